@@ -29,22 +29,14 @@
 //! | 1 | `tensor` |
 //! | 0 | `error` `files` `units` `event` `location` `panics` `setting` |
 
-pub mod error;
-pub mod event;
-pub mod files;
-pub mod location;
-pub mod panics;
-pub mod setting;
-pub mod units;
+pub use prsmed_base::{error, event, files, location, panics, setting, units};
+pub use {prsmed_data as data, prsmed_hub as hub, prsmed_metrics as metrics};
 
 pub mod tensor;
 
-pub mod hub;
 pub mod mlflow;
 pub mod nn;
 
-pub mod data;
-pub mod metrics;
 pub mod models;
 pub mod runtime;
 
@@ -69,3 +61,8 @@ pub mod cli;
 pub mod prelude;
 
 pub use error::{Error, Result};
+
+#[cfg(test)]
+#[path = "data/fixture.rs"]
+#[expect(dead_code, reason = "shared with the tests of prsmed-data")]
+mod fixture;

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use prsmed::data::batch::{ClipInput, View};
 use prsmed::data::classical::Augment;
 use prsmed::data::decode;
-use prsmed::data::features::{FeatureShape, Features, key_of};
+use prsmed::data::features::{Dtype, FeatureShape, Features, Seen, key_of};
 use prsmed::data::flip_rotate::Transform;
 use prsmed::data::image::{MaskMode, PadOffset, PixelConfig, clip_pixels, mask_pixels, sam_pixels};
 use prsmed::data::labels::Labels;
@@ -19,7 +18,7 @@ use prsmed::data::manifest::{Manifest, OpenOptions, REFERENCE_CLASSES, Row, Spli
 use prsmed::data::sample::Pixels;
 use prsmed::data::unreadable::Unreadable;
 use prsmed::models::clip;
-use prsmed::tensor::{Device, Kind, Tensor};
+use prsmed::tensor::{Device, Tensor};
 use prsmed::{Error, Result};
 use safetensors::SafeTensors;
 
@@ -232,14 +231,9 @@ fn contents(source: &Arc<Source>, batches: &[Vec<usize>], options: LoaderOptions
     loader
         .map(|batch| {
             let batch = batch.expect("good rows");
-            let sum = |tensor: &Tensor| {
-                let flat = tensor.to_kind(Kind::Double).reshape([-1]);
-                let indices = Tensor::arange(flat.size()[0], (Kind::Double, Device::Cpu));
-                format!("{:?} {}", tensor.size(), (flat * (indices + 1.0).sqrt()).sum(Kind::Double).double_value(&[]))
-            };
-            let ClipInput::Pixels(clip_image) = &batch.clip else { panic!("there is no vision feature cache") };
-            let tensors = [clip_image, &batch.sam_image, &batch.mask, &batch.class_label].map(sum);
-            format!("{:?} {:?} {:?} {tensors:?}", batch.rows, batch.texts, batch.answer_starts)
+            assert!(batch.seen.is_empty(), "there is no vision feature cache");
+            let pixels = [&batch.clip, &batch.sam, &batch.mask].map(|bytes| (bytes.len(), key_of(bytes)));
+            format!("{:?} {:?} {:?} {:?} {pixels:?}", batch.rows, batch.texts, batch.answer_starts, batch.labels)
         })
         .collect()
 }
@@ -309,10 +303,7 @@ fn a_sample_has_the_label_of_its_own_row() {
     let batches = single_rows(vec![vec![6, 0], vec![1, 6]]);
     for by_image in [false, true] {
         let loader = Loader::start(Arc::clone(&source), batches.clone(), LoaderOptions { by_image, ..OPTIONS });
-        let labels: Vec<Vec<i64>> = loader
-            .expect("started")
-            .map(|batch| Vec::try_from(batch.expect("good rows").class_label).expect("labels"))
-            .collect();
+        let labels: Vec<Vec<i64>> = loader.expect("started").map(|batch| batch.expect("good rows").labels).collect();
         assert_eq!(labels, [[1, 0], [0, 1]], "by image: {by_image}");
     }
 }
@@ -349,7 +340,8 @@ fn rows_of_one_image_share_its_pixels_and_augmentation() {
         let mut loader = Loader::start(Arc::clone(&source), vec![groups], options).expect("started");
         let batch = loader.next().expect("a batch").expect("good");
         assert_eq!((batch.groups, batch.rows), (vec![2, 2, 2, 1], vec![0, 1, 3, 4, 6, 7, 9]));
-        assert_eq!((batch.sam_image.size()[0], batch.mask.size()[0]), (4, 7));
+        let side = CONFIG.sam_size as usize;
+        assert_eq!((batch.sam.len(), batch.mask.len()), (4 * 3 * side * side, 7 * side * side));
     }
 }
 
@@ -380,28 +372,32 @@ fn views(source: &Arc<Source>, epoch: u64) -> Vec<Result<[u8; 32], u8>> {
     let batches = prsmed::data::length_sampler::plain_batches(&(0..36).collect::<Vec<_>>(), 4);
     let loader =
         Loader::start(Arc::clone(source), single_rows(batches), LoaderOptions { epoch, ..OPTIONS }).expect("started");
-    let views = loader.flat_map(|batch| match batch.expect("good rows").clip {
-        ClipInput::Views(views) => views,
-        ClipInput::Pixels(_) => panic!("there is a vision feature cache"),
-    });
-    let view = |view| match view {
-        View::New { key, pixels } => {
-            let bytes = Vec::<u8>::try_from(pixels.reshape([-1])).expect("bytes");
-            assert_eq!((pixels.size(), key), (vec![1, 3, 28, 28], key_of(&bytes)));
-            Ok(key)
+    let mut views = Vec::new();
+    for batch in loader {
+        let batch = batch.expect("good rows");
+        assert_eq!(batch.seen.len(), batch.groups.len(), "there is a vision feature cache");
+        let mut images = batch.clip.chunks(3 * 28 * 28);
+        for seen in batch.seen {
+            views.push(match seen {
+                Seen::New(key) => {
+                    assert_eq!(key, key_of(images.next().expect("its pixels")));
+                    Ok(key)
+                }
+                Seen::Features(features) => {
+                    assert_eq!(features.len(), 12);
+                    Err(features[0])
+                }
+            });
         }
-        View::Features(features) => {
-            assert_eq!((features.size(), features.kind()), (vec![1, 2, 3], Kind::Uint8));
-            Err(u8::try_from(features.int64_value(&[0, 0, 0])).expect("a byte"))
-        }
-    };
-    views.map(view).collect()
+        assert_eq!(images.next(), None, "no pixels of images with cached features");
+    }
+    views
 }
 
 #[test]
 fn images_with_cached_features_are_loaded_without_pixels() {
     let root = images(12);
-    let features = || Arc::new(Features::in_memory(FeatureShape { tokens: 2, width: 3, kind: Kind::Uint8 }, 1 << 20));
+    let features = || Arc::new(Features::in_memory(FeatureShape { tokens: 2, width: 3, dtype: Dtype::F16 }, 1 << 20));
     for (augment, cache) in
         [(Augment::None, 0), (Augment::None, 1 << 30), (Augment::FlipRotate, 0), (Augment::Classical, 0)]
     {
@@ -418,7 +414,7 @@ fn images_with_cached_features_are_loaded_without_pixels() {
             distinct.len()
         );
         for (number, key) in keys.iter().enumerate() {
-            feature_cache.put(key, &[u8::try_from(number).expect("36 rows"); 6]);
+            feature_cache.put(key, &[u8::try_from(number).expect("36 rows"); 12]);
         }
         // the features come from the first question about an image
         let first =
@@ -494,8 +490,8 @@ fn shared_data_the_real_data_set_loads_completely() {
     let mut loaded = Vec::new();
     for batch in Loader::start(Arc::clone(&source), single_rows(batches), OPTIONS).expect("started") {
         let batch = batch.expect("good rows");
-        let covered = batch.mask.flatten(1, -1).sum_dim_intlist([1_i64].as_slice(), false, Kind::Float);
-        assert!(covered.min().double_value(&[]) > 0.0, "an empty mask in {:?}", batch.rows);
+        let mut masks = batch.mask.chunks(batch.mask.len() / batch.rows.len());
+        assert!(masks.all(|mask| mask.iter().any(|&value| value > 0)), "an empty mask in {:?}", batch.rows);
         loaded.extend(batch.rows);
     }
     loaded.sort_unstable();

@@ -20,7 +20,7 @@ fn row(root: &Path, name: &str, gray: u8, split: Split) -> Row {
     for path in [&image_path, &mask_path] {
         image::GrayImage::from_pixel(2, 2, image::Luma([gray])).save(path).unwrap();
     }
-    Row { image_path, mask_path, split, modality: "skin".into(), ..crate::data::fixture::row("where", "there", None) }
+    Row { image_path, mask_path, split, modality: "skin".into(), ..crate::fixture::row("where", "there", None) }
 }
 
 fn manifest(root: &Path, rows: Vec<Row>) -> Manifest {

@@ -285,8 +285,8 @@ mod tests {
     use image::Luma;
 
     use super::*;
-    use crate::data::fixture;
     use crate::data::manifest::Target;
+    use crate::fixture;
 
     fn disc(width: u32, height: u32, middle: (u32, u32), radius: u32) -> GrayImage {
         GrayImage::from_fn(width, height, |x, y| {

@@ -5,6 +5,7 @@
 
 pub mod ablation;
 pub mod adapters;
+pub mod distance;
 pub mod dry_run;
 pub mod export;
 pub mod filter;
@@ -12,6 +13,7 @@ pub mod finetune;
 pub mod generate;
 pub mod inpaint_mask;
 pub mod mask_bank;
+pub mod neighbours;
 pub mod pipeline;
 pub mod pipeline_config;
 pub mod prompt;

@@ -311,7 +311,7 @@ mod tests {
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
-    use crate::data::fixture;
+    use crate::fixture;
 
     fn row(modality: &str, question: &str, answer: &str, position: Option<&str>) -> Row {
         Row { modality: modality.to_owned(), ..fixture::row(question, answer, position) }

@@ -5,10 +5,10 @@
 //! [`super::ablation`]). FID is computed with Inception features only. Metrics with features of the segmenter's
 //! encoder carry its name (`KID[tinysam]`).
 
+use crate::augment::distance::{self, FID_MIN_IMAGES, Mmd};
 use crate::data::decode;
 use crate::data::image::{MaskMode, mask_pixels, sam_pixels};
 use crate::event::{Event, Observer};
-use crate::metrics::distance::{self, FID_MIN_IMAGES, Mmd};
 use crate::metrics::text_table::aligned;
 use crate::models::inception::{self, Inception};
 use crate::models::prsmed::PrsMed;

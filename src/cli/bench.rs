@@ -8,7 +8,7 @@ use super::report::Outcome;
 use crate::config::RunConfig;
 use crate::data::manifest::Manifest;
 use crate::event::Event;
-use crate::metrics::neighbours::median;
+use crate::metrics::order::median;
 use crate::models::prsmed;
 use crate::plan::dry_run::{self, Buffers, DryRun, Job as Planned, Measured, Meter};
 use crate::plan::host::Host;

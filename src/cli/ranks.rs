@@ -410,7 +410,7 @@ impl Observer for OtherRank {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::fixture::{self, Root};
+    use crate::fixture::{self, Root};
     use std::collections::HashMap;
 
     fn read(vars: &[(&str, &str)]) -> Result<Option<Rendezvous>> {

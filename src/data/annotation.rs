@@ -13,8 +13,8 @@ use std::{fs, io};
 
 use super::csv_text::{self, ENCODING_HINT};
 use super::manifest::{BadRow, Problem, Row, Split, Target};
-use crate::error::{Error, Result};
-use crate::files;
+use prsmed_base::error::{Error, Result};
+use prsmed_base::files;
 
 /// File extensions of readable images, in order of preference when several images have the same name.
 pub const EXTENSIONS: [&str; 5] = ["png", "jpg", "jpeg", "tif", "tiff"];

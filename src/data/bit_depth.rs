@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use super::decode;
-use crate::files;
+use prsmed_base::files;
 
 /// An image whose values span less than this is reported: a quarter of the range of 16 bits.
 const MIN_SPAN: u16 = 1 << 14;
@@ -108,7 +108,7 @@ mod tests {
     use ::image::{ImageBuffer, Luma};
 
     use super::*;
-    use crate::data::fixture::Root;
+    use crate::fixture::Root;
 
     #[test]
     fn images_of_12_bits_in_16_are_named() {

@@ -16,8 +16,8 @@ use super::labels::{self, Labels};
 use super::manifest::{BadRow, Manifest, Problem, Row, Split, Target};
 use super::sample::size_mismatch;
 use super::split::{Content, content};
-use crate::error::{Error, Result};
-use crate::event::{Event, Observer};
+use prsmed_base::error::{Error, Result};
+use prsmed_base::event::{Event, Observer};
 
 /// Number of good rows of one class.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]

@@ -4,8 +4,8 @@ use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
-use crate::data::fixture::{Root, shared};
-use crate::event::Silent;
+use crate::fixture::{Root, shared};
+use prsmed_base::event::Silent;
 
 #[test]
 fn every_bad_row_is_reported_with_file_line_and_reason() {

@@ -263,11 +263,11 @@ fn normal(random: &mut impl Rng) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::fixture::{self, shared};
-    use crate::data::labels::Labels;
-    use crate::data::manifest::Manifest;
-    use crate::data::position::{self, Zones};
-    use crate::data::sample::decoded;
+    use crate::fixture::{self, shared};
+    use crate::labels::Labels;
+    use crate::manifest::Manifest;
+    use crate::position::{self, Zones};
+    use crate::sample::decoded;
 
     /// Augments a single row.
     fn apply(row: &Row, image: DynamicImage, mask: GrayImage, numbers: [u64; 3]) -> (Row, DynamicImage, GrayImage) {

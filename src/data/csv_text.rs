@@ -2,16 +2,16 @@
 
 use std::path::Path;
 
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// Remedy for text in another encoding.
-pub(crate) const ENCODING_HINT: &str = "save the file as UTF-8: in Excel choose `CSV UTF-8` under `Save as`";
+pub const ENCODING_HINT: &str = "save the file as UTF-8: in Excel choose `CSV UTF-8` under `Save as`";
 
 /// The UTF-8 text of a file without its byte order mark. Text in UTF-16 needs one. Other bytes stay as they are.
 ///
 /// # Errors
 /// [`Error::Data`] for damaged UTF-16.
-pub(crate) fn utf8(path: &Path, bytes: Vec<u8>) -> Result<Vec<u8>> {
+pub fn utf8(path: &Path, bytes: Vec<u8>) -> Result<Vec<u8>> {
     let order = match bytes.as_slice() {
         [0xff, 0xfe, ..] => u16::from_le_bytes,
         [0xfe, 0xff, ..] => u16::from_be_bytes,
@@ -28,7 +28,7 @@ pub(crate) fn utf8(path: &Path, bytes: Vec<u8>) -> Result<Vec<u8>> {
 
 /// The separator of the cells: a semicolon or a tab if the header has more of the wanted columns with it than with
 /// commas. Excel writes semicolons where the comma is the decimal separator.
-pub(crate) fn separator(text: &[u8], wanted: &[&str]) -> u8 {
+pub fn separator(text: &[u8], wanted: &[&str]) -> u8 {
     let header = text.split(|byte| matches!(byte, b'\n' | b'\r')).find(|line| !line.is_empty()).unwrap_or_default();
     let num_found = |separator: u8| {
         let mut reader = csv::ReaderBuilder::new().delimiter(separator).from_reader(header);
@@ -43,7 +43,7 @@ pub(crate) fn separator(text: &[u8], wanted: &[&str]) -> u8 {
 }
 
 /// The error of a file that the reader cannot read, with the remedy for what is not its encoding.
-pub(crate) fn error(path: &Path, error: &csv::Error, hint: &str) -> Error {
+pub fn error(path: &Path, error: &csv::Error, hint: &str) -> Error {
     let is_encoding = matches!(error.kind(), csv::ErrorKind::Utf8 { .. });
     Error::data(path, error.to_string(), if is_encoding { ENCODING_HINT } else { hint })
 }
@@ -51,8 +51,8 @@ pub(crate) fn error(path: &Path, error: &csv::Error, hint: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::fixture::Root;
-    use crate::data::manifest::Manifest;
+    use crate::fixture::Root;
+    use crate::manifest::Manifest;
 
     /// A text as UTF-16 with a byte order mark.
     fn utf16(text: &str, order: fn(u16) -> [u8; 2]) -> Vec<u8> {

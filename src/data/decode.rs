@@ -22,8 +22,8 @@ use ::image::{DynamicImage, GrayImage, ImageFormat, ImageReader, Rgb, RgbImage};
 
 use super::labels::Labels;
 pub use super::mask_file::{Refusal, StoredMask};
-use crate::error::{Error, Result};
-use crate::files;
+use prsmed_base::error::{Error, Result};
+use prsmed_base::files;
 pub use shared::MAX_SIDE;
 pub(crate) use shared::REPLACE;
 use shared::{Failure, Indexed, MAX_PIXELS, TILES};
@@ -114,7 +114,7 @@ pub fn is_image(bytes: &[u8]) -> bool {
 }
 
 /// True for a name of an image in a format that is not read.
-pub(crate) fn is_other_image(path: &Path) -> bool {
+pub fn is_other_image(path: &Path) -> bool {
     path.extension().is_some_and(|ending| OTHER_ENDINGS.iter().any(|other| ending.eq_ignore_ascii_case(other)))
 }
 

@@ -182,7 +182,7 @@ fn grey_levels(levels: &[u64; 256]) -> GreyLevels {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::fixture;
+    use crate::fixture;
 
     #[test]
     fn grey_levels_are_those_of_the_pixels() {

@@ -1,10 +1,10 @@
-//! Small data roots and rows for tests.
+//! Small data roots and rows for tests. Those of `prsmed` compile this file too.
 
 use std::path::{Path, PathBuf};
 
 use ::image::{GrayImage, Luma, Rgb, RgbImage};
 
-use crate::data::manifest::{Row, Split, Target};
+use prsmed_data::manifest::{Row, Split, Target};
 
 /// A data root in a temporary folder.
 pub(crate) struct Root(tempfile::TempDir);
@@ -68,10 +68,15 @@ pub(crate) fn row(question: &str, answer: &str, position: Option<&str>) -> Row {
     }
 }
 
+/// The folder of the checkout.
+pub(crate) fn checkout() -> &'static Path {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.ancestors().find(|folder| folder.join("Cargo.lock").exists()).expect("a checkout")
+}
+
 /// A path of the folder that PRSMED_SHARED names (default: `shared` next to the checkout).
 pub(crate) fn shared(name: &str) -> PathBuf {
-    let root = std::env::var_os("PRSMED_SHARED")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
+    let root = std::env::var_os("PRSMED_SHARED").map_or_else(|| checkout().join("../shared"), PathBuf::from);
     let path = root.join(name);
     assert!(path.exists(), "`{}` does not exist (set PRSMED_SHARED)", path.display());
     path

@@ -292,7 +292,7 @@ mod tests {
     use ::image::Luma;
 
     use super::*;
-    use crate::data::fixture::row;
+    use crate::fixture::row;
 
     fn transformed(text: &str, transform: Transform) -> Option<String> {
         transform_row(&row("where?", text, None), transform).map(|row| row.answer)

@@ -1,9 +1,9 @@
 //! Keeps synthetic pairs that were made from validation or test images out of trainings.
 
 use super::manifest::{Manifest, Split};
-use crate::error::{Error, Result};
-use crate::files;
-use crate::tensor::weights::sha256;
+use prsmed_base::error::{Error, Result};
+use prsmed_base::files;
+use prsmed_base::files::sha256;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 

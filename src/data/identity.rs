@@ -1,8 +1,8 @@
 //! Identity of the rows of a training, by which a resumed run notices changed data.
 
 use super::manifest::{Manifest, Row, Target};
-use crate::files;
-use crate::{Error, Result};
+use prsmed_base::files;
+use prsmed_base::{Error, Result};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
@@ -148,7 +148,7 @@ fn inside(path: &Path, root: &Path) -> std::path::PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::fixture::{self, Root};
+    use crate::fixture::{self, Root};
     use std::path::PathBuf;
 
     #[test]

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::labels::Labels;
 use super::resample::{self, Filter};
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// Padding colour of CLIP's square: `floor(255 * mean)` of its channels.
 pub const CLIP_PAD: [u8; 3] = [122, 116, 104];

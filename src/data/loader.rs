@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
-use super::batch::{Batch, Collated};
+use super::batch::Collated;
 use super::classical::{self, Augment};
 use super::decode;
 use super::features::{self, FeatureShape, Features, Seen};
@@ -25,8 +25,8 @@ use super::manifest::{Manifest, Row, Target};
 use super::sample::{Pixels, Sample, at_row, decoded, mask_of};
 use super::text::IMAGE_TOKEN;
 use super::unreadable::Unreadable;
-use crate::error::{Error, Result};
-use crate::panics;
+use prsmed_base::error::{Error, Result};
+use prsmed_base::panics;
 
 /// Tokenizes a row's question and answer.
 pub trait TextEncoder: Send + Sync {
@@ -499,7 +499,7 @@ fn collate(source: &Source, groups: &[Vec<usize>], options: LoaderOptions, stop:
 }
 
 impl Iterator for Loader {
-    type Item = Result<Batch>;
+    type Item = Result<Collated>;
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
@@ -512,7 +512,7 @@ impl Iterator for Loader {
 
 impl Loader {
     /// The next batch of the list: `Ok(None)` if all of its rows were skipped. `None` at the end and after an error.
-    pub fn next_or_skipped(&mut self) -> Option<Result<Option<Batch>>> {
+    pub fn next_or_skipped(&mut self) -> Option<Result<Option<Collated>>> {
         if self.left == 0 {
             return None;
         }
@@ -523,7 +523,7 @@ impl Loader {
         if result.is_err() {
             self.finish();
         }
-        Some(result.map(|batch| batch.map(Collated::into_tensors)))
+        Some(result)
     }
 }
 

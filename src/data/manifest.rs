@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::{annotation, held_out};
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// Classes of the published six-class checkpoints, in the order of their class head. See [`Manifest::with_modalities`].
 pub const REFERENCE_CLASSES: [&str; 6] =
@@ -338,7 +338,7 @@ impl Manifest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::fixture::{Root, shared};
+    use crate::fixture::{Root, shared};
 
     fn reason(root: &Root) -> String {
         Manifest::open(root.path(), None).expect_err("a bad row").to_string()

@@ -6,9 +6,9 @@ use ::image::codecs::jpeg::JpegEncoder;
 use ::image::{LumaA, Rgba, imageops};
 
 use super::*;
-use crate::data::decode;
-use crate::data::fixture::Root;
-use crate::data::image::foreground;
+use crate::decode;
+use crate::fixture::Root;
+use crate::image::foreground;
 
 const SIDES: (u32, u32) = (90, 60);
 

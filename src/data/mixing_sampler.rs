@@ -8,7 +8,7 @@ use rand::seq::SliceRandom;
 use serde::{Deserialize, Deserializer, Serialize, de};
 
 use super::{length_sampler, random};
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// Synthetic rows of an epoch (`data.synthetic_ratio`): `"all"`, or a number for each real row.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]

@@ -13,7 +13,7 @@ pub mod batch;
 pub mod bit_depth;
 pub mod check;
 pub mod classical;
-pub(crate) mod csv_text;
+pub mod csv_text;
 pub mod decode;
 pub mod features;
 pub mod findings;
@@ -49,4 +49,6 @@ mod random;
 mod transparency;
 
 #[cfg(test)]
-pub(crate) mod fixture;
+extern crate self as prsmed_data;
+#[cfg(test)]
+mod fixture;

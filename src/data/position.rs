@@ -6,7 +6,7 @@
 
 use image::GrayImage;
 
-pub use crate::location::{GridColumn, GridRow, Position, Zones};
+pub use prsmed_base::location::{GridColumn, GridRow, Position, Zones};
 
 /// Bounding box in pixels, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use image::{GrayImage, Luma};
 
 use super::*;
-use crate::data::fixture::shared;
-use crate::location::first_location;
+use crate::fixture::shared;
+use prsmed_base::location::first_location;
 
 fn mask(width: u32, height: u32, boxes: &[(u32, u32, u32, u32)]) -> GrayImage {
     GrayImage::from_fn(width, height, |x, y| {

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::manifest::Manifest;
 use super::volume::{Axis, Window};
-use crate::error::{Error, Result};
-use crate::files;
+use prsmed_base::error::{Error, Result};
+use prsmed_base::files;
 
 const FILE: &str = "prepared.json";
 /// Version of the file.

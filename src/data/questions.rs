@@ -5,7 +5,7 @@
 //! `new` is the share of the weight of the words that are in no training question. The limits come from the validation
 //! questions. Nothing here knows what a question means: it only compares words.
 
-use crate::{Error, Result, files};
+use prsmed_base::{Error, Result, files};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

@@ -1,8 +1,8 @@
 use super::*;
-use crate::data::manifest::{Manifest, Split};
-use crate::data::phantom::{PhantomOptions, generate};
-use crate::data::templates::{Templates, Words};
-use crate::event::Silent;
+use crate::manifest::{Manifest, Split};
+use crate::phantom::{PhantomOptions, generate};
+use crate::templates::{Templates, Words};
+use prsmed_base::event::Silent;
 
 /// Questions that a model of lesion positions cannot answer.
 const OTHERS: [&str; 48] = [

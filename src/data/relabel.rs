@@ -17,7 +17,7 @@ use super::flip_rotate::{
 use super::image::foreground;
 use super::manifest::Row;
 use super::position::{self, Position, Region, Zones};
-use crate::location;
+use prsmed_base::location;
 
 /// Why a row cannot be relabelled.
 #[derive(Debug, Clone, PartialEq, Eq)]

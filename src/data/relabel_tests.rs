@@ -2,9 +2,9 @@ use ::image::Luma;
 use ::image::imageops::{flip_horizontal, rotate90, rotate180};
 
 use super::*;
-use crate::data::decode;
-use crate::data::fixture::{row, shared};
-use crate::data::manifest::{Manifest, Target};
+use crate::decode;
+use crate::fixture::{row, shared};
+use crate::manifest::{Manifest, Target};
 
 /// 90x90 with blocks of `side` pixels at these corners.
 fn blocks(side: u32, corners: &[(u32, u32)]) -> GrayImage {

@@ -10,7 +10,7 @@ use super::flip_rotate::Transform;
 use super::image::{PixelConfig, clip_pixels, foreground, mask_pixels, sam_pixels};
 use super::labels::Labels;
 use super::manifest::{Row, Target};
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// Pixels of one image and mask as bytes; see [`PixelConfig`] for the sizes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,7 +123,7 @@ pub struct Sample {
 }
 
 /// Adds the row's CSV file and line to an error of its files.
-pub(crate) fn at_row(row: &Row, error: &Error) -> Error {
+pub fn at_row(row: &Row, error: &Error) -> Error {
     let hint = match error.hint() {
         hint if hint.is_empty() => "repair or remove the row".to_owned(),
         hint => hint,
@@ -135,8 +135,8 @@ pub(crate) fn at_row(row: &Row, error: &Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::fixture::{Root, row};
-    use crate::data::image::{MaskMode, PadOffset};
+    use crate::fixture::{Root, row};
+    use crate::image::{MaskMode, PadOffset};
 
     #[test]
     fn the_size_of_pixels_is_known_before_they_are_loaded() {

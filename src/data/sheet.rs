@@ -11,8 +11,8 @@ use std::path::Path;
 use image::imageops::{self, FilterType};
 use image::{DynamicImage, GrayImage, ImageError, ImageFormat, Rgb, RgbImage};
 
-use crate::error::{Error, Result};
-use crate::tensor::weights::write_bytes;
+use prsmed_base::error::{Error, Result};
+use prsmed_base::files::write_bytes;
 
 /// Fill and outline of the prediction.
 pub const PREDICTION_COLOR: Rgb<u8> = Rgb([40, 150, 255]);

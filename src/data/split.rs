@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::manifest::{Manifest, Split};
 use super::{decode, held_out};
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// SHA-256 of an image file.
 pub(super) type Content = [u8; 32];
@@ -157,7 +157,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::data::fixture::{Root, shared};
+    use crate::fixture::{Root, shared};
 
     /// Ten images of each of two classes with two rows each; `ct/0` exists again as `ct/copy`.
     fn root(reversed: bool) -> Root {

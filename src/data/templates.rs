@@ -9,8 +9,8 @@ use rand::seq::IndexedRandom;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::location::first_location;
-use crate::{Error, Result, files};
+use prsmed_base::location::first_location;
+use prsmed_base::{Error, Result, files};
 
 const EMBEDDED: &str = include_str!("../../data/question_templates.toml");
 
@@ -210,7 +210,7 @@ pub fn check_placeholders(text: &str, allowed: &[&str]) -> std::result::Result<(
 #[cfg(test)]
 mod tests {
     use super::{EMBEDDED, Templates, Words};
-    use crate::location::{Position, Zones, first_location};
+    use prsmed_base::location::{Position, Zones, first_location};
 
     #[test]
     fn built_in_answers_contain_a_zone_that_can_be_parsed() {

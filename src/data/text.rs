@@ -19,9 +19,9 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 
-use crate::error::{Error, Result};
-use crate::files;
-use crate::tensor::weights::write_bytes;
+use prsmed_base::error::{Error, Result};
+use prsmed_base::files;
+use prsmed_base::files::write_bytes;
 
 /// Id that marks the position of the image in a sequence; no token has it.
 pub const IMAGE_TOKEN: i64 = -200;

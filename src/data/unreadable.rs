@@ -1,6 +1,6 @@
 //! Rows that training skips because their image or mask became unreadable after the start.
 
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 

@@ -13,8 +13,8 @@ use std::time::Duration;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-use crate::error::{Error, Result};
-use crate::files;
+use prsmed_base::error::{Error, Result};
+use prsmed_base::files;
 
 /// Seconds for which a lock of another process is awaited.
 const LOCK_SECONDS: u32 = 5;

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use super::{Files, HubOptions, Located, find};
-use crate::error::{Error, Result};
-use crate::event::Observer;
-use crate::units::Bytes;
+use prsmed_base::error::{Error, Result};
+use prsmed_base::event::Observer;
+use prsmed_base::units::Bytes;
 
 /// A file or folder of weights that a setting or flag names.
 #[derive(Debug, Clone)]
@@ -113,7 +113,7 @@ pub fn free_bytes(folder: &Path) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::Silent;
+    use prsmed_base::event::Silent;
     use std::fs;
 
     #[test]

@@ -11,8 +11,8 @@ use std::time::Duration;
 use super::cache::{self, Content, RepoCache};
 use super::client::{Client, Fault, Metadata};
 use super::{Hub, RemoteFile};
-use crate::error::{Error, Result};
-use crate::event::{Event, Observer};
+use prsmed_base::error::{Error, Result};
+use prsmed_base::event::{Event, Observer};
 
 /// Consecutive failures without a new byte after which a download fails.
 const ATTEMPTS: u32 = 5;

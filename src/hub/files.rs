@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use super::RemoteFile;
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// A selection of files in a repository.
 #[derive(Debug, Clone, Copy)]

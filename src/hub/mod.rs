@@ -35,11 +35,11 @@ pub use pinned::{Pinned, pinned};
 pub use spec::{RepoKind, Source, Spec};
 pub use verify::{State, VerifiedFile, verify};
 
-use crate::error::{Error, Result};
-use crate::event::{Event, Observer};
 use cache::RepoCache;
 use client::{Client, Fault};
 use files::Refusal;
+use prsmed_base::error::{Error, Result};
+use prsmed_base::event::{Event, Observer};
 
 const NO_HUB: &str = "check HF_ENDPOINT and the proxy: the server does not behave like a hub";
 /// How long [`reach`] waits for an answer.
@@ -466,7 +466,7 @@ impl<'a> Hub<'a> {
 }
 
 /// The sum of sizes. A hub may list sizes whose sum is larger than any number.
-pub(crate) fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
+pub fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
     sizes.fold(0, u64::saturating_add)
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::files;
+use prsmed_base::files;
 
 const ENDPOINT: &str = "https://huggingface.co";
 

@@ -3,7 +3,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// Location of weights.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::cache::{self, Content};
 use super::{Hub, HubOptions, Spec, spec};
-use crate::error::{Error, Result};
-use crate::event::{Event, Observer};
+use prsmed_base::error::{Error, Result};
+use prsmed_base::event::{Event, Observer};
 
 /// Bytes between two progress events.
 const STEP: u64 = 64 << 20;

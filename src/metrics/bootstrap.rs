@@ -4,9 +4,9 @@
 //!
 //! Source: Efron and Tibshirani 1993, percentile interval.
 
-use super::neighbours::quantile;
+use super::order::quantile;
 use super::paired::Interval;
-use crate::tensor::rng;
+use prsmed_base::rng;
 use rand::Rng as _;
 use std::collections::HashMap;
 

@@ -5,12 +5,12 @@
 //! pixels, each with the same weight. These are the definitions of MONAI (`compute_hausdorff_distance`,
 //! `compute_average_surface_distance(symmetric=True)`) and medpy. `DeepMind`'s distances, which weight the pieces of a
 //! marching-squares contour by their length, differ from them by a fraction of a pixel; its surface Dice is in
-//! [`surface`](crate::metrics::surface).
+//! [`surface`](crate::surface).
 
 use super::distance_transform::squared_distances;
 use super::grid::{Size, Spacing, Window};
-use super::neighbours::quantile;
-use crate::error::Result;
+use super::order::quantile;
+use prsmed_base::error::Result;
 
 /// Distances between the borders of two masks that are not empty, in the unit of the spacing.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -27,7 +27,7 @@ impl BorderDistances {
     /// Compares two masks in row-major order; `None` if one or both are empty, because there is no distance then.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if a mask has another size; [`Error::Config`](crate::Error::Config) for a
+    /// [`Error::Shape`](prsmed_base::Error::Shape) if a mask has another size; [`Error::Config`](prsmed_base::Error::Config) for a
     /// spacing that is not above 0.
     pub fn of(prediction: &[bool], truth: &[bool], size: Size, spacing: Spacing) -> Result<Option<Self>> {
         size.check(prediction, truth)?;

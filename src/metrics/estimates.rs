@@ -8,7 +8,7 @@ use super::bootstrap::Bootstrap;
 use super::detection::auroc_of_sorted;
 use super::paired::Interval;
 use super::text_table::aligned;
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// A score of a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Size and spacing of images and volumes, and the part of them that masks fill.
 
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// Size of an image (rows, columns) or of a volume (slices, rows, columns), in row-major order. A volume of one slice
 /// is not an image: its surface is closed above and below.

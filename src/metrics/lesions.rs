@@ -5,7 +5,7 @@
 //! if it contains at least one pixel of the truth. One component may find several lesions.
 
 use super::grid::Size;
-use crate::error::Result;
+use prsmed_base::error::Result;
 
 /// Lesions of one mask, or of many: the sum of two counts adds their lesions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -24,7 +24,7 @@ impl LesionCounts {
     /// Counts the lesions of two masks in row-major order.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if a mask has another size.
+    /// [`Error::Shape`](prsmed_base::Error::Shape) if a mask has another size.
     pub fn of(prediction: &[bool], truth: &[bool], size: Size) -> Result<Self> {
         size.check(prediction, truth)?;
         let (truth_count, found) = touched(truth, prediction, size);

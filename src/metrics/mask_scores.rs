@@ -1,11 +1,11 @@
 //! All scores of one predicted mask against its truth that clinicians ask for: overlap of pixels, distances of
-//! borders, lesions and area. Dice and IoU are in [`segmentation`](crate::metrics::segmentation).
+//! borders, lesions and area. Dice and IoU are in [`segmentation`](crate::segmentation).
 
 use super::border::BorderDistances;
 use super::grid::{Size, Spacing};
 use super::lesions::LesionCounts;
 use super::surface::SurfaceDistances;
-use crate::error::Result;
+use prsmed_base::error::Result;
 
 /// Scores of one mask. A score that is not defined is `None` and does not enter a mean.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -30,7 +30,7 @@ impl MaskScores {
     /// Scores a mask in row-major order. `tolerance` is in the unit of the spacing.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if a mask has another size; [`Error::Config`](crate::Error::Config) for a
+    /// [`Error::Shape`](prsmed_base::Error::Shape) if a mask has another size; [`Error::Config`](prsmed_base::Error::Config) for a
     /// spacing that is not above 0.
     pub fn of(prediction: &[bool], truth: &[bool], size: Size, spacing: Spacing, tolerance: f64) -> Result<Self> {
         let surface = SurfaceDistances::of(prediction, truth, size, spacing)?;

@@ -1,6 +1,6 @@
 use super::*;
-use crate::metrics::detection::auroc;
-use crate::metrics::segmentation::ImageScore;
+use crate::detection::auroc;
+use crate::segmentation::ImageScore;
 
 #[derive(serde::Deserialize)]
 struct Fixture {

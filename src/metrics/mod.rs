@@ -1,16 +1,14 @@
-//! Scores of masks and answers, distances between image sets, and comparisons: pure functions without file access.
-//! [`distance`] and [`neighbours`] take feature tensors, the others take slices.
+//! Scores of masks and answers, and comparisons: pure functions of slices, without file access and without libtorch.
 
 pub mod bootstrap;
 pub mod border;
 pub mod detection;
-pub mod distance;
 pub mod distance_transform;
 pub mod estimates;
 pub mod grid;
 pub mod lesions;
 pub mod mask_scores;
-pub mod neighbours;
+pub mod order;
 pub mod paired;
 pub mod porter;
 pub mod presence;

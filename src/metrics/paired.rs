@@ -9,14 +9,14 @@
 //! All seeds use the same images, so one sample of images applies to all seeds. A sample per seed would make the
 //! interval too narrow.
 
-use crate::tensor::rng;
-use crate::{Error, Result};
+use prsmed_base::rng;
+use prsmed_base::{Error, Result};
 use rand::Rng as _;
 use rand_chacha::ChaCha8Rng;
 use std::collections::BTreeSet;
 use std::fmt;
 
-use super::neighbours::quantile;
+use super::order::quantile;
 use super::text_table::aligned;
 
 /// Number of bootstrap samples.

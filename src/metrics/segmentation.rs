@@ -1,11 +1,11 @@
 //! Dice and IoU at one threshold: per image, pooled over pixels, and soft. The reference's threshold-averaged scores
-//! are in [`threshold_average`](crate::metrics::threshold_average).
+//! are in [`threshold_average`](crate::threshold_average).
 //!
 //! If prediction and truth are both empty, the scores are 1. If only one of them is empty, they are 0.
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// Whether a pixel with this probability is foreground: from 0.5 on, in scores and in written masks alike.
 pub fn is_foreground(probability: f32) -> bool {

@@ -9,11 +9,11 @@
 //! contour. Pixels outside of the image are background, so a mask at the border of the image has a contour there.
 //!
 //! Distances between the outermost pixels themselves, as MONAI and medpy define the Hausdorff distance, are in
-//! [`border`](crate::metrics::border).
+//! [`border`](crate::border).
 
 use super::distance_transform::squared_distances;
 use super::grid::{Size, Spacing, Window};
-use crate::error::Result;
+use prsmed_base::error::Result;
 
 /// A piece of a contour or surface.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -37,7 +37,7 @@ impl SurfaceDistances {
     /// Compares two masks in row-major order.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if a mask has another size; [`Error::Config`](crate::Error::Config) for a
+    /// [`Error::Shape`](prsmed_base::Error::Shape) if a mask has another size; [`Error::Config`](prsmed_base::Error::Config) for a
     /// spacing that is not above 0.
     pub fn of(prediction: &[bool], truth: &[bool], size: Size, spacing: Spacing) -> Result<Self> {
         size.check(prediction, truth)?;

@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::Result;
-use crate::location::first_location;
-use crate::metrics::estimates::{self, Estimates, Item, estimates, macro_estimates};
-use crate::metrics::reliability::{Curve, Reliability};
-use crate::metrics::segmentation::{ImageScore, SegmentationMeans, SegmentationSums};
-use crate::metrics::text::{BleuCounts, TextScores};
-use crate::metrics::text_table::aligned;
-use crate::metrics::threshold_average::{ThresholdScores, ThresholdSums};
+use crate::estimates::{self, Estimates, Item, estimates, macro_estimates};
+use crate::reliability::{Curve, Reliability};
+use crate::segmentation::{ImageScore, SegmentationMeans, SegmentationSums};
+use crate::text::{BleuCounts, TextScores};
+use crate::text_table::aligned;
+use crate::threshold_average::{ThresholdScores, ThresholdSums};
+use prsmed_base::error::Result;
+use prsmed_base::location::first_location;
 
 /// True if an answer names the location of a label (`upper left`); an answer without a location is wrong. `None` if the
 /// label has no location, so that the answer cannot be scored.
@@ -43,7 +43,7 @@ impl GroupSums {
     /// Adds one mask of a target that is in the image: probabilities at the truth's own `size` (width, height), for every score.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) if the sizes do not match.
+    /// [`Error::Shape`](prsmed_base::Error::Shape) if the sizes do not match.
     pub fn add_mask(&mut self, probabilities: &[f32], truth: &[bool], size: (usize, usize)) -> Result<ImageScore> {
         let score = ImageScore::of(probabilities, truth)?;
         self.thresholds.add(probabilities, size, truth, size)?;

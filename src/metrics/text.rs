@@ -15,7 +15,7 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::metrics::porter::stem;
+use crate::porter::stem;
 
 /// Largest n-gram of [`bleu`].
 const BLEU_ORDER: usize = 4;

@@ -11,9 +11,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
-use crate::metrics::segmentation::{check_probabilities, same_length};
-use crate::metrics::structure;
+use crate::segmentation::{check_probabilities, same_length};
+use crate::structure;
+use prsmed_base::error::{Error, Result};
 
 /// Number of thresholds: 1, 254/255, ..., 0.
 pub const NUM_THRESHOLDS: usize = 256;

@@ -7,7 +7,7 @@ use super::{Page, heading, number, sort_key};
 use crate::Result;
 use crate::data::manifest::Target;
 use crate::metrics::estimates::{AUROC, Estimate, Estimates, keys_in_order};
-use crate::metrics::neighbours::quantile;
+use crate::metrics::order::quantile;
 use crate::metrics::paired::Interval;
 use crate::metrics::table::EvalRow;
 use crate::segment::evaluate::{Case, Evaluation, SampleScore};

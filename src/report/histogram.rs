@@ -42,7 +42,7 @@ pub(super) struct Spread {
 impl Spread {
     /// `None` without values.
     pub(super) fn new(name: &str, values: &[f64]) -> Option<Self> {
-        let at = |q: f64| crate::metrics::neighbours::quantile(values, q);
+        let at = |q: f64| crate::metrics::order::quantile(values, q);
         let five = [at(0.0)?, at(0.25)?, at(0.5)?, at(0.75)?, at(1.0)?];
         Some(Self { name: name.to_owned(), count: values.len(), five })
     }

@@ -3,8 +3,8 @@
 
 use super::step::Inputs;
 use crate::Result;
-use crate::data::batch::Batch;
 use crate::data::loader::Loader;
+use crate::segment::batch::Batch;
 use crate::tensor::async_copy::AsyncCopy;
 use crate::tensor::{Device, ledger};
 
@@ -35,7 +35,7 @@ impl<F: Fn(Batch) -> Inputs> Iterator for Steps<F> {
         let mut copy = AsyncCopy::to(self.device);
         let batches = std::iter::from_fn(|| self.loader.next_or_skipped()).take(count).filter_map(Result::transpose);
         let step = batches.map(|batch| {
-            let inputs = (self.inputs)(batch?);
+            let inputs = (self.inputs)(batch?.into());
             Ok(match &mut copy {
                 Some(copy) => inputs.send(copy),
                 None => inputs,

@@ -11,11 +11,11 @@ use super::step::{self, Inputs, Prepared};
 use super::vision_features::{VisionInput, feature_shape};
 use super::{predict, task, validation, weights};
 use crate::Result;
-use crate::data::batch::{ClipInput, View};
 use crate::data::features::FeatureShape;
 use crate::event::Observer;
 use crate::models::llava::IMAGE_TOKEN;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
+use crate::segment::batch::{ClipInput, View};
 use crate::tensor::collective::Peers;
 use crate::tensor::host_weights::HostWeights;
 use crate::tensor::weights::Staged;
@@ -172,7 +172,8 @@ impl SegmentDryRun {
         if !self.caches_features {
             return images(count).into();
         }
-        let FeatureShape { tokens, width, kind } = feature_shape(clip, self.model.options().compute);
+        let kind = self.model.options().compute;
+        let FeatureShape { tokens, width, .. } = feature_shape(clip, kind);
         let view = |_| {
             if seen {
                 View::Features(blank([1, tokens, width], kind, device))

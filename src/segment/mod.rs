@@ -5,6 +5,7 @@
 mod adapters;
 mod architecture;
 mod assembly;
+pub mod batch;
 mod batches;
 pub mod calibration;
 pub mod config;

@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn changed_rows_are_named_and_a_moved_data_root_is_the_same_data() {
-        use crate::data::fixture::Root;
+        use crate::fixture::Root;
         let root = |answer: &str| {
             let root = Root::new();
             let rows = format!("ct/train_masks/a.png,Where?,Left.,train\nct/train_masks/b.png,Where?,{answer},train\n");

@@ -9,9 +9,9 @@
 use super::layout::{DeviceLayout, Layout};
 use super::vision_features::{FeatureCache, VisionInput};
 use super::{Semantics, loss};
-use crate::data::batch::Batch;
 use crate::models::prsmed::PrsMed;
 use crate::models::{llava, mask_decoder, mistral, tiny_vit};
+use crate::segment::batch::Batch;
 use crate::tensor::async_copy::AsyncCopy;
 use crate::tensor::{Device, Kind, Tensor, dims, ledger, meta, module_path};
 use crate::trainer::BatchSize;

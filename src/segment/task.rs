@@ -3,6 +3,7 @@
 pub use super::config::{CacheVision, DataConfig};
 
 use super::assembly::{Assembly, Description};
+use super::batch::Batch;
 use super::batches::Steps;
 use super::calibration::{Calibration, Calibrator};
 use super::config::{BatchNorm, ModelConfig, RANDOM};
@@ -250,7 +251,7 @@ impl SegmentTask {
         let Some(first) = order.into_iter().next() else { return Ok(()) };
         let batch = self.load(&self.plain, single_rows(vec![first]), 0, false)?.next();
         let Some(batch) = batch.transpose()? else { return Ok(()) };
-        calibrate(&self.assembly.model, &batch.sam_image)
+        calibrate(&self.assembly.model, &Batch::from(batch).sam_image)
     }
 
     /// Real training rows, and the synthetic ones of an epoch (their mean over epochs).
@@ -389,7 +390,7 @@ impl Task for SegmentTask {
         // one row at a time: NaN of one sample does not reach the others
         let batches = rows.iter().map(|row| vec![*row]).collect();
         for batch in self.load(&self.train, single_rows(batches), epoch, false)? {
-            let inputs = Inputs::from_batch(batch?, self.semantics(), model.num_image_tokens(), None);
+            let inputs = Inputs::from_batch(batch?.into(), self.semantics(), model.num_image_tokens(), None);
             let size = inputs.batch_size();
             let loss = no_grad(|| loss(model, &description.model, Pass::evaluation(), &inputs, size, epoch));
             if !loss.total.double_value(&[]).is_finite() {
@@ -585,7 +586,7 @@ impl SegmentTask {
         let (mut all, mut calibrator, mut done) = (Vec::new(), Calibrator::default(), 0);
         for batch in self.load(&self.plain, single_rows(batches), 0, false)? {
             let image_tokens = self.assembly.model.num_image_tokens();
-            let inputs = Inputs::from_batch(batch?, self.semantics(), image_tokens, self.feature_cache.as_ref());
+            let inputs = Inputs::from_batch(batch?.into(), self.semantics(), image_tokens, self.feature_cache.as_ref());
             let mut sums = Sums::default();
             self.score_what_fits(inputs, (&mut sums, &mut calibrator), ranks, observer)?;
             done += sums.questions;

@@ -319,7 +319,7 @@ fn suggest_best(error: Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::fixture::Root;
+    use crate::fixture::Root;
 
     #[test]
     fn images_are_kept_for_validation_if_the_run_validates_and_a_part_is_set() {

@@ -10,12 +10,12 @@
 
 use super::assembly::Assembly;
 use super::config::{CacheVision, DataConfig};
-use crate::data::batch::{ClipInput, View};
 use crate::data::classical::Augment;
-use crate::data::features::{FeatureShape, Features, Identity};
+use crate::data::features::{Dtype, FeatureShape, Features, Identity};
 use crate::event::{Event, Observer};
 use crate::models::clip;
 use crate::models::prsmed::{PrsMed, TOWER_PREFIX};
+use crate::segment::batch::{ClipInput, View, feature_bytes, feature_tensor};
 use crate::tensor::async_copy::AsyncCopy;
 use crate::tensor::{Device, Kind, Tensor, ledger, no_grad};
 use crate::{Error, Result};
@@ -55,11 +55,11 @@ impl FeatureCache {
     }
 
     fn get(&self, key: &[u8; 32]) -> Option<Tensor> {
-        Some(self.features.shape().tensor(&self.features.get(key)?))
+        Some(feature_tensor(self.features.shape(), &self.features.get(key)?))
     }
 
     fn put(&self, key: &[u8; 32], features: &Tensor) {
-        let note = self.features.put(key, &self.features.shape().bytes_of(features));
+        let note = self.features.put(key, &feature_bytes(self.features.shape(), features));
         if note.is_some() {
             *self.note.lock().unwrap_or_else(PoisonError::into_inner) = note;
         }
@@ -143,8 +143,17 @@ impl VisionInput {
 }
 
 /// Size of an image's features of a tower that computes in `kind`.
+///
+/// # Panics
+/// For a dtype that no tower computes in.
 pub fn feature_shape(tower: &clip::Config, kind: Kind) -> FeatureShape {
-    FeatureShape { tokens: tower.num_patches(), width: tower.hidden_size, kind }
+    let dtype = match kind {
+        Kind::Float => Dtype::F32,
+        Kind::Half => Dtype::F16,
+        Kind::BFloat16 => Dtype::Bf16,
+        kind => panic!("a tower does not compute in {kind:?}"),
+    };
+    FeatureShape { tokens: tower.num_patches(), width: tower.hidden_size, dtype }
 }
 
 impl DataConfig {
@@ -228,7 +237,7 @@ mod tests {
 
     #[test]
     fn a_note_about_a_failed_write_stays_until_it_is_taken() {
-        let shape = FeatureShape { tokens: 2, width: 3, kind: Kind::Float };
+        let shape = FeatureShape { tokens: 2, width: 3, dtype: Dtype::F32 };
         let note = Mutex::new(Some("the disk is full".to_owned()));
         let cache = FeatureCache { features: Arc::new(Features::in_memory(shape, 1 << 20)), note };
         let features = Tensor::ones([1, 2, 3], (Kind::Float, Device::Cpu));

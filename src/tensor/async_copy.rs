@@ -35,7 +35,7 @@ pub(super) fn pinned_empty(bytes: i64) -> Tensor {
             let (reason, size) = (error.to_string(), Bytes(u64::try_from(bytes).unwrap_or_default()));
             let hint = "lower `model.stream_layers`, or free host memory";
             let reason = format!("the system cannot pin {size} more of host memory: {reason}");
-            crate::Error::config("model.stream_layers", reason, hint).raise()
+            native::raise(crate::Error::config("model.stream_layers", reason, hint))
         }
     }
 }
@@ -84,7 +84,7 @@ impl AsyncCopy {
                 self.pending.push(completion);
                 tensor
             }
-            Err(error) => error.raise(),
+            Err(error) => native::raise(error),
         }
     }
 
@@ -209,7 +209,7 @@ fn send_small(host: &Tensor, device: Device) -> Tensor {
     match sent {
         // SAFETY: a new tensor, owned once.
         Ok(()) => unsafe { native::owned(out) },
-        Err(error) => error.raise(),
+        Err(error) => native::raise(error),
     }
 }
 
@@ -234,7 +234,7 @@ impl Fetch {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the tensor outlives the call; `handle` is set when no message is returned.
         let begun = unsafe { native::check(native::prsmed_fetch_begin(native::raw(tensor), &raw mut handle)) };
-        begun.unwrap_or_else(|error| error.raise());
+        begun.unwrap_or_else(|error| native::raise(error));
         Self(State::Pending(handle))
     }
 

@@ -79,7 +79,7 @@ pub(super) fn result(call: impl FnOnce(*mut RawTensor) -> *mut c_char) -> Tensor
     let mut out = std::ptr::null_mut();
     // SAFETY: `call` returns the result of a `prsmed_*` function: null, or a message to free.
     if let Err(error) = unsafe { native::check(call(&raw mut out)) } {
-        error.raise();
+        native::raise(error);
     }
     // SAFETY: on success `out` is an owned tensor.
     unsafe { native::owned(out) }

@@ -81,7 +81,7 @@ impl LowRank<'_> {
         let (first, a, b, to) = (outputs.as_mut_ptr(), a.as_mut_ptr(), b.as_mut_ptr(), sums.as_mut_ptr());
         // SAFETY: `N` live tensors each; `ys` are the callee's to overwrite; it writes `N` owned tensors on success.
         let done = unsafe { native::check(native::prsmed_low_rank(first, raw(xs), a, b, count, scale, dropout, to)) };
-        done.unwrap_or_else(|error| error.raise());
+        done.unwrap_or_else(|error| native::raise(error));
         drop(ys);
         // SAFETY: as above.
         sums.map(|sum| unsafe { native::owned(sum) })
@@ -149,7 +149,7 @@ impl GroupedAttention<'_> {
         // SAFETY: as above; it writes a bool.
         let answer =
             unsafe { native::check(native::prsmed_keeps_groups(raw(q), raw(k), raw(v), mask, causal, &raw mut is)) };
-        answer.unwrap_or_else(|error| error.raise());
+        answer.unwrap_or_else(|error| native::raise(error));
         is
     }
 }
@@ -213,7 +213,7 @@ impl Segments {
         let mut is = false;
         // SAFETY: as above; it writes a bool.
         let answer = unsafe { native::check(native::prsmed_takes_segments(raw(xs), heads, groups, &raw mut is)) };
-        answer.unwrap_or_else(|error| error.raise());
+        answer.unwrap_or_else(|error| native::raise(error));
         is
     }
 }

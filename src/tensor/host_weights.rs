@@ -210,7 +210,7 @@ impl HostWeights {
         if let Some(copy) = copied.copy {
             copy.complete();
         }
-        copied.gather.into_iter().try_for_each(Pending::wait).unwrap_or_else(|error| error.raise());
+        copied.gather.into_iter().try_for_each(Pending::wait).unwrap_or_else(|error| native::raise(error));
         self.layers[layer].parts.iter().map(|part| part.of(&copied.block)).collect()
     }
 
@@ -232,7 +232,7 @@ impl HostWeights {
         let (part, copy) = self.part_on_device(&self.layers[layer]);
         // the copy waits for all earlier users of free memory, so the parts may be collected in this block after it
         let block = Tensor::empty([bytes], (Kind::Uint8, self.device));
-        let gather = peers.gather(&part, &block, copy.is_some()).unwrap_or_else(|error| error.raise());
+        let gather = peers.gather(&part, &block, copy.is_some()).unwrap_or_else(|error| native::raise(error));
         Copied { layer, block, copy, gather }
     }
 

@@ -106,7 +106,7 @@ pub fn use_flash_attention() {
 /// With libtorch's message, like its operators.
 pub fn allow_tf32(is_allowed: bool) {
     // SAFETY: sets flags of libtorch's context.
-    unsafe { native::check(native::prsmed_allow_tf32(is_allowed)) }.unwrap_or_else(|error| error.raise());
+    unsafe { native::check(native::prsmed_allow_tf32(is_allowed)) }.unwrap_or_else(|error| native::raise(error));
 }
 
 /// True if fp32 convolutions and matrix products of a GPU compute in fp32: after `allow_tf32(false)`.
@@ -116,7 +116,8 @@ pub fn allow_tf32(is_allowed: bool) {
 pub fn is_ieee_fp32() -> bool {
     let mut is_ieee = false;
     // SAFETY: the callee writes one flag.
-    unsafe { native::check(native::prsmed_is_ieee_fp32(&raw mut is_ieee)) }.unwrap_or_else(|error| error.raise());
+    unsafe { native::check(native::prsmed_is_ieee_fp32(&raw mut is_ieee)) }
+        .unwrap_or_else(|error| native::raise(error));
     is_ieee
 }
 

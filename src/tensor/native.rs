@@ -330,9 +330,7 @@ pub(super) unsafe fn text(message: *mut c_char) -> String {
     text
 }
 
-impl Error {
-    /// Raises a native failure as a panic, as tch's own operators do; `guard` converts it.
-    pub(super) fn raise(self) -> ! {
-        std::panic::panic_any(super::guard::Raised(self))
-    }
+/// Raises a native failure as a panic, as tch's own operators do; `guard` converts it.
+pub(super) fn raise(error: Error) -> ! {
+    std::panic::panic_any(super::guard::Raised(error))
 }

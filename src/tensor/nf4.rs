@@ -322,7 +322,7 @@ fn dtype_name(kind: Kind) -> &'static str {
 fn raise(message: *mut c_char) {
     // SAFETY: null, or a message that the native layer made.
     if let Err(error) = unsafe { native::check(message) } {
-        error.raise();
+        native::raise(error);
     }
 }
 

@@ -2,26 +2,14 @@
 
 use super::{Device, Tensor, native};
 use crate::Result;
-use rand::SeedableRng;
-use rand_chacha::ChaCha8Rng;
-use sha2::{Digest, Sha256};
+
+pub use prsmed_base::rng::stream;
 
 /// Seeds libtorch's generators (dropout, initialisation, sampling).
 pub fn seed(seed: u64) {
     #[cfg(test)]
     TEST_LOCK.check();
     tch::manual_seed(i64::from_ne_bytes(seed.to_ne_bytes()));
-}
-
-/// An independent stream for `(seed, purpose, indices)`: the same on every machine and for every thread count.
-pub fn stream(seed: u64, purpose: &str, indices: &[u64]) -> ChaCha8Rng {
-    let mut hash = Sha256::new();
-    hash.update(seed.to_le_bytes());
-    hash.update(purpose.as_bytes());
-    for index in indices {
-        hash.update(index.to_le_bytes());
-    }
-    ChaCha8Rng::from_seed(hash.finalize().into())
 }
 
 /// Saved states of libtorch's generators: that of the CPU, and that of one GPU.

@@ -22,7 +22,7 @@ use self::backend::{CapturedGraph, GraphBackend, Numbers};
 use super::optimizer::{AdamW, Gradients};
 use super::precision::Scaler;
 use super::{BatchSize, Loss, Parameter, Switch, Task};
-use crate::metrics::neighbours::median;
+use crate::metrics::order::median;
 use crate::tensor::autograd::{clear_grad, set_grad};
 use crate::tensor::{Device, Kind, Tensor, graph, guard, ledger, memory, no_grad};
 use crate::units::Bytes;

@@ -3,7 +3,6 @@
 //!
 //! The words of the question are its only condition, as numbers of a hash table. Answers are never read.
 
-use crate::data::batch::Batch;
 use crate::data::classical::Augment;
 use crate::data::image::{PixelConfig, sam_pixels};
 use crate::data::loader::{Loader, LoaderOptions, Source, single_rows};
@@ -12,6 +11,7 @@ use crate::data::mixing_sampler::{Lengths, MixingSampler};
 use crate::models::unet_segmenter::{Config, UnetSegmenter};
 use crate::runtime::Runtime;
 use crate::segment::RunConfig;
+use crate::segment::batch::Batch;
 use crate::segment::loss;
 use crate::segment::task::{spread, workers};
 use crate::segment::training::checkpoint_in;
@@ -210,7 +210,7 @@ impl Iterator for Steps<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let count = self.counts.next()?;
-        Some(self.loader.by_ref().take(count).map(|batch| Ok(self.task.to_device(&batch?))).collect())
+        Some(self.loader.by_ref().take(count).map(|batch| Ok(self.task.to_device(&batch?.into()))).collect())
     }
 }
 

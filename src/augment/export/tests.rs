@@ -8,11 +8,11 @@ use rand_chacha::ChaCha8Rng;
 use super::*;
 use crate::augment::settings::Paste;
 use crate::data::check::check;
-use crate::data::fixture;
 use crate::data::labels::Labels;
 use crate::data::manifest::Manifest;
 use crate::data::phantom::{PhantomOptions, generate};
 use crate::event::Silent;
+use crate::fixture;
 use crate::tensor::weights::sha256;
 
 fn record(index: u64, class: &str, accepted: bool) -> Record {

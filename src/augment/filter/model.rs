@@ -11,6 +11,7 @@
 use super::{Decision, Thresholds, sheet};
 use crate::augment::export::{Export, Record};
 use crate::augment::inpaint_mask::dilate;
+use crate::augment::neighbours::{knn_distance, knn_distance_within, max_cosine, max_cosine_within};
 use crate::augment::quality::{self, Images};
 use crate::augment::saved_settings::same_settings;
 use crate::augment::settings::Mode;
@@ -20,7 +21,7 @@ use crate::data::manifest::{Manifest, Row, Split};
 use crate::data::text::{self, TextTokenizer};
 use crate::event::Event;
 use crate::hub::Need;
-use crate::metrics::neighbours::{knn_distance, knn_distance_within, max_cosine, max_cosine_within, quantile};
+use crate::metrics::order::quantile;
 use crate::metrics::segmentation::is_foreground;
 use crate::runtime::Runtime;
 use crate::segment::Assembly;

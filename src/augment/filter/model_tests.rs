@@ -1,8 +1,8 @@
 use super::*;
 use crate::augment::export::{MaskSource, Text};
 use crate::augment::settings::Paste;
-use crate::data::fixture;
 use crate::event::Observer;
+use crate::fixture;
 use crate::nn::LoraConfig;
 use crate::segment::setup::ModelConfig;
 use crate::segment::weights;

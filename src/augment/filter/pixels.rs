@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use super::{Decision, Spread, Thresholds};
 use crate::augment::inpaint_mask::{InpaintMask, Side, squared_distances};
-use crate::metrics::neighbours::quantile;
+use crate::metrics::order::quantile;
 
 /// Brightness of each pixel, row by row.
 pub fn luma(image: &RgbImage) -> Vec<f32> {

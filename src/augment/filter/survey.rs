@@ -6,7 +6,7 @@ use crate::Result;
 use crate::augment::inpaint_mask::{Frame, InpaintMask, InpaintMaskOptions};
 use crate::data::decode;
 use crate::data::image::foreground;
-use crate::metrics::neighbours::quantile;
+use crate::metrics::order::quantile;
 use crate::tensor::rng;
 use rayon::prelude::*;
 use std::path::Path;

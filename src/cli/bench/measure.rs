@@ -1,7 +1,7 @@
 //! Times real steps: runs the training engine and measures with an observer.
 
 use crate::event::{Event, Observer};
-use crate::metrics::neighbours::median;
+use crate::metrics::order::median;
 use crate::plan::dry_run::{Measured, Meter, Phase};
 use crate::segment::dry_run::SegmentDryRun;
 use crate::tensor::{Device, kernels, memory, module_path, synchronize};

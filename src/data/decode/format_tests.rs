@@ -10,8 +10,8 @@ use ::tiff::encoder::{TiffEncoder, TiffKindBig, TiffKindStandard, colortype};
 use ::tiff::tags::Tag;
 
 use super::*;
-use crate::data::fixture::Root;
-use crate::data::image::foreground;
+use crate::fixture::Root;
+use crate::image::foreground;
 
 /// Where EXIF shows the first and the last pixel of the first stored row: whether at the right, whether at the bottom.
 const CORNERS: [[(bool, bool); 2]; 8] = [

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use image::{GrayImage, ImageError};
 
-use crate::error::Error;
+use prsmed_base::error::Error;
 
 pub(crate) const REPLACE: &str = "replace the file or remove its row";
 pub(super) const TILES: &str = "cut the image into tiles or make it smaller";

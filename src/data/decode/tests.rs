@@ -7,7 +7,7 @@ use ::image::{ImageBuffer, Luma, LumaA, Rgba};
 
 use super::jpeg::stop_at_corrupt_data;
 use super::*;
-use crate::data::fixture::Root;
+use crate::fixture::Root;
 
 fn refused(path: &Path) -> String {
     image(path).expect_err("refused").to_string()

@@ -23,8 +23,8 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 use super::{Identity, Key};
-use crate::error::{Error, Result};
-use crate::files;
+use prsmed_base::error::{Error, Result};
+use prsmed_base::files;
 
 const MAGIC: &[u8; 8] = b"PRSMEDVF";
 /// Changes with the layout, the preprocessing and the computation of the tower.

@@ -16,10 +16,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest, Sha256};
 
-use crate::error::Result;
-use crate::tensor::{Kind, Tensor, kind_bytes};
-use crate::units::Bytes;
 use disk::File;
+use prsmed_base::error::Result;
+use prsmed_base::units::Bytes;
 
 /// Identifies an image: SHA-256 of its preprocessed bytes, before normalisation.
 pub type Key = [u8; 32];
@@ -40,27 +39,35 @@ pub struct FeatureShape {
     /// Width of the tower.
     pub width: i64,
     /// Dtype of the tower's activations.
-    pub kind: Kind,
+    pub dtype: Dtype,
+}
+
+/// Dtype of cached features.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dtype {
+    /// IEEE 754, 32 bits.
+    F32,
+    /// IEEE 754, 16 bits.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl Dtype {
+    /// Bytes of one value.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
 }
 
 impl FeatureShape {
     /// Bytes of one image's features.
     pub fn bytes(&self) -> usize {
         let elements = usize::try_from(self.tokens * self.width).expect("checked sizes");
-        elements * usize::try_from(kind_bytes(self.kind)).expect("a few bytes")
-    }
-
-    /// One image's features as a tensor `[1, tokens, width]` in host memory.
-    pub fn tensor(&self, bytes: &[u8]) -> Tensor {
-        Tensor::from_data_size(bytes, &[1, self.tokens, self.width], self.kind)
-    }
-
-    /// The bytes of one image's features, copied from any device.
-    pub fn bytes_of(&self, features: &Tensor) -> Vec<u8> {
-        let mut bytes = vec![0; self.bytes()];
-        let elements = features.numel();
-        features.copy_data_u8(&mut bytes, elements);
-        bytes
+        elements * self.dtype.bytes()
     }
 }
 
@@ -103,7 +110,7 @@ impl Features {
     /// contained then.
     ///
     /// # Errors
-    /// [`crate::Error::Io`] when the folder or the file cannot be created or read.
+    /// [`prsmed_base::Error::Io`] when the folder or the file cannot be created or read.
     pub fn on_disk(folder: &Path, identity: &Identity, shape: FeatureShape, limit: u64) -> Result<Self> {
         let file = File::open(folder, identity, shape.bytes())?;
         Ok(Self { shape, max_images: images(shape, limit), storage: Storage::Disk(Box::new(Mutex::new(file))) })

@@ -2,7 +2,7 @@ use std::fs;
 
 use super::*;
 
-const SHAPE: FeatureShape = FeatureShape { tokens: 3, width: 5, kind: Kind::BFloat16 };
+const SHAPE: FeatureShape = FeatureShape { tokens: 3, width: 5, dtype: Dtype::Bf16 };
 const TOWER: Identity = [7; 32];
 const LIMIT: u64 = 1 << 20;
 

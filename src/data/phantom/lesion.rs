@@ -8,7 +8,7 @@ use rand::seq::IndexedRandom;
 use rand_chacha::ChaCha8Rng;
 
 use super::canvas::{Oval, unit};
-use crate::data::position::{self, GridColumn, GridRow, Position, Region};
+use crate::position::{self, GridColumn, GridRow, Position, Region};
 
 /// Minimum distance of a lesion's centroid from the borders of its grid cell, as a fraction of the image side.
 pub const CELL_MARGIN_FRAC: f32 = 0.07;

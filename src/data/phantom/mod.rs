@@ -37,10 +37,10 @@ pub use self::lesion::{AREA_RATIO, CELL_MARGIN_FRAC, SIDE_MARGIN_FRAC};
 use self::lesion::{Contrast, PlacedLesion};
 use self::modality::Modality;
 pub use self::volumes::{VolumeOptions, VolumeReport, generate_volumes};
-use crate::data::position::{Position, Zones};
-use crate::data::templates::{self, Templates, Words};
-use crate::event::{Event, Observer};
-use crate::{Error, Result, files};
+use crate::position::{Position, Zones};
+use crate::templates::{self, Templates, Words};
+use prsmed_base::event::{Event, Observer};
+use prsmed_base::{Error, Result, files};
 
 /// Options of [`generate`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -6,12 +6,12 @@ use std::path::Path;
 
 use super::canvas::{Oval, bump, smooth, unit};
 use super::*;
-use crate::data::check;
-use crate::data::labels::Labels;
-use crate::data::manifest::{Manifest, Target};
-use crate::data::position::{grid, whole};
-use crate::event::Silent;
-use crate::location::first_location;
+use crate::check;
+use crate::labels::Labels;
+use crate::manifest::{Manifest, Target};
+use crate::position::{grid, whole};
+use prsmed_base::event::Silent;
+use prsmed_base::location::first_location;
 
 fn options(count: usize, seed: u64) -> PhantomOptions {
     PhantomOptions { count, seed, image_size_px: 96, ..PhantomOptions::default() }

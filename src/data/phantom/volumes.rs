@@ -19,9 +19,9 @@ use serde::{Deserialize, Serialize};
 use super::canvas::{Between, Plane, mix, unit};
 use super::ellipsoid::{Ellipsoid, LesionSpace};
 use super::{existing_report, generator, grey, out_of_range, write_marker};
-use crate::data::volume::{Affine, Grid, write};
-use crate::event::{Event, Observer};
-use crate::{Error, Result};
+use crate::volume::{Affine, Grid, write};
+use prsmed_base::event::{Event, Observer};
+use prsmed_base::{Error, Result};
 
 /// Black and white of the scans in Hounsfield units: the soft-tissue window.
 const WINDOW_HU: (f32, f32) = (-160.0, 240.0);

@@ -1,9 +1,9 @@
 use std::path::Path;
 
 use super::*;
-use crate::data::phantom::PhantomOptions;
-use crate::data::volume::{self, Axis, Cleanup, Voxels, labels};
-use crate::event::Silent;
+use crate::phantom::PhantomOptions;
+use crate::volume::{self, Axis, Cleanup, Voxels, labels};
+use prsmed_base::event::Silent;
 
 fn options(volumes: usize) -> VolumeOptions {
     VolumeOptions { volumes, seed: 5, image_size_px: 48, ..VolumeOptions::default() }

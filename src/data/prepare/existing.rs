@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::item::Skipped;
 use super::options::PrepareOptions;
-use crate::data::manifest::{Manifest, Split};
-use crate::{Error, Result};
+use crate::manifest::{Manifest, Split};
+use prsmed_base::{Error, Result};
 
 /// The rows of the data root before the preparation.
 #[derive(Debug, Default)]

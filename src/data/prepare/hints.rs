@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::item::{EMPTY, ITS_IMAGE, NO_IMAGE, NO_MASK, NOT_AN_IMAGE, Skipped, by_kind};
 use super::pairs::is_image;
-use crate::data::decode;
+use crate::decode;
 
 /// Most files or folders that a message names.
 pub(super) const MAX_NAMED: usize = 3;

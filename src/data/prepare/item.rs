@@ -7,8 +7,8 @@ use image::DynamicImage;
 use serde::Serialize;
 
 use super::location::LocationWords;
-use crate::data::decode;
-use crate::{Error, files};
+use crate::decode;
+use prsmed_base::{Error, files};
 
 pub(super) const NO_MASK: &str = "no mask with this stem";
 pub(super) const NO_IMAGE: &str = "no image with this stem";

@@ -3,7 +3,7 @@
 use image::GrayImage;
 
 use super::options::Several;
-use crate::data::position::{self, Region, Zones};
+use crate::position::{self, Region, Zones};
 
 /// Regions smaller than this part of the foreground are specks of the drawing tool and are not counted.
 const SPECK_FRAC: f64 = 0.01;

@@ -38,14 +38,14 @@ use self::patients::Finder;
 pub use self::patients::Patients;
 pub use self::structures::NamedLabels;
 use self::work::Work;
-use crate::data::bit_depth::DepthReport;
-use crate::data::findings::Findings;
-use crate::data::manifest::Split;
-use crate::data::prepared::{Intensity, Prepared};
-use crate::data::templates::Templates;
-use crate::data::volume::Window;
-use crate::event::Observer;
-use crate::{Error, Result};
+use crate::bit_depth::DepthReport;
+use crate::findings::Findings;
+use crate::manifest::Split;
+use crate::prepared::{Intensity, Prepared};
+use crate::templates::Templates;
+use crate::volume::Window;
+use prsmed_base::event::Observer;
+use prsmed_base::{Error, Result};
 
 /// The name of a mask file without its extension (`.nii.gz` is one) and without one of [`MASK_SUFFIXES`].
 pub fn stem_without_suffix(name: &str) -> &str {

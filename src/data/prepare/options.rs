@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use super::patients::Patients;
 use super::structures::NamedLabels;
-use crate::data::labels::Labels;
-use crate::data::position::Zones;
-use crate::data::templates::Templates;
-use crate::data::volume::path::split_selection;
-use crate::data::volume::{Axis, Geometry, Window};
-use crate::location::first_location;
-use crate::{Error, Result};
+use crate::labels::Labels;
+use crate::position::Zones;
+use crate::templates::Templates;
+use crate::volume::path::split_selection;
+use crate::volume::{Axis, Geometry, Window};
+use prsmed_base::location::first_location;
+use prsmed_base::{Error, Result};
 
 /// Suffixes that a mask's stem may have in addition to its image's stem, compared without case.
 pub const MASK_SUFFIXES: [&str; 7] = ["_mask", "_masks", "_segmentation", "_seg", "_label", "_labels", "_gt"];
@@ -112,7 +112,7 @@ pub struct PrepareOptions {
     pub named_labels: NamedLabels,
     /// Slices of volumes.
     pub slices: SliceOptions,
-    /// Chooses one of several DICOM series of each folder or zip, as after `#` in [`crate::data::volume::open`].
+    /// Chooses one of several DICOM series of each folder or zip, as after `#` in [`crate::volume::open`].
     pub series: Option<String>,
 }
 

@@ -15,13 +15,13 @@ use super::options::{MASK_SUFFIXES, PrepareOptions};
 use super::structures::Structure;
 use super::work::Work;
 use super::write;
-use crate::data::annotation::EXTENSIONS;
-use crate::data::bit_depth::DepthReport;
-use crate::data::decode::{self, Refusal, StoredMask};
-use crate::data::findings::Findings;
-use crate::data::manifest::Split;
-use crate::event::{Event, Observer};
-use crate::{Error, Result};
+use crate::annotation::EXTENSIONS;
+use crate::bit_depth::DepthReport;
+use crate::decode::{self, Refusal, StoredMask};
+use crate::findings::Findings;
+use crate::manifest::Split;
+use prsmed_base::event::{Event, Observer};
+use prsmed_base::{Error, Result};
 
 /// An image and its mask file.
 #[derive(Debug, PartialEq, Eq)]

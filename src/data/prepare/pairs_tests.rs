@@ -8,9 +8,9 @@ use image::{GrayImage, ImageEncoder, Luma};
 use super::super::tests::{Folders, folders, mask};
 use super::super::{PrepareOptions, PrepareReport, by_kind, prepare};
 use super::*;
-use crate::data::check;
-use crate::data::labels::Labels;
-use crate::event::Silent;
+use crate::check;
+use crate::labels::Labels;
+use prsmed_base::event::Silent;
 
 const FIRST: (u32, u32, u32, u32) = (2, 2, 11, 11);
 const SECOND: (u32, u32, u32, u32) = (40, 20, 49, 29);

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use regex::Regex;
 
-use crate::data::csv_text;
-use crate::{Error, Result, files};
+use crate::csv_text;
+use prsmed_base::{Error, Result, files};
 
 /// Where the patient of a file is found.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -9,9 +9,9 @@ use rand_chacha::ChaCha8Rng;
 use super::item::Item;
 use super::location::LocationWords;
 use super::options::PrepareOptions;
-use crate::data::manifest::Split;
-use crate::data::templates::{self, Templates, Words};
-use crate::{Error, Result, files};
+use crate::manifest::Split;
+use crate::templates::{self, Templates, Words};
+use prsmed_base::{Error, Result, files};
 
 /// Optional columns, which a file has if an item needs them.
 #[derive(Clone, Copy)]

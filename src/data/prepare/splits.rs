@@ -8,7 +8,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::item::Item;
 use super::options::PrepareOptions;
-use crate::data::manifest::Split;
+use crate::manifest::Split;
 
 /// The split of every item. `known` are the splits of patients that the data root already contains.
 ///

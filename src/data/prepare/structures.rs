@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use crate::data::labels::Labels;
+use crate::labels::Labels;
 
 /// The structures of a label map: `1=liver,2=tumour`. Several labels of one structure are joined by `+`: `1+2=kidneys`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

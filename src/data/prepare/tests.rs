@@ -6,13 +6,13 @@ use image::{ColorType, GrayImage, ImageBuffer, Luma, imageops};
 
 use super::location::describe;
 use super::*;
-use crate::data::check;
-use crate::data::decode::StoredMask;
-use crate::data::labels::Labels;
-use crate::data::manifest::{Manifest, Row, Target};
-use crate::data::position::Zones;
-use crate::event::{Event, Silent};
-use crate::location::first_location;
+use crate::check;
+use crate::decode::StoredMask;
+use crate::labels::Labels;
+use crate::manifest::{Manifest, Row, Target};
+use crate::position::Zones;
+use prsmed_base::event::{Event, Silent};
+use prsmed_base::location::first_location;
 
 pub(super) struct Folders {
     _keep: tempfile::TempDir,

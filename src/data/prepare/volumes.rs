@@ -21,13 +21,13 @@ use super::patients::stem_of;
 use super::structures::Structure;
 use super::work::Work;
 use super::write;
-use crate::data::decode::is_other_image;
-use crate::data::findings::Findings;
-use crate::data::manifest::Split;
-use crate::data::volume::path::{selection_name, split_selection};
-use crate::data::volume::{self, FileKind, LabelMap, Levels, Plane, Volume, Window, dicom, labels};
-use crate::event::Event;
-use crate::{Error, Result, files};
+use crate::decode::is_other_image;
+use crate::findings::Findings;
+use crate::manifest::Split;
+use crate::volume::path::{selection_name, split_selection};
+use crate::volume::{self, FileKind, LabelMap, Levels, Plane, Volume, Window, dicom, labels};
+use prsmed_base::event::Event;
+use prsmed_base::{Error, Result, files};
 
 /// How a label map is found.
 pub(super) const SAME_NAMES: &str =

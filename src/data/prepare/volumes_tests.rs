@@ -3,15 +3,15 @@
 use std::fs;
 
 use super::*;
-use crate::data::check;
-use crate::data::fixture::shared;
-use crate::data::labels::Labels;
-use crate::data::manifest::{Manifest, Row, Target};
-use crate::data::prepare::{Negatives, Patients, prepare};
-use crate::data::prepared::Prepared;
-use crate::data::volume::nifti::geometry::Forms;
-use crate::data::volume::{Affine, Axis, Display, Grid, Modality, Source, Voxels};
-use crate::event::Silent;
+use crate::check;
+use crate::fixture::{checkout, shared};
+use crate::labels::Labels;
+use crate::manifest::{Manifest, Row, Target};
+use crate::prepare::{Negatives, Patients, prepare};
+use crate::prepared::Prepared;
+use crate::volume::nifti::geometry::Forms;
+use crate::volume::{Affine, Axis, Display, Grid, Modality, Source, Voxels};
+use prsmed_base::event::Silent;
 
 const SIZE: [usize; 3] = [8, 6, 5];
 
@@ -165,7 +165,7 @@ fn volumes_and_label_maps_are_matched_by_name() {
         images: vec![f.path("ct/broken.nii.gz")],
         masks: vec![f.path("labels/broken.nii.gz")],
         modality: "resampled".into(),
-        named_labels: crate::data::prepare::NamedLabels::default(),
+        named_labels: crate::prepare::NamedLabels::default(),
         ..f.options()
     };
     let refused = prepare(&options, &Silent).unwrap_err();
@@ -181,7 +181,7 @@ fn of_folders(f: &Folders, images: &[&str], masks: &[&str], modality: &str) -> (
         images: paths(images),
         masks: paths(masks),
         modality: modality.into(),
-        named_labels: crate::data::prepare::NamedLabels::default(),
+        named_labels: crate::prepare::NamedLabels::default(),
         ..f.options()
     };
     let report = match prepare(&options, &Silent) {
@@ -234,7 +234,7 @@ fn volumes_in_folders_of_patients_have_the_names_of_their_folders() {
         masks: vec![f.path("maps")],
         modality: "group".into(),
         patients: Patients::Pattern("^([A-Z])$".into()),
-        named_labels: crate::data::prepare::NamedLabels::default(),
+        named_labels: crate::prepare::NamedLabels::default(),
         ..f.options()
     };
     assert_eq!(prepare(&options, &Silent).unwrap().patients, Some(2));
@@ -266,7 +266,7 @@ fn folders_of_several_volumes_are_named_with_what_they_hold() {
 fn a_label_map_with_several_labels_needs_a_choice() {
     let f = Folders::new();
     f.pair("case", "case");
-    let mut options = PrepareOptions { named_labels: crate::data::prepare::NamedLabels::default(), ..f.options() };
+    let mut options = PrepareOptions { named_labels: crate::prepare::NamedLabels::default(), ..f.options() };
     let refused = prepare(&options, &Silent).unwrap_err().to_string();
     assert!(refused.contains("several labels: 1 (18 voxels), 2 (4 voxels); choose with `--labels 2`"), "{refused}");
     options.labels = "2".parse().unwrap();
@@ -432,7 +432,7 @@ fn files_of_one_name_have_the_names_of_the_folders_that_differ() {
         images: paths(visits[0]),
         masks: paths(visits[1]),
         modality: "noted".into(),
-        named_labels: crate::data::prepare::NamedLabels::default(),
+        named_labels: crate::prepare::NamedLabels::default(),
         ..f.options()
     };
     let notes = prepare(&options, &Silent).unwrap().notes;
@@ -484,7 +484,7 @@ fn volumes_in_subfolders_of_patients_are_found_or_named() {
 #[test]
 fn a_folder_of_one_dicom_seg_is_a_label_map() {
     let f = Folders::new();
-    let zip = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/volumes/axial.zip");
+    let zip = checkout().join("tests/fixtures/volumes/axial.zip");
     fs::copy(&zip, f.path("ct/P1.zip")).unwrap();
     let scan = volume::open(&zip).unwrap();
     let mask: Vec<u8> = (0..scan.grid.size.iter().product()).map(|index| u8::from(index % 7 < 3)).collect();
@@ -503,7 +503,7 @@ fn a_folder_of_one_dicom_seg_is_a_label_map() {
 
 /// Options without names of labels.
 fn plain_options(f: &Folders) -> PrepareOptions {
-    PrepareOptions { named_labels: crate::data::prepare::NamedLabels::default(), ..f.options() }
+    PrepareOptions { named_labels: crate::prepare::NamedLabels::default(), ..f.options() }
 }
 
 #[test]

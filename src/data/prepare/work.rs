@@ -11,8 +11,8 @@ use super::item::Item;
 use super::options::{Negatives, PrepareOptions};
 use super::patients::Finder;
 use super::structures::Structure;
-use crate::data::templates::Templates;
-use crate::event::Observer;
+use crate::templates::Templates;
+use prsmed_base::event::Observer;
 
 /// A preparation.
 pub(super) struct Work<'a> {

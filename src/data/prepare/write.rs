@@ -5,9 +5,9 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::options::PrepareOptions;
-use crate::data::manifest::Split;
-use crate::event::{Event, Observer};
-use crate::{Error, Result, files};
+use crate::manifest::Split;
+use prsmed_base::event::{Event, Observer};
+use prsmed_base::{Error, Result, files};
 
 /// Creates all folders before the first file is written, and clears what a crash has left in that of the annotations.
 ///

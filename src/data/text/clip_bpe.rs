@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use tokenizers::{AddedToken, Tokenizer};
 
 use super::{HINT, checked, damaged, parse};
-use crate::error::{Error, Result};
-use crate::files;
+use prsmed_base::error::{Error, Result};
+use prsmed_base::files;
 
 /// Ids of one text, start, end and padding included: the positions of the text tower.
 pub const CONTEXT: usize = 77;
@@ -209,7 +209,7 @@ mod tests {
     }
 
     fn fixtures() -> std::path::PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/clip_bpe")
+        crate::fixture::checkout().join("tests/fixtures/clip_bpe")
     }
 
     fn padded(pieces: &[i64], pad: i64) -> Vec<i64> {

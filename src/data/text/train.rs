@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use serde_json::Value;
 
 use super::{BOS, EOS, UNK, llama_json};
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// `<unk>`, `<s>`, `</s>` and the byte pieces.
 const RESERVED: usize = 3 + 256;

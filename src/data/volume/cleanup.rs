@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::grid::Grid;
-use crate::error::Result;
+use prsmed_base::error::Result;
 
 /// The steps of a clean-up, in the order in which they are applied. The default changes nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
@@ -23,7 +23,7 @@ impl Cleanup {
     /// Voxels are connected over faces, edges and corners (26 neighbours).
     ///
     /// # Errors
-    /// [`crate::Error::Shape`] for a mask of another size than the grid.
+    /// [`prsmed_base::Error::Shape`] for a mask of another size than the grid.
     pub fn apply(&self, mask: &mut [u8], grid: &Grid, through: usize) -> Result<()> {
         grid.check(mask.len())?;
         for value in mask.iter_mut() {

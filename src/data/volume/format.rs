@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use super::path::has_extension;
-use crate::error::Error;
+use prsmed_base::error::Error;
 
 /// A format of volumes that cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct OtherFormat {
+pub struct OtherFormat {
     /// What the file is.
     name: &'static str,
     /// An example of a conversion to NIfTI.

@@ -1,6 +1,6 @@
 //! Voxel grids: size, and the affine from voxel indices to millimetres of the patient (RAS+, as in NIfTI).
 
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// No image of a patient has larger voxels in two directions, in mm.
 const MAX_VOXEL: f64 = 50.0;

@@ -14,8 +14,8 @@ use super::nifti;
 use super::nifti::geometry::Geometry;
 use super::path::{first_bytes, number_of, split_selection};
 use super::voxel_set::VoxelSet;
-use crate::data::labels::Labels;
-use crate::error::{Error, Result};
+use crate::labels::Labels;
+use prsmed_base::error::{Error, Result};
 
 /// Largest distance in voxels at a corner for grids that count as the same.
 const TOLERANCE: f64 = 0.1;

@@ -15,14 +15,14 @@
 pub mod cleanup;
 pub mod dicom;
 pub mod display;
-pub(crate) mod format;
+pub mod format;
 pub mod grid;
-pub(crate) mod hounsfield;
+pub mod hounsfield;
 pub mod labels;
 pub mod limits;
 pub mod modality;
 pub mod nifti;
-pub(crate) mod padding;
+pub mod padding;
 pub mod path;
 pub mod slices;
 pub mod source;
@@ -53,22 +53,24 @@ pub use voxels::{Volume, Voxels};
 pub use window::{Levels, Window};
 pub use write::MaskFormat;
 
-use crate::error::{Error, Result};
 use format::OtherFormat;
+use prsmed_base::error::{Error, Result};
 
 /// As [`open`], for a volume of at most so many voxels.
 ///
 /// # Errors
 /// As [`open`].
-pub(crate) fn open_within(path: &Path, voxels: usize) -> Result<Volume> {
+pub fn open_within(path: &Path, voxels: usize) -> Result<Volume> {
     limits::within(voxels, || open(path))
 }
 
 /// What the file of a volume is.
-pub(crate) enum FileKind {
+pub enum FileKind {
     /// A DICOM file, or a zip of them.
     Dicom,
+    /// A NIfTI file.
     Nifti,
+    /// A file of a format that cannot be read.
     Other(OtherFormat),
 }
 
@@ -77,7 +79,7 @@ impl FileKind {
     ///
     /// # Errors
     /// [`Error::Io`] for a file that cannot be read.
-    pub(crate) fn of(path: &Path) -> Result<Option<Self>> {
+    pub fn of(path: &Path) -> Result<Option<Self>> {
         let mut start = [0; 132];
         let num_bytes = path::first_bytes(path, &mut start)?;
         let start = &start[..num_bytes];

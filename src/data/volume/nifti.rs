@@ -20,10 +20,10 @@ use super::path::{first_bytes, has_extension, is_nifti_name};
 use super::source::Source;
 use super::voxel_set::VoxelSet;
 use super::voxels::{Volume, Voxels};
-use crate::error::{Error, Result};
-use crate::files;
 use geometry::{Forms, Geometry};
 use gunzip::Gunzip;
+use prsmed_base::error::{Error, Result};
+use prsmed_base::files;
 
 const HEADER: usize = 348;
 /// `magic` of a header whose voxels are in another file.

@@ -3,8 +3,8 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::error::{Error, Result};
-use crate::files;
+use prsmed_base::error::{Error, Result};
+use prsmed_base::files;
 
 /// Splits `PATH#SELECTION`, unless a file with that whole name exists. A selection that is not a number is split from a path
 /// that exists only.

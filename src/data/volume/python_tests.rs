@@ -8,20 +8,16 @@ use std::process::Command;
 use serde_json::Value;
 
 use super::*;
-use crate::data::fixture::shared;
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
+use crate::fixture::{checkout, shared};
 
 fn fixture(name: &str) -> PathBuf {
-    root().join("tests/fixtures/volumes").join(name)
+    checkout().join("tests/fixtures/volumes").join(name)
 }
 
 /// What a command of `scripts/medical_check.py` prints.
 fn python(arguments: &[&Path]) -> String {
-    let mut command = Command::new(root().join(".venv/bin/python"));
-    command.env("PYTHONPATH", root().join(".tools/medical")).arg(root().join("scripts/medical_check.py"));
+    let mut command = Command::new(checkout().join(".venv/bin/python"));
+    command.env("PYTHONPATH", checkout().join(".tools/medical")).arg(checkout().join("scripts/medical_check.py"));
     let output = command.args(arguments).output().expect("scripts/setup --checks");
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{arguments:?}: {error}");

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::grid::{Affine, AxisMap, Grid};
 use super::voxels::{Volume, Voxels};
 use super::window::Levels;
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// Direction of the slices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]

@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::Deserialize;
 
 use super::*;
+use crate::fixture::checkout;
 
 fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/volumes")
+    checkout().join("tests/fixtures/volumes")
 }
 
 /// What the script expects of a file.

@@ -38,7 +38,7 @@ impl VoxelSet {
     }
 
     /// Number of runs.
-    pub(crate) fn num_runs(&self) -> usize {
+    pub fn num_runs(&self) -> usize {
         self.runs.len()
     }
 

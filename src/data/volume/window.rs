@@ -10,7 +10,7 @@ use super::hounsfield::{LEAST_WATER, Shares};
 use super::modality::Modality;
 use super::voxel_set::VoxelSet;
 use super::voxels::{FEW_VALUES, Volume, Voxels, extremes, has_more_than};
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// Named windows for CT in Hounsfield units: name, width, level, source.
 ///
@@ -311,7 +311,7 @@ impl FromStr for Window {
         Err(format!(
             "`{text}` is not a window; use `auto`, `file`, WIDTH/LEVEL as in `400/40`, LOW..HIGH as in `-160..240`, \
              percentiles as in `p0.5-p99.5`, or one of {}",
-            crate::error::quoted(&names)
+            prsmed_base::error::quoted(&names)
         ))
     }
 }

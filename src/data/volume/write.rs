@@ -12,8 +12,8 @@ use super::nifti::geometry::Forms;
 use super::path::{has_extension, is_nifti_name};
 use super::source::Source;
 use super::voxels::Volume;
-use crate::error::{Error, Result};
-use crate::files;
+use prsmed_base::error::{Error, Result};
+use prsmed_base::files;
 
 /// Bytes of the header with the flag that says that no extension follows.
 const HEADER: usize = 352;

@@ -18,7 +18,7 @@ use super::stream::{CHUNK, TensorSpec, all as stream, one_by_one};
 use crate::error::{Error, Result};
 use crate::files::{self, NewFile, NewFolder};
 
-pub use crate::files::CHECKSUMS;
+pub use crate::files::{CHECKSUMS, sha256, write_bytes};
 
 /// Most damaged files that a message names.
 const MAX_SHOWN: usize = 20;
@@ -51,14 +51,6 @@ pub fn write_safetensors<N: AsRef<str>>(
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
     write_with(path, |out| stream(path, out, tensors, metadata)).map(drop)
-}
-
-/// Writes `bytes` to `path`, atomically, and without following a link.
-///
-/// # Errors
-/// [`Error::Io`].
-pub fn write_bytes(path: &Path, bytes: &[u8]) -> Result<()> {
-    files::write(path, bytes).map_err(Error::io(path, "write"))
 }
 
 /// A folder that is being written. If it is dropped without [`Staged::publish`], it is deleted.
@@ -363,14 +355,6 @@ fn write_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> Result<()>) -> R
     let (file, sum) = out.finish();
     file.publish().map_err(Error::io(path, "write"))?;
     Ok(sum)
-}
-
-/// The SHA-256 of a file, in hexadecimal digits.
-///
-/// # Errors
-/// [`Error::Io`].
-pub fn sha256(path: &Path) -> Result<String> {
-    sum_of(path).map(|sum| sum.sha256)
 }
 
 fn sum_of(path: &Path) -> Result<Sum> {

@@ -9,8 +9,8 @@ use zip::ZipArchive;
 use super::super::limits::{FREE, MAX_FILE, MAX_RATIO};
 use super::super::path::first_bytes;
 use super::structure::is_dicom;
-use crate::error::{Error, Result};
-use crate::files;
+use prsmed_base::error::{Error, Result};
+use prsmed_base::files;
 
 /// Most files of a folder or zip.
 const MAX_FILES: usize = 20_000;

@@ -16,7 +16,7 @@ use super::numbers::DAMAGED;
 use super::object::parse;
 use super::pixels::{self, Pixels};
 use super::series::{Entry, Layout, Slice};
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// Decodes the slices in their order.
 pub(super) fn assemble(path: &Path, container: &mut Container, entries: &[Entry], layout: Layout) -> Result<Volume> {

@@ -9,7 +9,7 @@ use super::super::grid::{length, subtract};
 use super::archive::Container;
 use super::object::parse;
 use super::series::Entry;
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// Leaves out copies: files with the SOPInstanceUID, the positions and the pixels of another file. Several files with one
 /// SOPInstanceUID at different positions are kept; some programs that remove identifiers give one UID to all files.

@@ -14,7 +14,7 @@ use super::super::modality::Modality;
 use super::numbers::{array, distances, integer, name, number, numbers, text, wrong};
 use super::object::Object;
 use super::syntax;
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// Most frames of a file. A header could promise many frames of one pixel.
 const MAX_FRAMES: usize = 1 << 16;

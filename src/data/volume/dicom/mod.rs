@@ -33,11 +33,11 @@ use super::limits::MAX_FILE;
 use super::path::{first_bytes, first_names, has_extension, number_of};
 use super::source::Uid;
 use super::voxels::Volume;
-use crate::error::{Error, Result};
-use crate::files;
 use archive::Container;
 use header::Header;
 use object::parse;
+use prsmed_base::error::{Error, Result};
+use prsmed_base::files;
 use series::Entry;
 
 /// Reads a series, or an image. `selected` chooses a series of a folder or zip, or is the number of a frame of a file.
@@ -100,7 +100,7 @@ pub(crate) fn open(path: &Path, selected: Option<&str>) -> Result<Volume> {
 }
 
 /// The series of a DICOM file; `None` for other files, and for one that cannot be read or names no series.
-pub(crate) fn series_of(path: &Path) -> Option<Uid> {
+pub fn series_of(path: &Path) -> Option<Uid> {
     let mut start = [0; 132];
     let count = first_bytes(path, &mut start).ok()?;
     if !is_dicom(&start[..count]) {

@@ -7,7 +7,7 @@ use dicom_core::{Tag, VR};
 use dicom_object::mem::InMemElement;
 use dicom_object::{InMemDicomObject, StandardDataDictionary};
 
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// What to do about a wrong header.
 pub(super) const DAMAGED: &str = "export the series again from the archive";

@@ -8,7 +8,7 @@ use dicom_object::{DefaultDicomObject, FileMetaTable, OpenFileOptions};
 
 use super::structure::{self, Checked, is_dicom};
 use super::syntax;
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// A parsed DICOM file.
 pub(super) type Object = DefaultDicomObject;

@@ -17,8 +17,8 @@ use super::super::limits::check_ratio;
 use super::header::{Photometric, PixelFormat};
 use super::object::Object;
 use super::syntax;
-use crate::data::decode;
-use crate::error::{Error, Result};
+use crate::decode;
+use prsmed_base::error::{Error, Result};
 
 /// Marks JPEG images that are stored as RGB by the names of their components; the decoder takes others for YCbCr.
 pub(super) fn mark_rgb(object: &mut Object, format: &PixelFormat) {

@@ -16,7 +16,7 @@ use dicom_object::{FileMetaTableBuilder, InMemDicomObject};
 use super::super::grid::{length, scale, swap_lps_ras};
 use super::super::source::{Instance, References, Source, Uid};
 use super::super::voxels::Volume;
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// A target of a segmentation.
 #[derive(Debug, Clone, Copy)]

@@ -15,8 +15,8 @@ use super::numbers::text;
 use super::object::{Object, parse};
 use super::series::placed;
 use super::syntax;
-use crate::error::{Error, Result};
-use crate::files;
+use prsmed_base::error::{Error, Result};
+use prsmed_base::files;
 
 const HINT: &str = "convert it to a NIfTI label map, for example with dcmqi's `segimage2itkimage`";
 /// Most frames of a file.

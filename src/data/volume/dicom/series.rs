@@ -8,7 +8,7 @@ use super::super::grid::{Affine, Grid, cross, dot, length, scale, subtract, swap
 use super::super::limits::check_size;
 use super::super::slices::stored_orientation;
 use super::header::{Frame, Header};
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// Largest difference of two direction cosines that count as equal.
 const COSINE: f64 = 1e-3;

@@ -14,7 +14,7 @@ use dicom_core::{DataElement, Tag, VR};
 use dicom_dictionary_std::{tags, uids};
 use dicom_object::{FileMetaTableBuilder, InMemDicomObject, StandardDataDictionary};
 
-use crate::data::volume::{Volume, open};
+use crate::volume::{Volume, open};
 
 /// Columns and rows of the images.
 const SIZE: [u16; 2] = [4, 3];
@@ -126,7 +126,7 @@ fn refused(path: &Path) -> String {
 }
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/volumes").join(name)
+    crate::fixture::checkout().join("tests/fixtures/volumes").join(name)
 }
 
 /// True if a note has a text.

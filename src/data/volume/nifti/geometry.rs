@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use nifti::NiftiHeader;
 
-use crate::data::volume::grid::{Affine, Grid, cross, furthest, length, scale};
-use crate::error::{Error, Result};
+use crate::volume::grid::{Affine, Grid, cross, furthest, length, scale};
+use prsmed_base::error::{Error, Result};
 
 /// `sform_code` and `qform_code` of scanner coordinates.
 const SCANNER: i16 = 1;

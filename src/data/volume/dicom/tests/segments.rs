@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use super::*;
-use crate::Result;
-use crate::data::prepare::{PrepareOptions, PrepareReport, prepare};
-use crate::data::volume::{Affine, Grid, Segment, labels, write};
-use crate::event::Silent;
+use crate::prepare::{PrepareOptions, PrepareReport, prepare};
+use crate::volume::{Affine, Grid, Segment, labels, write};
+use prsmed_base::Result;
+use prsmed_base::event::Silent;
 
 /// Voxels of a scan of three slices.
 const COUNT: usize = 36;

@@ -35,10 +35,7 @@ fn a_series_is_chosen_by_number_uid_description_or_size() {
         assert_eq!(count("t2"), Ok(3));
         assert_eq!(count("1.2.5.5"), Ok(4));
         assert_eq!(count("largest"), Ok(4));
-        assert_eq!(
-            crate::data::volume::open_chosen(folder.path(), Some("scout"), None).expect("a series").grid.size[2],
-            4
-        );
+        assert_eq!(crate::volume::open_chosen(folder.path(), Some("scout"), None).expect("a series").grid.size[2], 4);
         let found = count("axial").expect_err("two fit");
         assert!(found.contains("2 series that fit the choice"), "{found}");
         let found = count("CT").expect_err("none fits");

@@ -3,7 +3,7 @@
 //! `settings!` makes a struct, its serde code and its defaults from the declarations. Presets, `--set`, the reference
 //! in `docs/`, the check of a resumed run and the planner's suggestions read [`Setting`].
 
-pub(crate) mod table;
+pub mod table;
 
 use crate::{Error, Result};
 use std::fmt;
@@ -142,6 +142,7 @@ impl fmt::Display for Range {
 ///     }
 /// }
 /// ```
+#[macro_export]
 macro_rules! settings {
     (
         $(#[$meta:meta])*
@@ -190,7 +191,7 @@ macro_rules! settings {
     };
 }
 
-pub(crate) use settings;
+pub use crate::settings;
 
 #[cfg(test)]
 mod tests {

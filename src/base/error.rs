@@ -131,7 +131,7 @@ fn location(path: &Path, line: Option<u64>) -> String {
 }
 
 /// Names in backticks for a message, at most 20.
-pub(crate) fn quoted<T: std::fmt::Display>(names: &[T]) -> String {
+pub fn quoted<T: std::fmt::Display>(names: &[T]) -> String {
     let shown: Vec<String> = names.iter().take(20).map(|name| format!("`{name}`")).collect();
     let more = names.len().saturating_sub(20);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };

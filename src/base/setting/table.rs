@@ -4,25 +4,26 @@ use super::Setting;
 use toml::{Table, Value};
 
 /// A value as TOML, else a bare string.
-pub(crate) fn parse_value(text: &str) -> Value {
+pub fn parse_value(text: &str) -> Value {
     let table = format!("v = {text}").parse::<Table>().ok();
     table.and_then(|mut table| table.remove("v")).unwrap_or_else(|| Value::String(text.to_owned()))
 }
 
 /// A table with `value` at a dotted key.
-pub(crate) fn nested(key: &str, value: Value) -> Table {
+pub fn nested(key: &str, value: Value) -> Table {
     match key.split_once('.') {
         Some((head, rest)) => Table::from_iter([(head.to_owned(), Value::Table(nested(rest, value)))]),
         None => Table::from_iter([(key.to_owned(), value)]),
     }
 }
 
-pub(crate) fn join(prefix: &str, key: &str) -> String {
+/// `prefix.key`, or `key` without a prefix.
+pub fn join(prefix: &str, key: &str) -> String {
     if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") }
 }
 
 /// All values with their dotted keys, in the order of the table.
-pub(crate) fn leaves(table: &Table) -> Vec<(String, &Value)> {
+pub fn leaves(table: &Table) -> Vec<(String, &Value)> {
     let mut found = Vec::new();
     for (key, value) in table {
         match value {
@@ -36,7 +37,7 @@ pub(crate) fn leaves(table: &Table) -> Vec<(String, &Value)> {
 }
 
 /// The value at a dotted key.
-pub(crate) fn value_at<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
+pub fn value_at<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
     match key.split_once('.') {
         Some((head, rest)) => value_at(table.get(head)?.as_table()?, rest),
         None => table.get(key),
@@ -44,7 +45,7 @@ pub(crate) fn value_at<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
 }
 
 /// Sets or removes the value at a dotted key, where its section exists.
-pub(crate) fn replace(table: &mut Table, key: &str, value: Option<Value>) {
+pub fn replace(table: &mut Table, key: &str, value: Option<Value>) {
     match (key.split_once('.'), value) {
         (Some((head, rest)), value) => {
             if let Some(inner) = table.get_mut(head).and_then(Value::as_table_mut) {
@@ -57,7 +58,7 @@ pub(crate) fn replace(table: &mut Table, key: &str, value: Option<Value>) {
 }
 
 /// Sets the value at a dotted key and adds the sections on its way.
-pub(crate) fn insert(table: &mut Table, key: &str, value: Value) {
+pub fn insert(table: &mut Table, key: &str, value: Value) {
     match key.split_once('.') {
         Some((head, rest)) => {
             let inner = table.entry(head).or_insert_with(|| Value::Table(Table::new()));
@@ -70,7 +71,7 @@ pub(crate) fn insert(table: &mut Table, key: &str, value: Value) {
 }
 
 /// Replaces old names of settings by the present ones.
-pub(crate) fn renamed(mut table: Table, settings: &[Setting]) -> Table {
+pub fn renamed(mut table: Table, settings: &[Setting]) -> Table {
     for setting in settings {
         let (section, _) = setting.key.split_once('.').expect("a dotted key");
         for old in setting.old_names.iter().map(|old| join(section, old)) {
@@ -84,7 +85,7 @@ pub(crate) fn renamed(mut table: Table, settings: &[Setting]) -> Table {
 }
 
 /// `value`, as a real number where `slot` is one.
-pub(crate) fn widen(slot: &Value, value: Value) -> Value {
+pub fn widen(slot: &Value, value: Value) -> Value {
     match (slot, number(&value)) {
         (Value::Float(_), Some(number)) => Value::Float(number),
         _ => value,
@@ -92,7 +93,7 @@ pub(crate) fn widen(slot: &Value, value: Value) -> Value {
 }
 
 /// The value of a number.
-pub(crate) fn number(value: &Value) -> Option<f64> {
+pub fn number(value: &Value) -> Option<f64> {
     match value {
         Value::Integer(n) => Some(*n as f64),
         Value::Float(n) => Some(*n),
@@ -101,7 +102,7 @@ pub(crate) fn number(value: &Value) -> Option<f64> {
 }
 
 /// `text` in lines of at most 110 characters; `indent` begins the later ones.
-pub(crate) fn wrapped(text: &str, indent: &str) -> String {
+pub fn wrapped(text: &str, indent: &str) -> String {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
         let line = lines.last_mut().expect("one line");

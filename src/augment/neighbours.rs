@@ -1,8 +1,8 @@
-//! Nearest neighbours among feature vectors, and quantiles: to find images far from all real ones, or copies of one.
+//! Nearest neighbours among feature vectors: to find images far from all real ones, or copies of one.
 
 use super::distance::{checked, square_distances};
 use crate::tensor::{Kind, Tensor, dims, guard, no_grad};
-use crate::{Error, Result};
+use prsmed_base::{Error, Result};
 
 /// Rows per block of the distance matrix, which limits its memory.
 const ROWS: i64 = 512;
@@ -88,26 +88,6 @@ fn without_own(matrix: Tensor, own: Option<i64>, value: f64) -> Tensor {
     matrix
 }
 
-/// The `q` quantile (0..=1) of `values` with linear interpolation, like numpy's. `None` if there are no values, or one
-/// is NaN.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index of a slice")]
-pub fn quantile(values: &[f64], q: f64) -> Option<f64> {
-    if values.is_empty() || values.iter().any(|v| v.is_nan()) || !(0.0..=1.0).contains(&q) {
-        return None;
-    }
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let place = q * (sorted.len() - 1) as f64;
-    let (low, high) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
-    let part = place.fract();
-    Some(if part == 0.0 { low } else { low + (high - low) * part })
-}
-
-/// The median: the middle value, the mean of the two middle values, or 0 without values.
-pub fn median(values: &[f64]) -> f64 {
-    quantile(values, 0.5).unwrap_or(0.0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,17 +138,5 @@ mod tests {
         assert!(knn_distance_within(&two, 2).is_err() && knn_distance_within(&two, 1).is_ok());
         assert!(max_cosine(&two, &Tensor::from_slice(&[1.0]).view([1, 1])).is_err());
         assert!(max_cosine(&two, &table(&[[f64::NAN, 0.0]])).is_err());
-    }
-
-    #[test]
-    fn quantiles_are_interpolated() {
-        let values = [4.0, 1.0, 3.0, 2.0];
-        assert_eq!(quantile(&values, 0.0), Some(1.0));
-        assert_eq!(quantile(&values, 1.0), Some(4.0));
-        assert_eq!(quantile(&values, 0.5), Some(2.5));
-        assert!((quantile(&values, 0.9).unwrap() - 3.7).abs() < 1e-12);
-        assert_eq!(quantile(&[], 0.5), None);
-        assert_eq!(quantile(&[1.0, f64::NAN], 0.5), None);
-        assert_eq!(quantile(&[1.0], 1.5), None);
     }
 }

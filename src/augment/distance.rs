@@ -12,7 +12,7 @@
 //! the estimate.
 
 use crate::tensor::{Device, Kind, Tensor, dims, guard, no_grad, rng};
-use crate::{Error, Result};
+use prsmed_base::{Error, Result};
 
 /// With fewer images than features a covariance is singular and FID is far too high.
 pub const FID_MIN_IMAGES: i64 = 2048;

@@ -20,6 +20,10 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use sha2::{Digest, Sha256};
+
+use crate::error::Error;
+
 /// Limit of settings and other short JSON and TOML texts, in bytes. Parsed, they may take 100 times the memory.
 pub const MAX_SETTINGS: u64 = 1 << 20;
 /// Limit of a tokenizer's vocabulary, in bytes. Parsed, it may take 20 times the memory.
@@ -67,6 +71,25 @@ pub fn read(path: &Path, max: u64) -> io::Result<Vec<u8>> {
 /// As [`read`]; [`io::ErrorKind::InvalidData`] for text that is not UTF-8.
 pub fn read_to_string(path: &Path, max: u64) -> io::Result<String> {
     String::from_utf8(read(path, max)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error()))
+}
+
+/// Writes `bytes` to `path`, atomically, and without following a link.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn write_bytes(path: &Path, bytes: &[u8]) -> crate::Result<()> {
+    write(path, bytes).map_err(Error::io(path, "write"))
+}
+
+/// The SHA-256 of a file, in hexadecimal digits.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn sha256(path: &Path) -> crate::Result<String> {
+    let mut file = open(path).map_err(Error::io(path, "open"))?;
+    let mut hash = Sha256::new();
+    io::copy(&mut file, &mut hash).map_err(Error::io(path, "read"))?;
+    Ok(format!("{:x}", hash.finalize()))
 }
 
 /// Serialises a path as text. Bytes that are not UTF-8, an error otherwise, become the replacement character.
