@@ -14,7 +14,8 @@
 //!
 //! # Levels
 //!
-//! A module may use modules of lower levels only (`tests/layering.rs` reads this table and checks it).
+//! A module may use modules of lower levels only (`tests/layering.rs` reads this table and checks it). `base`, `data`,
+//! `hub` and `metrics` are crates of their own without libtorch: their folders have a `Cargo.toml`.
 //!
 //! | level | modules |
 //! |---|---|
@@ -24,10 +25,10 @@
 //! | 6 | `augment` `report` |
 //! | 5 | `segment` |
 //! | 4 | `trainer` |
-//! | 3 | `models` `data` `metrics` `runtime` |
-//! | 2 | `nn` `hub` `mlflow` |
-//! | 1 | `tensor` |
-//! | 0 | `error` `files` `units` `event` `location` `panics` `setting` |
+//! | 3 | `models` `runtime` |
+//! | 2 | `nn` `mlflow` |
+//! | 1 | `tensor` `data` `hub` `metrics` |
+//! | 0 | `base` |
 
 pub use prsmed_base::{error, event, files, location, panics, setting, units};
 pub use {prsmed_data as data, prsmed_hub as hub, prsmed_metrics as metrics};

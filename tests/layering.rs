@@ -1,9 +1,13 @@
-//! Modules import modules of lower levels only, by the level table in `src/lib.rs`, and files do not import each other
-//! in cycles.
+//! Modules and crates import those of lower levels only, by the level table in `src/lib.rs`, and files do not import
+//! each other in cycles.
+//!
+//! A folder of `src` with a `Cargo.toml` is a crate: `src/data` is `prsmed-data`. Paths here begin with the folder in
+//! both cases, so that `crate::data::manifest` and `prsmed_data::manifest` are `data::manifest`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 /// Files that import each other, each with the reason. A file with its own tests does not count.
 const ALLOWED_CYCLES: [(&[&str], &str); 9] = [
@@ -60,7 +64,27 @@ fn rust_files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Path of a file's module: `segment::task`; empty for `lib.rs`.
+/// Folders of `src` that are crates of their own.
+static CRATES: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let folders = fs::read_dir("src").expect("src").map(|entry| entry.expect("entry").path());
+    let crates = folders.filter(|folder| folder.join("Cargo.toml").is_file());
+    crates.map(|folder| folder.file_name().expect("name").to_string_lossy().into_owned()).collect()
+});
+
+/// The words that paths from the root of a crate begin with.
+static ROOTS: LazyLock<Vec<String>> =
+    LazyLock::new(|| CRATES.iter().map(|name| format!("prsmed_{name}")).chain(["crate".to_owned()]).collect());
+
+/// `path`, which begins with a word of [`ROOTS`], in a file of `module`, from the folder `src` on.
+fn from_src(module: &[String], path: &[String]) -> Vec<String> {
+    let folder = match path[0].strip_prefix("prsmed_") {
+        Some(name) => Some(name.to_owned()),
+        None => module.first().filter(|name| CRATES.contains(name)).cloned(),
+    };
+    folder.into_iter().chain(path[1..].iter().cloned()).collect()
+}
+
+/// Path of a file's module: `segment::task`; empty for `src/lib.rs`.
 fn module_path(file: &Path) -> Vec<String> {
     let inside = file.strip_prefix("src").expect("inside src").with_extension("");
     let mut parts: Vec<String> = inside.iter().map(|part| part.to_string_lossy().into_owned()).collect();
@@ -111,7 +135,7 @@ fn expanded(tree: &str) -> Vec<Vec<String>> {
 }
 
 /// All paths of `code` that begin with a word of `roots`: imports in full, others up to their last `::`.
-fn paths(code: &str, roots: &[&str]) -> Vec<Vec<String>> {
+fn paths(code: &str, roots: &[String]) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     let mut rest = String::new();
     for statement in code.split_inclusive(';') {
@@ -128,7 +152,7 @@ fn paths(code: &str, roots: &[&str]) -> Vec<Vec<String>> {
             _ => rest.push_str(statement),
         }
     }
-    found.retain(|path| path.first().is_some_and(|first| roots.contains(&first.as_str())));
+    found.retain(|path| path.first().is_some_and(|first| roots.contains(first)));
     for root in roots {
         for (at, _) in rest.match_indices(&format!("{root}::")) {
             if rest[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':') {
@@ -151,7 +175,7 @@ fn import_trees_are_expanded() {
     expect("crate::{a, b::{self, C as D}, e::F}", &["crate::a", "crate::b::self", "crate::b::C", "crate::e::F"]);
     expect("super::a::{B, c::{D, E}}", &["super::a::B", "super::a::c::D", "super::a::c::E"]);
     let code = "use crate::{\n    a,\n    b::C,\n};\nfn f() { crate::d::e(1); }";
-    assert_eq!(paths(code, &["crate"]).iter().map(|path| path[1].as_str()).collect::<Vec<_>>(), ["a", "b", "d"]);
+    assert_eq!(paths(code, &["crate".to_owned()]).iter().map(|path| path[1].as_str()).collect::<Vec<_>>(), ["a", "b", "d"]);
 }
 
 #[test]
@@ -176,8 +200,9 @@ fn modules_import_lower_levels_only() {
     for file in rust_files(Path::new("src")) {
         let module = top_module(&file);
         let Some(&own) = levels.get(&module) else { continue };
-        for path in paths(&code(&file), &["crate"]) {
-            let Some(name) = path.get(1) else { continue };
+        for path in paths(&code(&file), &ROOTS) {
+            let path = from_src(&module_path(&file), &path);
+            let Some(name) = path.first() else { continue };
             if *name != module && levels.get(name).is_some_and(|&level| level >= own) {
                 wrong.push(format!("{}: `{module}` imports `{name}`", file.display()));
             }
@@ -190,8 +215,19 @@ fn modules_import_lower_levels_only() {
 fn only_tensor_names_tch() {
     for file in rust_files(Path::new("src")) {
         if top_module(&file) != "tensor" {
-            assert!(paths(&code(&file), &["tch"]).is_empty(), "{} names tch directly", file.display());
+            assert!(paths(&code(&file), &["tch".to_owned()]).is_empty(), "{} names tch directly", file.display());
         }
+    }
+}
+
+#[test]
+fn crates_in_folders_do_not_need_libtorch() {
+    assert!(CRATES.len() >= 4, "only {:?} were found", *CRATES);
+    for name in CRATES.iter() {
+        let manifest = fs::read_to_string(format!("src/{name}/Cargo.toml")).expect("manifest");
+        let dependencies = manifest.lines().filter_map(|line| line.split(['.', ' ', '=']).next());
+        let heavy = dependencies.filter(|name| ["tch", "torch-sys", "prsmed"].contains(name));
+        assert_eq!(heavy.collect::<Vec<_>>(), [""; 0], "src/{name}/Cargo.toml");
     }
 }
 
@@ -200,6 +236,10 @@ fn reexport(statement: &str) -> Option<&str> {
     let (before, tree) = statement.split_once(" use ")?;
     let before = before.trim_end();
     (before.ends_with("pub") || (before.ends_with(')') && before.contains("pub("))).then_some(tree)
+}
+
+fn without_self(path: Vec<String>) -> Vec<String> {
+    path.into_iter().filter(|part| part != "self").collect()
 }
 
 /// The source files by module path, and what each of them re-exports.
@@ -240,7 +280,7 @@ impl Crate {
         let mut base = module.to_vec();
         let mut rest = path;
         match path.first()?.as_str() {
-            "crate" => (base, rest) = (Vec::new(), &path[1..]),
+            _ if ROOTS.contains(&path[0]) => return Some(without_self(from_src(module, path))),
             "self" => rest = &path[1..],
             "super" => {
                 while rest.first().is_some_and(|part| part == "super") {
@@ -251,8 +291,8 @@ impl Crate {
             child if self.children(module).contains(&child) => {}
             _ => return None,
         }
-        base.extend(rest.iter().filter(|part| *part != "self").cloned());
-        Some(base)
+        base.extend(rest.iter().cloned());
+        Some(without_self(base))
     }
 
     /// The module whose file defines what an absolute path names.
@@ -273,7 +313,8 @@ impl Crate {
         let code = code(&self.files[module]);
         // re-exports lead on, they use nothing
         let code: String = code.split_inclusive(';').filter(|part| reexport(part).is_none()).collect();
-        let roots: Vec<&str> = ["crate", "self", "super"].into_iter().chain(self.children(module)).collect();
+        let local = ["self", "super"].into_iter().chain(self.children(module)).map(str::to_owned);
+        let roots: Vec<String> = ROOTS.iter().cloned().chain(local).collect();
         let absolute = paths(&code, &roots).into_iter().filter_map(|path| self.absolute(module, &path));
         let used = absolute.map(|path| self.definition(&path));
         used.filter(|used| !used.is_empty() && used != module && self.files.contains_key(used)).collect()
