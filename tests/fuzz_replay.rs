@@ -4,7 +4,9 @@
 //! this test protects its fix without a fuzzer.
 
 #[path = "fuzz/targets.rs"]
-pub mod targets;
+mod targets;
+#[path = "fuzz/with_torch.rs"]
+mod with_torch;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -50,19 +52,23 @@ fn replay(name: &str, target: fn(&[u8])) {
 }
 
 macro_rules! replays {
-    ($($name:ident)*) => {
+    ($($module:ident::$name:ident)*) => {
         const TARGETS: &[&str] = &[$(stringify!($name)),*];
 
         $(
             #[test]
             fn $name() {
-                replay(stringify!($name), targets::$name);
+                replay(stringify!($name), $module::$name);
             }
         )*
     };
 }
 
-replays!(checksums config csv dicom hub image journal model_json nifti pickle pth safetensors tokenizer);
+replays!(
+    targets::csv targets::dicom targets::hub targets::image targets::nifti targets::tokenizer
+    with_torch::checksums with_torch::config with_torch::journal with_torch::model_json with_torch::pickle
+    with_torch::pth with_torch::safetensors
+);
 
 #[test]
 fn every_target_has_a_binary_and_every_input_a_target() {

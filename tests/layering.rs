@@ -175,7 +175,10 @@ fn import_trees_are_expanded() {
     expect("crate::{a, b::{self, C as D}, e::F}", &["crate::a", "crate::b::self", "crate::b::C", "crate::e::F"]);
     expect("super::a::{B, c::{D, E}}", &["super::a::B", "super::a::c::D", "super::a::c::E"]);
     let code = "use crate::{\n    a,\n    b::C,\n};\nfn f() { crate::d::e(1); }";
-    assert_eq!(paths(code, &["crate".to_owned()]).iter().map(|path| path[1].as_str()).collect::<Vec<_>>(), ["a", "b", "d"]);
+    assert_eq!(
+        paths(code, &["crate".to_owned()]).iter().map(|path| path[1].as_str()).collect::<Vec<_>>(),
+        ["a", "b", "d"]
+    );
 }
 
 #[test]

@@ -1,2 +1,2 @@
 #![no_main]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| targets::config(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzz::with_torch::config(bytes));

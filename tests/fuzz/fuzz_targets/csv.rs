@@ -1,2 +1,2 @@
 #![no_main]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| targets::csv(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzz::targets::csv(bytes));

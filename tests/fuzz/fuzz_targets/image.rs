@@ -1,2 +1,2 @@
 #![no_main]
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| targets::image(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzz::targets::image(bytes));

@@ -1,0 +1,5 @@
+//! The targets as a library.
+
+pub mod targets;
+#[cfg(feature = "torch")]
+pub mod with_torch;
