@@ -4,9 +4,9 @@
 //! this test protects its fix without a fuzzer.
 
 #[path = "fuzz/targets.rs"]
-mod targets;
+pub mod targets;
 #[path = "fuzz/with_torch.rs"]
-mod with_torch;
+pub mod with_torch;
 
 use std::collections::BTreeSet;
 use std::fs;
