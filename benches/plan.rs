@@ -2,8 +2,8 @@
 
 #![expect(clippy::expect_used, clippy::print_stdout, reason = "a benchmark")]
 
-use prsmed::config::planned::Searched;
 use prsmed::config::{RunConfig, Sources};
+use prsmed::job::training_plan::Searched;
 use prsmed::plan::device_terms::DeviceUsage;
 use prsmed::plan::dry_run::Job;
 use prsmed::plan::gpus;

@@ -1,4 +1,4 @@
-//! A task of your own: the engine trains it, and the planner predicts its memory.
+//! A training of your own: a task and its settings are all that it needs to get what `prsmed train` has.
 //!
 //! The task is a small convolutional network that estimates the mean brightness of noise images. It has nothing to do
 //! with PRS-Med.
@@ -8,36 +8,42 @@
 //! ```
 #![expect(clippy::print_stdout, reason = "an example shows its results")]
 
-use prsmed::event::Silent;
-use prsmed::plan::dry_run::{self, Job, Measured};
+use prsmed::cli::output::Output;
+use prsmed::cli::progress::{Progress, Style};
+use prsmed::config::{Settings, Sources};
+use prsmed::job::resume::Resume;
+use prsmed::job::task::{TaskTraining, Trained};
+use prsmed::job::{self, How};
 use prsmed::prelude::*;
-use prsmed::tensor::meta::Target;
+use prsmed::setting::{Setting, settings};
 use prsmed::tensor::weights::{Archive, Staged};
-use prsmed::tensor::{Kind, META, Tensor, no_grad, rng};
+use prsmed::tensor::{Kind, Tensor, no_grad, rng};
+use prsmed::trainer::distributed::{Rendezvous, World};
 use prsmed::trainer::precision::Precision;
-use prsmed::trainer::{self, BatchSize, Batches, Loss, Outcome, Parameter, Ranks, Session, Shard};
+use prsmed::trainer::{BatchSize, Batches, Loss, Outcome, Parameter, Ranks, Shard};
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
 
 const STEPS_PER_EPOCH: u64 = 4;
 const SIDE: i64 = 16;
-const CHANNELS: i64 = 8;
 
 /// Images `[b, 1, s, s]` and their targets `[b]`.
 type Batch = (Tensor, Tensor);
 
-struct Brightness {
+/// The network.
+pub(crate) struct Brightness {
     weights: [(&'static str, Tensor); 2],
     micro_batch: i64,
     accumulation: usize,
 }
 
 impl Brightness {
-    fn new(device: Device, config: &TrainConfig) -> Self {
+    fn new(device: Device, config: &Config) -> Self {
+        let (channels, config) = (config.net.channels, &config.train);
         rng::seed(config.seed);
         let weight = |shape: &[i64]| (Tensor::randn(shape, (Kind::Float, device)) * 0.1).set_requires_grad(true);
-        let weights = [("conv", weight(&[CHANNELS, 1, 3, 3])), ("head", weight(&[CHANNELS, 1]))];
+        let weights = [("conv", weight(&[channels, 1, 3, 3])), ("head", weight(&[channels, 1]))];
         let micro_batch = i64::try_from(config.micro_batch).unwrap_or(1);
         Self { weights, micro_batch, accumulation: config.accumulation }
     }
@@ -113,46 +119,76 @@ impl DryRunTask for Brightness {
     }
 }
 
-fn train(config: &TrainConfig, folder: &Path, resume: bool) -> prsmed::Result<Outcome> {
-    let session = Session {
-        config,
-        folder,
-        settings: "",
-        resume,
-        profile: None,
-        observer: &Silent,
-        interrupt: &AtomicBool::new(false),
-        has_room_for_graphs: false,
-        ranks: Ranks::default(),
-    };
-    trainer::run(&Brightness::new(Device::Cpu, config), &session)
+settings! {
+    /// Settings of the network (`net.*`).
+    pub struct NetConfig in "net" {
+        /// Channels of the convolution.
+        channels: i64 = 8, results(Changes), resume(Fixed), range(1.0..), memory("activations grow with it");
+    }
+}
+
+/// All settings of the training.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct Config {
+    net: NetConfig,
+    train: TrainConfig,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let train = TrainConfig { precision: Precision::Fp32, ..TrainConfig::default() };
+        Self { net: NetConfig::default(), train }
+    }
+}
+
+impl Settings for Config {
+    fn settings() -> Vec<Setting> {
+        [NetConfig::settings(), TrainConfig::settings()].concat()
+    }
+}
+
+impl Trained for Config {
+    type Task = Brightness;
+
+    fn train(&self) -> &TrainConfig {
+        &self.train
+    }
+
+    fn train_mut(&mut self) -> &mut TrainConfig {
+        &mut self.train
+    }
+
+    fn build(&self, device: Device, _ranks: Ranks) -> prsmed::Result<Brightness> {
+        Ok(Brightness::new(device, self))
+    }
+}
+
+/// Trains as `prsmed train` does: with lock, memory plan, resume check, progress, report and, where several processes
+/// were started (`torchrun`, `srun`), together with them.
+fn train(folder: &Path, resume: Resume, sets: &[&str]) -> prsmed::Result<Outcome> {
+    let sets = sets.iter().map(|set| ((*set).to_owned(), "--set".to_owned())).collect();
+    let settings = Sources { sets, ..Sources::default() }.resolve_as::<Config>()?;
+    let style = Style { is_terminal: false, color: false, every_steps: 1 };
+    let progress = Progress::new(style, Arc::new(Output::stdout(false)));
+    let runtime = Runtime::new().on(Device::Cpu).with_observer(Arc::new(progress));
+    let joined = Rendezvous::from_vars(|name| std::env::var(name).ok())?;
+    let join = |joined| World::join(joined, runtime.device(), runtime.interrupt(), &|text| println!("{text}"));
+    let world = joined.as_ref().map(join).transpose()?;
+    let how = How { resume, ..How::new(folder, &runtime)?.with_ranks(Ranks::of_some(world.as_ref())) };
+    Ok(job::run(&how, |how| Ok(TaskTraining::new(settings, how)))?.outcome)
 }
 
 pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let _runtime = Runtime::new();
-    let config = RunConfig::preset_with("tiny", &["train.micro_batch=4", "train.accumulation=2", "train.max_steps=3"])?;
-    let config = TrainConfig { precision: Precision::Fp32, ..config.train };
-
-    // plan on the meta device, then measure the same phases on the CPU
-    let planned = dry_run::plan(Job::Train, &config, Target::Cpu, true, |_| Ok(Brightness::new(META, &config)))?;
-    let plan = Plan::of(&planned, &Machine::named("cpu")?);
-    println!("{}", plan.table());
-    let mut meter = Measured::begin(Device::Cpu)?;
-    dry_run::dry_run(
-        Job::Train,
-        &config,
-        Ranks::default(),
-        &|_: Ranks| Ok(Brightness::new(Device::Cpu, &config)),
-        &mut meter,
-    )?;
-    for (phase, measured) in plan.phases.iter().zip(meter.finish()?) {
-        println!("{}: planned {}, measured {}", measured.name, phase.memory.allocated_peak, measured.allocated_peak);
-    }
-
     let folder = tempfile::tempdir()?;
-    let first = train(&config, folder.path(), false)?;
-    let second = train(&TrainConfig { max_steps: 4, ..config }, folder.path(), true)?;
+    let sets = ["train.micro_batch=4", "train.accumulation=2", "train.epochs=2", "train.max_steps=3"];
+    let first = train(folder.path(), Resume::New, &sets)?;
+    let second = train(folder.path(), Resume::Last, &[&sets[..3], &["train.max_steps=4"]].concat())?;
     println!("{} steps, then {} after resuming", first.steps, second.steps);
     assert_eq!((first.steps, second.steps), (3, 4));
+    assert!(folder.path().join("report.html").is_file());
+
+    let refused = train(folder.path(), Resume::Last, &["net.channels=16"]).map(drop).expect_err("another network");
+    println!("{refused}");
     Ok(())
 }

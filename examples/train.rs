@@ -1,12 +1,20 @@
-//! Trains a tiny model on phantoms, then answers a question with it.
+//! Trains a tiny model on phantoms as `prsmed train` does, with its lock, memory plan and report, then answers a question
+//! with it.
 //!
 //! ```text
 //! cargo run --example train
 //! ```
 #![expect(clippy::print_stdout, reason = "an example shows its results")]
 
+use prsmed::cli::output::Output;
+use prsmed::cli::progress::{Progress, Style};
+use prsmed::config::Sources;
 use prsmed::event::Silent;
+use prsmed::job::rows::Rows;
+use prsmed::job::training::SegmenterTraining;
+use prsmed::job::{self, How};
 use prsmed::prelude::*;
+use std::sync::Arc;
 
 pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = tempfile::tempdir()?;
@@ -14,16 +22,20 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let phantoms = PhantomOptions { count: 12, image_size_px: 64, ..PhantomOptions::default() };
     phantom::generate(&data, &phantoms, &Silent)?;
 
-    let runtime = Runtime::new();
-    let config = RunConfig::preset_with(
-        "tiny",
-        &["model.image_size=64", "train.micro_batch=2", "train.max_steps=3", "data.max_val_rows=4"],
-    )?;
-    let manifest = Manifest::open(&data, None)?;
-    let image = image::open(&manifest.rows[0].image_path)?;
-    let run = Training::new(config, manifest, folder.path().join("run"), &runtime)?.run()?;
+    let style = Style { is_terminal: false, color: false, every_steps: 1 };
+    let progress = Progress::new(style, Arc::new(Output::stdout(false)));
+    let runtime = Runtime::new().with_observer(Arc::new(progress));
+    let how = How::new(folder.path().join("run"), &runtime)?;
+    let sets = ["model.image_size=64", "train.micro_batch=2", "train.max_steps=3", "data.max_val_rows=4"];
+    let sets = sets.iter().map(|set| ((*set).to_owned(), "--set".to_owned())).collect();
+    let settings = Sources { preset: Some("tiny".into()), sets, ..Sources::default() }.resolve()?;
+    let trained = job::run(&how, |how| SegmenterTraining::new(settings, &Rows::of(&data), how))?;
+    let run = trained.run;
     println!("{} steps, best score {:?}", run.outcome.steps, run.outcome.best_score);
+    println!("planned peak of tensors: {:?}", trained.plan.map(|plan| plan.allocated_peak));
+    assert!(how.out.join("report.html").is_file());
 
+    let image = image::open(&Manifest::open(&data, None)?.rows[0].image_path)?;
     let prediction = run.predict(&image, "Where is the lesion?")?;
     println!("answer: {}", prediction.answer);
     assert_eq!(prediction.mask.len(), 64 * 64);

@@ -19,8 +19,9 @@
 //!
 //! | level | modules |
 //! |---|---|
-//! | 9 | `cli` `prelude` |
-//! | 8 | `config` `serve` |
+//! | 10 | `cli` `prelude` |
+//! | 9 | `job` `serve` |
+//! | 8 | `config` |
 //! | 7 | `plan` |
 //! | 6 | `augment` `report` |
 //! | 5 | `segment` |
@@ -52,6 +53,8 @@ pub mod report;
 pub mod plan;
 
 pub mod config;
+
+pub mod job;
 
 #[cfg(feature = "cli")]
 pub mod serve;

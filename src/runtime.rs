@@ -7,7 +7,9 @@ use crate::{Error, Result};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Device, cache folder, hub, observer and interrupt flag of a run. Cheap to clone.
 ///
@@ -26,6 +28,8 @@ pub struct Runtime {
     hub: Option<HubOptions>,
     observer: Arc<dyn Observer>,
     interrupt: Arc<AtomicBool>,
+    visible_gpus: Option<String>,
+    local_rank: Option<usize>,
     /// Weight files found so far, by their spec.
     located: Arc<Mutex<HashMap<String, Located>>>,
 }
@@ -42,6 +46,9 @@ impl Default for Runtime {
     }
 }
 
+/// How long a search lasts before a note says that it does.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 impl Runtime {
     /// The first GPU, or the CPU; no cache folder, no hub, no observer.
     ///
@@ -56,6 +63,8 @@ impl Runtime {
             hub: None,
             observer: Arc::new(Silent),
             interrupt: Arc::default(),
+            visible_gpus: None,
+            local_rank: None,
             located: Arc::default(),
         }
     }
@@ -107,6 +116,20 @@ impl Runtime {
         self
     }
 
+    /// Sets the GPUs that this process can see, as `CUDA_VISIBLE_DEVICES` lists them; all without a list.
+    #[must_use]
+    pub fn with_visible_gpus(mut self, list: Option<String>) -> Self {
+        self.visible_gpus = list;
+        self
+    }
+
+    /// Sets the number of this process on its machine, if it is one of several that work together.
+    #[must_use]
+    pub fn with_local_rank(mut self, rank: usize) -> Self {
+        self.local_rank = Some(rank);
+        self
+    }
+
     /// Device of all tensors.
     pub fn device(&self) -> Device {
         self.device
@@ -115,6 +138,28 @@ impl Runtime {
     /// The cache folder.
     pub fn cache(&self) -> Option<&Path> {
         self.cache.as_deref()
+    }
+
+    /// The list of GPUs that this process can see.
+    pub fn visible_gpus(&self) -> Option<&str> {
+        self.visible_gpus.as_deref()
+    }
+
+    /// The number of this process on its machine; `None` if it is alone.
+    pub fn local_rank(&self) -> Option<usize> {
+        self.local_rank
+    }
+
+    /// Whether there is a hub for downloads.
+    pub(crate) fn has_hub(&self) -> bool {
+        self.hub.is_some()
+    }
+
+    /// The hub for downloads, with the cache folder of its files; without [`Self::with_hub`] the default one, of which
+    /// [`Self::locate`] downloads nothing.
+    pub(crate) fn hub(&self) -> &HubOptions {
+        static DEFAULT: LazyLock<HubOptions> = LazyLock::new(|| HubOptions::from_vars(|_| None));
+        self.hub.as_ref().unwrap_or(&DEFAULT)
     }
 
     /// Observer of all events.
@@ -137,6 +182,22 @@ impl Runtime {
         self.observer.on(&Event::Note(text.into()));
     }
 
+    /// Runs `work`, and sends a note if it takes more than two seconds.
+    pub(crate) fn with_patience<T>(&self, note: &str, work: impl FnOnce() -> T) -> T {
+        let observer = Arc::clone(&self.observer);
+        let (working, ended) = mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                    observer.on(&Event::Note(note.to_owned()));
+                }
+            });
+            let done = work();
+            drop(working);
+            done
+        })
+    }
+
     /// Sends a warning.
     pub(crate) fn warn(&self, text: impl Into<String>) {
         self.observer.on(&Event::Warning(text.into()));
@@ -147,13 +208,11 @@ impl Runtime {
     }
 
     /// Whether the files of `spec` were found before.
-    #[cfg(feature = "cli")]
     pub(crate) fn has_located(&self, spec: &str) -> bool {
         self.located().contains_key(spec)
     }
 
     /// Remembers files that were found, for [`Self::locate`].
-    #[cfg(feature = "cli")]
     pub(crate) fn add_located(&self, found: impl IntoIterator<Item = (String, Located)>) {
         self.located().extend(found);
     }

@@ -41,6 +41,8 @@ pub enum Event {
     },
     /// A part of a generated answer.
     Token(String),
+    /// A result for programs that read one JSON object a line.
+    Record(serde_json::Value),
     /// Information for the user.
     Note(String),
     /// A problem that the user should know about. The job continues.

@@ -3,11 +3,13 @@
 mod measure;
 
 use super::context::Context;
-use super::plan::{self, SettingsArgs};
+use super::plan::SettingsArgs;
 use super::report::Outcome;
 use crate::config::RunConfig;
 use crate::data::manifest::Manifest;
 use crate::event::Event;
+use crate::job::machine;
+use crate::job::memory::suggest;
 use crate::metrics::order::median;
 use crate::models::prsmed;
 use crate::plan::dry_run::{self, Buffers, DryRun, Job as Planned, Measured, Meter};
@@ -172,7 +174,7 @@ impl Case {
         let sizes = init::planned_sizes(&config.model, config.lora, example.num_classes)?;
         let machine = match device {
             Device::Cpu => Machine::Cpu(Host::detect()),
-            _ => plan::training_machine(context)?,
+            _ => machine::here(&context.runtime)?,
         };
         Ok(Self { config, sizes, example, machine, part: args.part, work: args.task })
     }
@@ -209,7 +211,7 @@ impl Case {
             let hint = "`prsmed plan` lists changes that save memory; `--no-plan` skips this check";
             return Err(Error::config("bench", plan.summary(), hint));
         }
-        context.memory.remember(plan.clone(), super::plan::suggest(&self.config, &self.machine, &plan));
+        context.memory.remember(plan.clone(), suggest(&self.config, &(), dry_run::Job::Train, &self.machine, &plan));
         let flops = if self.work == Work::Train { Some(self.flops(dry_run)?) } else { None };
         Ok(Some((plan, flops)))
     }

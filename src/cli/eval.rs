@@ -1,13 +1,15 @@
 //! `prsmed eval`: scores trained models on a data root.
 
 use super::args::{RootArgs, labels_of};
-use super::context::{Context, make_folder};
+use super::context::Context;
 use super::predict::ModelArgs;
-use super::ranks::{GpuArgs, check_data, main_only};
+use super::ranks::GpuArgs;
 use super::report::Outcome;
 use crate::data::labels::Labels;
 use crate::data::manifest::{Manifest, Split};
 use crate::event::Event;
+use crate::job::lock::make_folder;
+use crate::job::together::{check_data, main_only};
 use crate::report::comparison::{Compared, Comparison};
 use crate::report::evaluation::{self, Facts};
 use crate::segment::evaluate::{self, Evaluation, Options};

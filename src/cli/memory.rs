@@ -2,8 +2,9 @@
 
 use super::output::Output;
 use super::progress::{memory_text, shares_text};
-use crate::config::remedies::Remedy;
 use crate::event::{Event, MemoryReport, Observer};
+use crate::job::memory::Memory;
+use crate::job::planned::Remedy;
 use crate::plan::report::Plan;
 use crate::tensor::ledger::AllocationFailure;
 use crate::tensor::memory;
@@ -12,7 +13,7 @@ use crate::{Error, Result};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// Flags of commands that train.
 #[derive(Debug, clap::Args)]
@@ -54,43 +55,20 @@ impl ProfileArgs {
     }
 }
 
-/// Searches for changes that save memory, the most useful first.
-pub(super) type Suggest = Box<dyn FnOnce() -> Vec<Remedy> + Send>;
-
-/// Data for the report of a later out-of-memory error.
-#[derive(Default)]
-pub(super) struct Known {
-    /// The last profiled step.
-    last: Option<MemoryReport>,
-    /// Plan of the run, and the search for changes that save memory.
-    planned: Option<(Plan, Suggest)>,
-}
-
-/// Shared by the commands and the error handler.
-#[derive(Clone, Default)]
-pub(super) struct Memory(Arc<Mutex<Known>>);
-
-impl Memory {
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Stores the plan of a run that starts.
-    pub(super) fn remember(&self, plan: Plan, suggest: Suggest) {
-        self.known().planned = Some((plan, suggest));
-    }
-}
-
-/// Forwards events and stores the last profiled step.
+/// Forwards events; stores the last profiled step, and writes records to `output`.
 pub(super) struct MemoryObserver {
     pub(super) inner: Box<dyn Observer>,
     pub(super) memory: Memory,
+    pub(super) output: Arc<Output>,
 }
 
 impl Observer for MemoryObserver {
     fn on(&self, event: &Event) {
-        if let Event::Memory(report) = event {
-            self.memory.known().last = Some(report.clone());
+        match event {
+            Event::Memory(report) => self.memory.profiled(report),
+            // a reader that has gone is no reason to stop
+            Event::Record(record) => return drop(self.output.record(record)),
+            _ => {}
         }
         self.inner.on(event);
     }
@@ -118,9 +96,9 @@ pub(super) fn report(error: &Error, memory: &Memory, out: &mut dyn Write, output
     if !matches!(error, Error::OutOfMemory { .. }) {
         return Ok(());
     }
-    let mut known = memory.known();
-    let mut report = Report { failure: memory::failure(), last: known.last.take(), ..Report::default() };
-    if let Some((plan, suggest)) = known.planned.take() {
+    let (last, planned) = memory.take();
+    let mut report = Report { failure: memory::failure(), last, ..Report::default() };
+    if let Some((plan, suggest)) = planned {
         report.suggestion = suggest().into_iter().next();
         report.plan = Some(plan);
     }
@@ -227,11 +205,15 @@ mod tests {
     #[test]
     fn the_last_profiled_step_is_stored_and_events_are_forwarded() {
         let memory = Memory::default();
-        let observer = MemoryObserver { inner: Box::new(crate::event::Silent), memory: memory.clone() };
+        let observer = MemoryObserver {
+            inner: Box::new(crate::event::Silent),
+            memory: memory.clone(),
+            output: Arc::new(Output::none()),
+        };
         for step in [1, 5] {
             observer.on(&Event::Memory(MemoryReport { step, ..MemoryReport::default() }));
         }
         observer.on(&Event::Note("x".into()));
-        assert_eq!(memory.known().last.as_ref().unwrap().step, 5);
+        assert_eq!(memory.take().0.unwrap().step, 5);
     }
 }

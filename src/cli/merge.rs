@@ -3,6 +3,7 @@
 use super::context::Context;
 use super::predict::parse_precision;
 use super::report::Outcome;
+use crate::job::weight_files;
 use crate::segment::merge::{Settings, Source};
 use crate::segment::setup::{self, Build, RunOverrides};
 use crate::tensor::{Device, Kind};
@@ -53,10 +54,16 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     };
     let locate = |spec: &str| context.locate(spec);
     let build = Build::new(Device::Cpu, Kind::Float, &locate);
-    let source = context.read_run(&args.run, args.base.as_deref(), args.vision_tower.as_deref(), &|folder| {
-        setup::verify(folder)?;
-        Source::open(folder, &settings.overrides, build)
-    })?;
+    let source = weight_files::read_run(
+        &args.run,
+        args.base.as_deref(),
+        args.vision_tower.as_deref(),
+        &context.runtime,
+        &|folder| {
+            setup::verify(folder)?;
+            Source::open(folder, &settings.overrides, build)
+        },
+    )?;
     let merged = source.write(&args.out, &settings, context.progress.as_ref())?;
     let plural = if merged.shards == 1 { "" } else { "s" };
     let (bytes, out) = (Bytes(merged.bytes), args.out.display());

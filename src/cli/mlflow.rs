@@ -1,17 +1,7 @@
 //! The flags by which trainings are recorded on an MLflow server.
 
 use super::context::Context;
-use crate::config::Settings;
-use crate::event::Observer;
-use crate::mlflow::{Connection, End, MlflowOptions, Tracker};
-use crate::setting::table::leaves;
-use crate::{Error, Result};
-use std::path::Path;
-use std::sync::Arc;
-use toml::Table;
-
-/// Files of a run folder that are stored on the server.
-const FILES: [&str; 2] = ["config.toml", "report.html"];
+use crate::mlflow::MlflowOptions;
 
 #[derive(Debug, clap::Args)]
 pub(in crate::cli) struct MlflowArgs {
@@ -29,34 +19,9 @@ pub(in crate::cli) struct MlflowArgs {
 }
 
 impl MlflowArgs {
-    /// Connects to the server, before expensive work.
-    pub(in crate::cli) fn connect(&self, context: &Context) -> Result<Option<Connection>> {
-        let Some(url) = &self.mlflow else { return Ok(None) };
-        let credentials = context.env.mlflow.clone();
-        let experiment = self.mlflow_experiment.clone();
-        Connection::open(MlflowOptions { url: url.clone(), experiment, credentials }).map(Some)
+    /// The server of the flags.
+    pub(in crate::cli) fn options(&self, context: &Context) -> Option<MlflowOptions> {
+        let (credentials, experiment) = (context.env.mlflow.clone(), self.mlflow_experiment.clone());
+        self.mlflow.clone().map(|url| MlflowOptions { url, experiment, credentials })
     }
-}
-
-/// Runs a training with the observer of its events, and records it if there is a connection.
-pub(in crate::cli) fn recorded<C: Settings, T>(
-    connection: Option<Connection>,
-    (folder, resumes): (&Path, bool),
-    config: &C,
-    context: &Context,
-    train: impl FnOnce(Arc<dyn Observer>) -> Result<T>,
-) -> Result<T> {
-    let Some(connection) = connection else { return train(Arc::clone(&context.progress)) };
-    let table = Table::try_from(config).expect("plain values serialise");
-    let params = leaves(&table).into_iter().map(|(key, value)| (key, value.to_string()));
-    let tracker = connection.record(folder, resumes, &params.collect::<Vec<_>>(), Arc::clone(&context.progress))?;
-    let tracker: Arc<Tracker> = Arc::new(tracker);
-    let trained = train(tracker.clone());
-    let end = match &trained {
-        Ok(_) => End::Finished,
-        Err(Error::Interrupted) => End::Interrupted,
-        Err(_) => End::Failed,
-    };
-    tracker.finish(end, &FILES.map(|name| folder.join(name)));
-    trained
 }

@@ -14,7 +14,6 @@ mod context;
 mod data;
 mod doctor;
 mod eval;
-mod files;
 mod hub;
 mod memory;
 mod merge;
@@ -27,7 +26,6 @@ mod prepare;
 mod preset;
 mod ranks;
 mod reference;
-mod run_lock;
 mod serve;
 mod solve;
 mod train;
@@ -35,6 +33,7 @@ mod unknown_flag;
 
 use crate::Error;
 use crate::event::{Event, Observer, Silent};
+use crate::job::memory::Memory;
 use crate::panics;
 use crate::runtime::Runtime;
 use crate::tensor::{self, threads};
@@ -42,6 +41,7 @@ use crate::trainer::distributed::Rendezvous;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use context::Context;
 use env::Env;
+use memory::MemoryObserver;
 use output::Output;
 use progress::{Progress, Style};
 use report::Outcome;
@@ -145,13 +145,19 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         Some(rank) => (Box::new(ranks::OtherRank { rank, inner }) as Box<dyn Observer>, Arc::new(Output::none())),
         None => (inner, output),
     };
-    let memory = memory::Memory::default();
-    let progress: Arc<dyn Observer> = Arc::new(memory::MemoryObserver { inner, memory: memory.clone() });
+    let memory = Memory::default();
+    let progress = MemoryObserver { inner, memory: memory.clone(), output: Arc::clone(&output) };
+    let progress: Arc<dyn Observer> = Arc::new(progress);
     let interrupt = Arc::new(AtomicBool::new(false));
     let runtime =
         runtime.with_hub(env.hub.clone()).with_observer(Arc::clone(&progress)).with_interrupt(Arc::clone(&interrupt));
     let runtime = match &env.cache {
         Some(cache) => runtime.with_cache(cache),
+        None => runtime,
+    };
+    let runtime = runtime.with_visible_gpus(env.cuda_visible_devices.clone());
+    let runtime = match &rendezvous {
+        Some(joined) => runtime.with_local_rank(joined.local_rank),
         None => runtime,
     };
     let context = Context { runtime, env, output, progress, memory, interrupt, rendezvous };
@@ -179,7 +185,7 @@ fn joined(command: &Command, runtime: Runtime) -> crate::Result<(Option<Rendezvo
     if !command.may_be_divided() && !matches!(command, Command::Plan(_)) {
         return Ok((None, runtime));
     }
-    let Some(found) = ranks::rendezvous(|name| std::env::var(name).ok())? else { return Ok((None, runtime)) };
+    let Some(found) = Rendezvous::from_vars(|name| std::env::var(name).ok())? else { return Ok((None, runtime)) };
     ranks::choose_gpu(&found)?;
     Ok((Some(found), runtime.on(tensor::default_device())))
 }

@@ -1,27 +1,23 @@
 //! `prsmed plan`, and the flags by which commands name settings and a machine to plan for.
 
 use super::args::sets_of;
-use super::augment::args::{planned_finetuned_config, planned_pipeline_config};
 use super::context::Context;
-use super::memory::Suggest;
 use super::ranks::{self, Job as Together};
 use super::report::Outcome;
 use crate::config::learning_rate::suggestion;
-use crate::config::remedies::{Remedy, remedies};
 use crate::config::{AugmentRun, FinetuneRun, Resolved, RunConfig, Settings, Sources};
 use crate::data::manifest::{Manifest, Split};
 use crate::event::Event;
-use crate::plan::detect::{self, Detected};
-use crate::plan::device_terms::DeviceUsage;
+use crate::job::memory::remedy_lines;
+use crate::job::planned::{Planned, Remedy};
+use crate::job::{generator, machine, weight_files};
 use crate::plan::dry_run::{self, DryRun, Job, Measured, Phase};
 use crate::plan::duration::{Duration, Samples};
-use crate::plan::gpus::{self, Budget};
-use crate::plan::host::Host;
 use crate::plan::report::{Machine, NO_RATES, Plan};
-use crate::plan::{calibrate, reading, timeline};
+use crate::plan::timeline;
 use crate::segment::dry_run::SegmentDryRun;
 use crate::tensor::meta::Target;
-use crate::tensor::{Device, Kind, Tensor, default_device, kernels, memory};
+use crate::tensor::{Device, default_device, kernels};
 use crate::trainer::Ranks;
 use crate::units::Bytes;
 use crate::{Error, Result, files};
@@ -123,8 +119,8 @@ pub(super) struct MachineArgs {
 impl MachineArgs {
     pub(super) fn machine(&self, context: &Context) -> Result<Machine> {
         let machine = match self.gpu.as_str() {
-            "auto" => detected(context)?,
-            "cpu" => this_cpu(context),
+            "auto" => machine::detected(&context.runtime)?,
+            "cpu" => machine::this_cpu(&context.runtime),
             named => Machine::named(named).map_err(|error| {
                 let hint = error.hint();
                 Error::config("--gpu", error.to_string(), hint)
@@ -138,62 +134,6 @@ impl MachineArgs {
     pub(super) fn ranks(&self) -> usize {
         self.gpus.map_or(1, usize::from)
     }
-}
-
-/// The machine on which this process trains.
-pub(super) fn training_machine(context: &Context) -> Result<Machine> {
-    if default_device() == Device::Cpu { Ok(this_cpu(context)) } else { detected(context) }
-}
-
-/// This machine's CPU.
-fn this_cpu(context: &Context) -> Machine {
-    with_reading(Machine::Cpu(Host::detect()), Device::Cpu, None, context)
-}
-
-/// `machine` with its reading, if `prsmed calibrate` has made one.
-fn with_reading(machine: Machine, device: Device, gpu: Option<&Detected>, context: &Context) -> Machine {
-    let Ok(identity) = calibrate::identity(device, gpu) else { return machine };
-    let (reading, problem) = reading::find(context.env.cache.as_deref(), &identity);
-    if let Some(problem) = problem {
-        context.progress.on(&Event::Warning(problem));
-    }
-    machine.with_reading(reading)
-}
-
-/// The GPU of this process (the first one that is visible to it, or its own of several processes), with the memory that
-/// other processes use on it; without any, the CPU.
-fn detected(context: &Context) -> Result<Machine> {
-    let devices = detect::detect(context.env.cuda_visible_devices.as_deref());
-    let local_rank = context.rendezvous.as_ref().map_or(0, |joined| joined.local_rank);
-    let Some((index, own)) = detect::of_process(&devices, local_rank) else {
-        return Ok(libtorch_device(context).unwrap_or_else(|| this_cpu(context)));
-    };
-    if devices.len() > 1 && context.rendezvous.is_none() {
-        let (count, name) = (devices.len(), &own.name);
-        let note =
-            format!("{count} GPUs found; planning for the first, {name}. `train --gpus {count}` uses all of them");
-        context.progress.on(&Event::Note(note));
-    }
-    let usage = DeviceUsage { other_processes: own.in_use(), ..DeviceUsage::default() };
-    let machine = Machine::Cuda(own.budget(), usage);
-    machine.check_gpu()?;
-    Ok(with_reading(machine, Device::Cuda(index), Some(own), context))
-}
-
-/// The GPU that libtorch uses, if the driver's management library (NVML) is missing.
-fn libtorch_device(context: &Context) -> Option<Machine> {
-    let device = default_device();
-    if device == Device::Cpu {
-        return None;
-    }
-    let _in_use = Tensor::zeros([1], (Kind::Float, device));
-    let system = memory::read(device).ok()?.system;
-    let (total, used) = (system.device_total?.0, system.device_used?.0);
-    let like = gpus::find(&format!("{}gb", total.div_ceil(gpus::GIB))).ok()?;
-    let host_free = Some(Host::detect().available);
-    let budget = Budget { total_bytes: total, note: "as libtorch reports it".into(), host_free, ..like };
-    let usage = DeviceUsage { other_processes: used, ..DeviceUsage::default() };
-    Some(with_reading(Machine::Cuda(budget, usage), device, None, context))
 }
 
 /// Predict the memory and time of a job before it runs
@@ -329,28 +269,28 @@ fn planned(args: &Args, job: Job, machine: &Machine, context: &Context) -> Resul
     match args.task {
         Task::Augment => {
             let run = args.settings.resolve_augment(Vec::new(), machine, context)?;
-            let pipeline_config = planned_pipeline_config(&run, context)?;
+            let pipeline_config = generator::planned(&run, &context.runtime)?;
             let dry_run = run.dry_run(&pipeline_config, (2, None), machine, true)?;
             let plan = Plan::of(&dry_run, machine);
-            let helping = helping(&plan, &|| run.remedies(&pipeline_config, machine, &plan));
+            let helping = helping(&plan, &|| run.remedies(&pipeline_config, job, machine, &plan));
             Ok((dry_run, plan, helping))
         }
         Task::Finetune => {
             let mut run = args.settings.resolve_finetune(Vec::new(), machine, context)?;
             run.train.divide_among(machine.num_ranks())?;
-            let pipeline_config = planned_finetuned_config(&run, context)?;
+            let pipeline_config = generator::planned_to_finetune(&run, &context.runtime)?;
             let dry_run = run.dry_run(&pipeline_config, job, machine, true)?;
             let plan = Plan::of(&dry_run, machine);
-            let helping = helping(&plan, &|| run.remedies(&pipeline_config, machine, &plan));
+            let helping = helping(&plan, &|| run.remedies(&pipeline_config, job, machine, &plan));
             Ok((dry_run, plan, helping))
         }
         Task::Train | Task::Eval | Task::Predict => {
             let mut config = args.settings.resolved_with_note(Vec::new(), machine, context)?.config;
-            context.check_architectures(&config.model)?;
+            weight_files::check_architectures(&config.model, &context.runtime)?;
             config.train.divide_among(machine.num_ranks())?;
             let sizes = config.planned_sizes()?;
             let (dry_run, plan) = config.plan_sized(job, &sizes, config.longest_example(), machine)?;
-            let helping = helping(&plan, &|| remedies(&config, job, machine, &plan));
+            let helping = helping(&plan, &|| config.remedies(&(), job, machine, &plan));
             Ok((dry_run, plan, helping))
         }
     }
@@ -397,7 +337,7 @@ fn measure(args: &Args, machine: &Machine, context: &Context) -> anyhow::Result<
     context.progress.on(&Event::Note("running the job with random weights".into()));
     if matches!(args.task, Task::Augment) {
         let run = args.settings.resolve_augment(Vec::new(), machine, context)?;
-        let pipeline_config = planned_pipeline_config(&run, context)?;
+        let pipeline_config = generator::planned(&run, &context.runtime)?;
         return Ok(run.measure(&pipeline_config, default_device())?);
     }
     let together = Together::join(context)?;
@@ -413,7 +353,7 @@ fn measure_training(args: &Args, ranks: Ranks, machine: &Machine, context: &Cont
     if matches!(args.task, Task::Finetune) {
         let mut run = args.settings.resolve_finetune(Vec::new(), machine, context)?;
         run.train.divide_among(args.machine.ranks())?;
-        let pipeline_config = planned_finetuned_config(&run, context)?;
+        let pipeline_config = generator::planned_to_finetune(&run, &context.runtime)?;
         return Ok(run.measure(&pipeline_config, default_device(), ranks)?);
     }
     let job = args.task.job();
@@ -483,35 +423,6 @@ fn title(task: Task) -> &'static str {
         Task::Augment => "Generation",
         Task::Finetune => "Fine-tuning",
     }
-}
-
-/// One line for each change, the most useful first.
-pub(super) fn remedy_lines(remedies: &[Remedy]) -> String {
-    let mut lines = vec!["changes that save memory:".to_owned()];
-    lines.extend(remedies.iter().map(|remedy| format!("  {}", remedy.line())));
-    lines.join("\n")
-}
-
-/// The search for changes that save memory in a training of the segmenter.
-pub(super) fn suggest(config: &RunConfig, machine: &Machine, plan: &Plan) -> Suggest {
-    let (config, machine, plan) = (config.clone(), machine.clone(), plan.clone());
-    Box::new(move || remedies(&config, Job::Train, &machine, &plan))
-}
-
-/// Keeps the plan of a run that fits, for the report of a later out-of-memory error, and refuses one that does not.
-pub(super) fn accept(plan: Plan, suggest: Suggest, context: &Context) -> Result<()> {
-    if plan.fits {
-        context.memory.remember(plan, suggest);
-        return Ok(());
-    }
-    let remedies = suggest();
-    context.progress.on(&Event::Note(remedy_lines(&remedies)));
-    let helps = remedies.iter().find(|remedy| remedy.fits).map_or_else(
-        || "`prsmed preset` (for a fine-tuning with `--task finetune`) searches for settings that fit".to_owned(),
-        |remedy| format!("`{}` fits", remedy.flags()),
-    );
-    let hint = format!("{helps}; `--no-plan` skips this check");
-    Err(Error::config("train", plan.summary(), hint))
 }
 
 /// Refuses a timeline that is no JSON file.

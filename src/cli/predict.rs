@@ -7,12 +7,13 @@ use super::predict_volume::{Common, Input, VolumeArgs};
 use super::report::Outcome;
 use crate::data::{sheet, volume};
 use crate::event::Event;
+use crate::job::weight_files;
 use crate::segment::calibration::Confidence;
 use crate::segment::predict::{Prediction, Request, check_question, predict};
 use crate::segment::predict_many::identity_of;
-use crate::segment::setup::{self, Build, RunOverrides};
+use crate::segment::setup::RunOverrides;
 use crate::segment::{Assembly, Semantics, evaluate};
-use crate::tensor::{self, ledger};
+use crate::tensor::ledger;
 use crate::trainer::FirstLayers;
 use crate::trainer::precision::Precision;
 use crate::{Error, Result, files};
@@ -71,17 +72,12 @@ pub(super) fn parse_precision(text: &str) -> std::result::Result<Precision, Stri
     }
 }
 
-/// Opens the model of a run folder with its stored settings.
-pub(super) fn open_run(run: &Path, context: &Context) -> Result<Assembly> {
-    ModelArgs::default().open(run, context)
-}
-
 impl RunArgs {
     /// SHA-256 of what identifies the weights and these flags.
     pub(super) fn identity(&self, context: &Context) -> Result<String> {
         let (base, tower) = (self.model.base.as_deref(), self.model.vision_tower.as_deref());
         let flags = format!("{:?}", self.model);
-        context.read_run(&self.run, base, tower, &|folder| identity_of(folder, &flags))
+        weight_files::read_run(&self.run, base, tower, &context.runtime, &|folder| identity_of(folder, &flags))
     }
 
     pub(super) fn open(&self, context: &Context) -> Result<Assembly> {
@@ -91,32 +87,15 @@ impl RunArgs {
 
 impl ModelArgs {
     pub(super) fn open(&self, run: &Path, context: &Context) -> Result<Assembly> {
-        let device = tensor::default_device();
-        let default = if device == tensor::Device::Cpu { Precision::Fp32 } else { Precision::Bf16 };
         let overrides = RunOverrides {
             base: self.base.clone(),
             vision_tower: self.vision_tower.clone(),
             semantics: self.semantics,
-            quantization: None,
             stream_layers: self.stream_layers,
-            divide_layers: Some(false),
             stream_vision: self.stream_layers.map(|layers| layers == FirstLayers::Full),
+            ..RunOverrides::default()
         };
-        let locate = |spec: &str| context.locate(spec);
-        let build = Build {
-            allow_partial: self.allow_partial,
-            cache: context.env.cache.as_deref(),
-            ..Build::new(device, self.precision.unwrap_or(default).kind(), &locate)
-        };
-        let (base, tower) = (self.base.as_deref(), self.vision_tower.as_deref());
-        let assembly = context.read_run(run, base, tower, &|folder| {
-            setup::verify(folder)?;
-            setup::open(folder, &overrides, build)
-        })?;
-        for warning in &assembly.warnings {
-            context.progress.on(&Event::Warning(warning.clone()));
-        }
-        Ok(assembly)
+        weight_files::open_run_with(run, &overrides, self.precision, self.allow_partial, &context.runtime)
     }
 }
 
@@ -172,7 +151,11 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         let outputs = [&args.mask_out, &args.overlay_out, &args.volume.out, &args.volume.record_out];
         outputs.into_iter().flatten().try_for_each(|path| check_new(path))?;
     }
-    let volume = match volume::is_volume(path)?.then(|| context.described(&args.run.run)).transpose()?.flatten() {
+    let volume = match volume::is_volume(path)?
+        .then(|| weight_files::described(&args.run.run, &context.runtime))
+        .transpose()?
+        .flatten()
+    {
         Some(description) => args.volume.with_training(&description, context)?,
         None => args.volume.clone(),
     };
@@ -205,7 +188,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 /// Predictions on many images.
 fn many(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let jobs = args.many.jobs(&args.questions, context)?;
-    let described = if has_dicom(&jobs)? { context.described(&args.run.run)? } else { None };
+    let described = if has_dicom(&jobs)? { weight_files::described(&args.run.run, &context.runtime)? } else { None };
     let volume = match described {
         Some(description) => args.volume.with_training(&description, context)?,
         None => args.volume.clone(),

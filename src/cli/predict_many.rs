@@ -3,8 +3,8 @@
 use super::context::Context;
 use super::predict_volume::{Input, VolumeArgs};
 use super::report::Outcome;
-use super::run_lock::RunLock;
 use crate::data::volume;
+use crate::job::lock::RunLock;
 use crate::segment::Assembly;
 use crate::segment::predict_many::{JOURNAL, Job, Made, Results, TABLE, Tally, jobs, root_of};
 use crate::{Error, Result};

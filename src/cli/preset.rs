@@ -1,24 +1,24 @@
 //! `prsmed preset`: searches for the fastest settings that fit a GPU.
 
-use super::augment::args::{finetune_changes, planned_finetuned_config};
 use super::context::Context;
 use super::plan::{MachineArgs, SettingsArgs};
 use super::report::Outcome;
 use crate::Error;
+use crate::config::RunConfig;
 use crate::config::learning_rate::suggestion;
-use crate::config::planned::{Searched, preset_toml};
-use crate::config::planned_augment::augment_toml;
-use crate::config::planned_finetune::finetune_toml;
-use crate::config::{Resolved, RunConfig};
 use crate::event::Event;
+use crate::job::memory::remedy_lines;
+use crate::job::planned::{Fitted, Planned as _};
+use crate::job::training_settings::{SEARCHING, described, nothing_fits, search_for};
+use crate::job::{finetuning, generator, weight_files};
 use crate::nn::Quantization;
+use crate::plan::dry_run::Job;
 use crate::plan::report::Machine;
-use crate::plan::search::{Candidate, Choice, Compromise, Found, MUCH_FASTER, Space, Tried, Use, search};
-use crate::plan::time;
+use crate::plan::search::{Candidate, Compromise, HEADROOM_FRAC, MUCH_FASTER, Tried};
 use crate::segment::setup::BatchNorm;
 use crate::segment::task::CacheVision;
 use crate::tensor::meta::Target;
-use crate::trainer::{FirstLayers, OptimizerKind};
+use crate::trainer::FirstLayers;
 use crate::units::Bytes;
 use serde_json::json;
 
@@ -84,12 +84,6 @@ enum Objective {
     Quality,
 }
 
-/// Fraction of the GPU's memory that a preset keeps free, because plans have not been compared with a GPU yet.
-pub(super) const HEADROOM_FRAC: f64 = 0.03;
-
-/// Said if a search takes long.
-pub(super) const SEARCHING: &str = "searching settings that fit: up to a minute for the full model";
-
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     match args.task {
         Task::Train => {}
@@ -106,7 +100,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let machine = args.machine.machine(context)?;
     let resolved = args.settings.resolved_with_note(flags, &machine, context)?;
     let config = &resolved.config;
-    context.check_architectures(&config.model)?;
+    weight_files::check_architectures(&config.model, &context.runtime)?;
     if machine.target() == Target::Cpu {
         let text =
             "planning for the CPU: each operator is run once to measure its memory, about a minute for the full model";
@@ -115,7 +109,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let may_shrink = args.image_size.is_none() && args.objective == Objective::Speed;
     let effective_batch = args.effective_batch.map_or(config.samples_of_a_step(), usize::from);
     let search = || search_for(&resolved, &machine, effective_batch, may_shrink);
-    let found = context.with_patience(SEARCHING, search)?;
+    let found = context.runtime.with_patience(SEARCHING, search)?;
     let device = machine.offer().device;
     let Some(best) = found.fitting.first() else {
         context.progress.on(&Event::Warning(nothing_fits(&found, &device)));
@@ -123,7 +117,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         return Ok(Outcome::No);
     };
     let chosen = config.with(&best.choice).divided_among(machine.num_ranks())?;
-    let toml = preset_toml(&chosen, &best.plan);
+    let toml = chosen.to_commented_preset(&best.plan);
     context.output.line(&toml)?;
     let mut notes = vec![best.plan.table()];
     notes.extend(compromise_notes(config, best.choice.compromise));
@@ -169,27 +163,8 @@ fn augment(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let side = args.image_size.map(|side| (format!("augment.image_size={side}"), "--image-size".to_owned()));
     let machine = args.machine.machine(context)?;
     let run = args.settings.resolve_augment(side.into_iter().collect(), &machine, context)?;
-    let pipeline_config = super::augment::args::planned_pipeline_config(&run, context)?;
-    let Some((fitted, plan)) = run.fitted(&pipeline_config, &machine, HEADROOM_FRAC)? else {
-        let least = run.plan(&pipeline_config, &machine)?;
-        let helping = run.remedies(&pipeline_config, &machine, &least);
-        let text = format!(
-            "no batch fits {} with 3 % of its memory kept free: {}\n{}",
-            machine.offer().device,
-            least.summary(),
-            super::plan::remedy_lines(&helping)
-        );
-        context.progress.on(&Event::Warning(text));
-        context.output.record(&json!({ "kind": "preset", "fits": false, "smallest": least, "remedies": helping }))?;
-        return Ok(Outcome::No);
-    };
-    let toml = augment_toml(&fitted, &plan);
-    context.output.line(&toml)?;
-    context.progress.on(&Event::Note(plan.table()));
-    context
-        .output
-        .record(&json!({ "kind": "preset", "fits": true, "settings": fitted, "plan": plan, "toml": toml }))?;
-    Ok(Outcome::Done)
+    let sizes = generator::planned(&run, &context.runtime)?;
+    fitted(&run, &sizes, (Job::Augment, &machine), args, context, |_| Vec::new())
 }
 
 /// The fastest settings of a fine-tuning that fit.
@@ -200,68 +175,41 @@ fn finetune(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if let Some(wanted) = args.effective_batch {
         (run.train.micro_batch, run.train.accumulation) = (1, wanted.into());
     }
-    let pipeline_config = planned_finetuned_config(&run, context)?;
+    let sizes = generator::planned_to_finetune(&run, &context.runtime)?;
+    fitted(&run, &sizes, (Job::Train, &machine), args, context, |fitted| finetuning::changes(&run, fitted))
+}
+
+/// Prints the fastest settings that fit, or what would help.
+fn fitted<T: Fitted>(
+    settings: &T,
+    facts: &T::Facts,
+    (job, machine): (Job, &Machine),
+    args: &Args,
+    context: &Context,
+    changes: impl FnOnce(&T) -> Vec<String>,
+) -> anyhow::Result<Outcome> {
     let may_shrink = args.image_size.is_none() && args.objective == Objective::Speed;
-    let Some((fitted, plan)) = run.fitted(&pipeline_config, &machine, HEADROOM_FRAC, may_shrink)? else {
-        let least = run.plan(&pipeline_config, &machine)?;
-        let helping = run.remedies(&pipeline_config, &machine, &least);
+    let Some((fitted, plan)) = settings.fitted(facts, machine, HEADROOM_FRAC, may_shrink)? else {
+        let least = settings.plan_of(facts, job, machine)?;
+        let helping = settings.remedies(facts, job, machine, &least);
         let text = format!(
             "nothing fits {} with 3 % of its memory kept free: {}\n{}",
             machine.offer().device,
             least.summary(),
-            super::plan::remedy_lines(&helping)
+            remedy_lines(&helping)
         );
         context.progress.on(&Event::Warning(text));
         context.output.record(&json!({ "kind": "preset", "fits": false, "smallest": least, "remedies": helping }))?;
         return Ok(Outcome::No);
     };
-    let toml = finetune_toml(&fitted, &plan);
+    let toml = fitted.to_commented_preset(&plan);
     context.output.line(&toml)?;
-    let notes = std::iter::once(plan.table()).chain(finetune_changes(&run, &fitted));
-    context.progress.on(&Event::Note(notes.collect::<Vec<_>>().join("\n")));
+    let notes: Vec<String> = std::iter::once(plan.table()).chain(changes(&fitted)).collect();
+    context.progress.on(&Event::Note(notes.join("\n")));
     context
         .output
         .record(&json!({ "kind": "preset", "fits": true, "settings": fitted, "plan": plan, "toml": toml }))?;
     Ok(Outcome::Done)
-}
-
-/// The search of `prsmed preset` and `prsmed train`. Settings given by flags are not tried.
-pub(super) fn search_for(
-    resolved: &Resolved,
-    machine: &Machine,
-    effective_batch: usize,
-    may_shrink: bool,
-) -> crate::Result<Found> {
-    let config = &resolved.config;
-    let (wanted, packed) = (config.model.image_size, config.data.questions_per_image);
-    let smaller = [768, 512].into_iter().filter(|side| may_shrink && *side < wanted);
-    let on_a_gpu = machine.target() == Target::Cuda;
-    let ranks = machine.num_ranks();
-    if effective_batch < ranks {
-        let reason = format!("a step has {effective_batch} samples, too few for {ranks} GPUs");
-        return Err(Error::config("--gpus", reason, "use fewer GPUs, or give a larger `--effective-batch`"));
-    }
-    // each GPU needs an image
-    let divides = |questions: usize| effective_batch.is_multiple_of(questions) && effective_batch / questions >= ranks;
-    let space = Space {
-        effective_batch,
-        // numbers of questions that divide the effective batch, so that a step has exactly as many samples
-        questions: (1..=packed).rev().filter(|questions| divides(*questions)).collect(),
-        image_sizes: std::iter::once(wanted).chain(smaller).collect(),
-        cache_features: match config.with_feature_cache() {
-            Use::Possible if resolved.is_from_a_flag("data.cache_vision") => Use::Never,
-            permitted => permitted,
-        },
-        use_graphs: on_a_gpu
-            && ranks == 1
-            && config.model.semantics.hides_answer()
-            && !resolved.is_from_a_flag("train.graph"),
-        custom_kernels: on_a_gpu && !resolved.is_from_a_flag("train.fused_kernels"),
-        headroom_frac: HEADROOM_FRAC,
-    };
-    let searched = Searched::new(config, machine)?;
-    let is_given = ["model.stream_layers", "model.stream_vision"].iter().any(|key| resolved.is_from_a_flag(key));
-    search(&if is_given { searched.keeping_host_layers() } else { searched }, &space)
 }
 
 /// A note if fewer questions share an image than the settings allow.
@@ -333,82 +281,6 @@ fn changed_notes(before: &RunConfig, now: &RunConfig) -> Vec<String> {
         notes.push("`train.step_in_backward=true`: each parameter is updated in the backward pass".to_owned());
     }
     notes
-}
-
-/// The message if nothing fits: what is needed, and what would help.
-pub(super) fn nothing_fits(found: &Found, device: &str) -> String {
-    let least = found.smallest.as_ref().map_or_else(String::new, |smallest| {
-        format!(
-            "; the smallest settings need {} of {} ({})",
-            smallest.plan.device_peak,
-            smallest.plan.budget.bytes,
-            described(smallest)
-        )
-    });
-    format!(
-        "no settings fit {device} with 3 % of its memory kept free{least}\nshorter texts, smaller images or a lower \
-         LoRA rank need less memory; `prsmed solve --for gpu` names the smallest GPU that fits"
-    )
-}
-
-fn described(candidate: &Candidate) -> String {
-    let choice = &candidate.choice;
-    let Choice { saving, compromise, .. } = choice;
-    let mut checkpointed = Vec::new();
-    if saving.checkpoint_encoder != FirstLayers::None {
-        checkpointed.push("encoder".to_owned());
-    }
-    match saving.checkpointing {
-        FirstLayers::None => {}
-        FirstLayers::Count(layers) => checkpointed.push(format!("{layers} layers")),
-        FirstLayers::Full => checkpointed.push("all layers".to_owned()),
-    }
-    if saving.checkpoint_decoder {
-        checkpointed.push("decoder".to_owned());
-    }
-    let mut parts = vec![match checkpointed.as_slice() {
-        [] => "no checkpointing".to_owned(),
-        parts => format!("checkpointing of {}", parts.join(", ")),
-    }];
-    if saving.step_in_backward && choice.accumulation == 1 {
-        parts.push("updates in the backward pass".to_owned());
-    }
-    match saving.stream_layers {
-        FirstLayers::None => {}
-        FirstLayers::Count(layers) => parts.push(format!("weights of {layers} layers in host memory")),
-        FirstLayers::Full => parts.push("weights of all layers in host memory".to_owned()),
-    }
-    if saving.stream_vision {
-        parts.push("vision tower in host memory".to_owned());
-    }
-    if saving.offload_optimizer {
-        parts.push("optimizer state offloaded to the CPU".to_owned());
-    }
-    if choice.cache_features {
-        parts.push("vision feature cache".to_owned());
-    }
-    if choice.use_graphs {
-        parts.push("CUDA graphs".to_owned());
-    }
-    match compromise.quantization {
-        Quantization::None => {}
-        Quantization::Nf4 => parts.push("frozen layers in 4 bits".to_owned()),
-        Quantization::Nf4Double => parts.push("frozen layers in 4 bits with 8-bit scales".to_owned()),
-    }
-    if compromise.optimizer == OptimizerKind::AdamW8bit {
-        parts.push("8-bit optimizer state".to_owned());
-    }
-    let time =
-        candidate.step_seconds().map_or_else(String::new, |seconds| format!(", {} per step", time::text(seconds)));
-    format!(
-        "micro-batch {} x {} with {} questions per image, {}, {} pixels: {}{time}",
-        choice.micro_batch,
-        choice.accumulation,
-        choice.questions,
-        parts.join(", "),
-        choice.image_size,
-        candidate.device_peak()
-    )
 }
 
 #[cfg(test)]

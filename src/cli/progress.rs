@@ -209,6 +209,7 @@ impl Observer for Progress {
                 );
             }
             Event::Token(text) => self.token(state, text),
+            Event::Record(_) => {}
             Event::Note(text) => self.print_line(state, &self.labelled("note:", "36", text)),
             Event::Warning(text) => self.print_line(state, &self.labelled("warning:", "33", text)),
         }
@@ -232,6 +233,7 @@ impl Drop for Progress {
 fn record(event: &Event) -> Option<Value> {
     Some(match event {
         Event::Started { .. } | Event::Advanced { .. } | Event::Finished => return None,
+        Event::Record(record) => record.clone(),
         Event::Step(report) => records::step_line(report),
         Event::Memory(report) => memory_line(report),
         Event::Validated { step, values } => records::validation_line(*step, values),

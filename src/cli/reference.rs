@@ -1,8 +1,8 @@
 //! `prsmed reference`: the generated pages of `docs/reference/`.
 
-use super::context::make_folder;
 use super::report::Outcome;
 use crate::config::reference::settings_markdown;
+use crate::job::lock::make_folder;
 use crate::tensor::weights::write_bytes;
 use clap::Command;
 use std::fmt::Write as _;

@@ -3,15 +3,18 @@
 
 use super::context::Context;
 use super::plan::{MachineArgs, SettingsArgs};
-use super::preset::{HEADROOM_FRAC, SEARCHING, compromise_notes, search_for};
+use super::preset::compromise_notes;
 use super::report::Outcome;
 use crate::Error;
 use crate::config::{Resolved, RunConfig, Settings as _};
+use crate::job::training_settings::{SEARCHING, search_for};
+use crate::job::weight_files;
 use crate::models::tiny_vit::STRIDE;
 use crate::plan::device_terms::DeviceUsage;
 use crate::plan::dry_run::Job;
 use crate::plan::gpus::{self, Gpu};
 use crate::plan::report::{Machine, Plan};
+use crate::plan::search::HEADROOM_FRAC;
 use crate::plan::search::{has_headroom, largest};
 use crate::trainer::precision::Precision;
 use serde_json::json;
@@ -83,12 +86,12 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     if args.unknown == Unknown::Gpu {
         let resolved = args.settings.resolved(Vec::new())?;
-        context.check_architectures(&resolved.config.model)?;
+        weight_files::check_architectures(&resolved.config.model, &context.runtime)?;
         return smallest_gpu(args, &resolved, context);
     }
     let machine = args.machine.machine(context)?;
     let config = args.settings.resolved_with_note(Vec::new(), &machine, context)?.config;
-    context.check_architectures(&config.model)?;
+    weight_files::check_architectures(&config.model, &context.runtime)?;
     if args.unknown == Unknown::Gpus {
         return fewest_gpus(args, &config, &machine, context);
     }
@@ -190,7 +193,7 @@ fn smallest_gpu(args: &Args, resolved: &Resolved, context: &Context) -> anyhow::
         let plan = Plan::of(dry_run, &machine);
         if args.fits(&plan) {
             context.output.line(format!("{} ({} GB)\n{}", gpu.name, gpu.gb, plan.summary()))?;
-            let smaller = context.with_patience(SEARCHING, || smallest_with_preset(resolved, gpu.gb))?;
+            let smaller = context.runtime.with_patience(SEARCHING, || smallest_with_preset(resolved, gpu.gb))?;
             if let Some((gb, notes)) = &smaller {
                 let text = format!("{gb} GB are enough with the settings that `prsmed preset --gpu {gb}gb` finds");
                 context.output.line([&[text][..], notes.as_slice()].concat().join("\n"))?;

@@ -7,11 +7,7 @@
 
 mod check;
 pub mod learning_rate;
-pub mod planned;
-pub mod planned_augment;
-pub mod planned_finetune;
 pub mod reference;
-pub mod remedies;
 mod synonyms;
 
 #[cfg(test)]
@@ -61,11 +57,11 @@ pub struct AugmentRun {
 /// A config: all settings of a job. Its default has the declared defaults.
 pub trait Settings: Default + Clone + serde::Serialize + serde::de::DeserializeOwned {
     /// Presets in the binary: name, text.
-    const PRESETS: &'static [(&'static str, &'static str)];
-    /// The preset that has the defaults.
-    const DEFAULT_PRESET: &'static str;
+    const PRESETS: &'static [(&'static str, &'static str)] = &[];
+    /// The preset that has the defaults; none if it is empty.
+    const DEFAULT_PRESET: &'static str = "";
     /// The command that prints all settings.
-    const PRINTS: &'static str;
+    const PRINTS: &'static str = "prsmed train --print-config";
 
     /// Declarations of all settings.
     fn settings() -> Vec<Setting>;
@@ -74,7 +70,9 @@ pub trait Settings: Default + Clone + serde::Serialize + serde::de::DeserializeO
     ///
     /// # Errors
     /// [`Error::Config`] naming the key.
-    fn check_together(&self) -> Result<()>;
+    fn check_together(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Refuses values out of range, and settings that cannot be used together.
     ///
@@ -127,7 +125,8 @@ pub trait Settings: Default + Clone + serde::Serialize + serde::de::DeserializeO
     /// Never: plain values serialise.
     fn to_preset(&self) -> String {
         let (own, defaults) = (table_of(self), table_of(&Self::default()));
-        let mut stated = Table::from_iter([("preset".to_owned(), Self::DEFAULT_PRESET.into())]);
+        let base = (!Self::DEFAULT_PRESET.is_empty()).then(|| ("preset".to_owned(), Self::DEFAULT_PRESET.into()));
+        let mut stated = Table::from_iter(base);
         for (key, value) in leaves(&own) {
             if value_at(&defaults, &key) != Some(value) {
                 table::insert(&mut stated, &key, value.clone());
@@ -377,6 +376,9 @@ fn table_of<T: Settings>(config: &T) -> Table {
 }
 
 fn preset<T: Settings>(name: &str) -> Result<Table> {
+    if name.is_empty() {
+        return Ok(Table::new());
+    }
     let names: Vec<&str> = T::PRESETS.iter().map(|(name, _)| *name).collect();
     let (_, text) = T::PRESETS.iter().find(|(known, _)| *known == name).ok_or_else(|| {
         let others = [

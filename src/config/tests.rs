@@ -202,34 +202,6 @@ fn every_declared_saving_is_a_value_of_its_setting() {
     }
 }
 
-/// The planner's search changes nothing in its first part, by the declarations.
-#[test]
-fn savings_of_the_search_keep_results_and_compromises_change_them() {
-    use crate::plan::search::{Choice, Compromise, Saving, Use};
-    let config = RunConfig::default().with_sets("train.clip_norm=0 train.accumulation=1").unwrap();
-    let wanted = Compromise { quantization: config.model.quantization, optimizer: config.train.optimizer };
-    let savings = Saving::ladder(2, 2, Use::Possible);
-    let choice = |saving: Saving, compromise: Compromise| Choice {
-        image_size: config.model.image_size,
-        questions: config.data.questions_per_image,
-        micro_batch: 1,
-        accumulation: 1,
-        cache_features: false,
-        use_graphs: false,
-        custom_kernels: false,
-        saving,
-        compromise,
-    };
-    let first = config.with(&choice(savings[0], wanted));
-    for saving in &savings {
-        let with = config.with(&choice(*saving, wanted));
-        assert!(remedies::keeps_results(&first, &with), "{:?}", with.changes_from(&first));
-    }
-    for compromise in &Compromise::ladder(wanted, true)[1..] {
-        assert!(!remedies::keeps_results(&first, &config.with(&choice(savings[0], *compromise))));
-    }
-}
-
 #[test]
 fn limits_of_the_filter_are_read_and_checked() {
     let read: Thresholds = toml::from_str("dice_min = 0.7").unwrap();

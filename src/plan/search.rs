@@ -240,6 +240,9 @@ pub struct Tried {
 /// Fraction of a step's time that a setting must save to be used.
 const WORTH: f64 = 0.02;
 
+/// Fraction of a machine's memory that searched settings keep free, because plans have not been compared with a GPU yet.
+pub const HEADROOM_FRAC: f64 = 0.03;
+
 /// A compromise is preferred to copying weights from host memory if that takes more than this many times as long.
 pub const MUCH_FASTER: f64 = 1.3;
 

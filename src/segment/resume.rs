@@ -35,9 +35,7 @@ pub fn check_settings_and_rows<T: serde::Serialize + serde::de::DeserializeOwned
     (config, declarations): (&T, &[Setting]),
     manifest: &Manifest,
 ) -> Result<Vec<String>> {
-    let saved = folder.join(CONFIG_FILE);
-    let warnings =
-        if saved.exists() { compare(&read_as::<T>(&saved, declarations)?, config, declarations)? } else { Vec::new() };
+    let warnings = check_settings(folder, (config, declarations))?;
     let saved = folder.join(DATA_FILE);
     if saved.exists() {
         let before = DataIdentity::read(&saved)?;
@@ -51,6 +49,18 @@ pub fn check_settings_and_rows<T: serde::Serialize + serde::de::DeserializeOwned
         }
     }
     Ok(warnings)
+}
+
+/// As [`check_settings_and_rows`], for a job without rows.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_settings<T: serde::Serialize + serde::de::DeserializeOwned>(
+    folder: &Path,
+    (config, declarations): (&T, &[Setting]),
+) -> Result<Vec<String>> {
+    let saved = folder.join(CONFIG_FILE);
+    if saved.exists() { compare(&read_as::<T>(&saved, declarations)?, config, declarations) } else { Ok(Vec::new()) }
 }
 
 /// The settings in a checkpoint's `config.toml`. Settings that are newer than the file have their defaults.

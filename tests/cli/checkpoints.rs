@@ -92,8 +92,7 @@ fn a_checkpoint_with_changed_bytes_is_refused() {
     garble(&run.join("best/cls.safetensors"));
     refused(
         resume(&run).arg("--quiet"),
-        "error: cannot set up the model\n\
-         caused by: ~/garbled/last: `trainer.safetensors` has another content (SHA-256)\n\
+        "error: ~/garbled/last: `trainer.safetensors` has another content (SHA-256)\n\
          hint: put a copy of the run's `best/` in its place and resume from there, or copy it again",
     );
     let message = format!("error: ~/garbled/best: `cls.safetensors` has another content (SHA-256)\n{AGAIN}");
@@ -221,7 +220,7 @@ fn a_truncated_shard_of_a_base_is_refused() {
     truncate(&shard, 100_000);
     let ran = run(&mut train_on(&base, "on-a-broken-base"));
     let error = error_text(&ran);
-    let expected = format!("caused by: ~/base/model.safetensors: is truncated: expected {bytes} bytes");
+    let expected = format!("error: ~/base/model.safetensors: is truncated: expected {bytes} bytes");
     assert!(error.contains(&expected) && error.contains("found 100000 ("), "{error}");
     assert!(error.ends_with("hint: the file is incomplete: delete it and download or copy it again"), "{error}");
     assert_eq!(ran.code, Some(2));

@@ -5,6 +5,7 @@ use prsmed::augment::dry_run::{GenerationDryRun as Generation, PHASES};
 use prsmed::augment::pipeline_config::PipelineConfig;
 use prsmed::augment::settings::AugmentConfig;
 use prsmed::config::AugmentRun;
+use prsmed::job::planned::{Fitted as _, Planned as _};
 use prsmed::plan::dry_run::{Meter, Steps};
 use prsmed::plan::report::{Machine, Plan};
 
@@ -92,7 +93,7 @@ fn published_model_sizes_can_be_planned() {
     };
     let machine = |name: &str| Machine::named(name).unwrap();
     let plan = |run: &AugmentRun, gpu: &str| -> Plan {
-        run.plan(&run.planned_pipeline_config().unwrap(), &machine(gpu)).unwrap()
+        run.plan_of(&run.planned_pipeline_config().unwrap(), Job::Augment, &machine(gpu)).unwrap()
     };
     let peak = |sets: &[&str]| plan(&run(sets), "24gb").device_peak;
     let [one, four] = ["augment.batch=1", "augment.batch=4"].map(|batch| peak(&[batch, "augment.model=random:sdxl"]));
@@ -101,7 +102,7 @@ fn published_model_sizes_can_be_planned() {
     let sd15 = peak(&["augment.model=random:sd15", "augment.image_size=512"]);
     assert!(sd15 < one, "{sd15}");
     let small = run(&["augment.model=random:sdxl"]);
-    let fitted = small.fitted(&small.planned_pipeline_config().unwrap(), &machine("8gb"), 0.03).unwrap();
+    let fitted = small.fitted(&small.planned_pipeline_config().unwrap(), &machine("8gb"), 0.03, true).unwrap();
     let (fitted, plan) = fitted.expect("SDXL fits 8 GB");
     assert!(plan.fits && fitted.augment.batch >= 1, "{plan:?}");
 }

@@ -4,6 +4,7 @@ use super::*;
 use prsmed::augment::finetune::FinetuneRun;
 use prsmed::augment::finetune::dry_run::{FinetuneDryRun, encode};
 use prsmed::augment::pipeline_config::PipelineConfig;
+use prsmed::job::planned::{Fitted as _, Planned as _};
 use prsmed::plan::dry_run::Meter;
 use prsmed::plan::report::Machine;
 use prsmed::trainer::Ranks;
@@ -122,5 +123,5 @@ fn fine_tunings_of_published_sizes_fit_named_gpus() {
         assert_eq!(run.finetune.image_size, 512);
     }
     assert!(tight.train.micro_batch <= roomy.train.micro_batch && plan.fits);
-    assert!(tight.plan(&sizes, &machine("6gb")).unwrap().device_peak.0 < 6 << 30);
+    assert!(tight.plan_of(&sizes, Job::Train, &machine("6gb")).unwrap().device_peak.0 < 6 << 30);
 }

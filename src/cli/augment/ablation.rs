@@ -4,14 +4,15 @@ use super::args::SegmenterArgs;
 use crate::augment::ablation::{self, Ablation, Segmenter};
 use crate::cli::args::RootArgs;
 use crate::cli::context::Context;
-use crate::cli::plan;
 use crate::cli::report::Outcome;
-use crate::cli::run_lock::RunLock;
-use crate::cli::train::{check_memory, refuse_gpu_preset_without_gpu};
 use crate::config::RunConfig;
 use crate::data::manifest::Manifest;
 use crate::data::mixing_sampler::Ratio;
 use crate::event::Event;
+use crate::job::lock::RunLock;
+use crate::job::training::check_memory;
+use crate::job::training_settings::refuse_gpu_preset_without_gpu;
+use crate::job::{machine, weight_files};
 use crate::metrics::paired::Conclusion;
 use crate::segment::needs;
 use crate::{Error, Result};
@@ -88,7 +89,7 @@ enum SegmenterName {
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let segmenters = segmenters(args)?;
     let resolved = args.settings.resolve([])?;
-    refuse_gpu_preset_without_gpu(&resolved, context)?;
+    refuse_gpu_preset_without_gpu(&resolved, &context.runtime)?;
     let toml = resolved.to_toml();
     let config = resolved.config;
     let real = args.data.open(context)?;
@@ -96,10 +97,15 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let external = args.external.as_deref().map(|root| Manifest::open(root, None)).transpose()?;
     let _claim = RunLock::on("--out", &args.out, context.progress.as_ref())?;
     if segmenters.contains(&Segmenter::PrsMed) {
-        context.check_architectures(&config.model)?;
-        context.check_files(needs::of_model(&config.model))?;
+        weight_files::check_architectures(&config.model, &context.runtime)?;
+        weight_files::check(needs::of_model(&config.model), &context.runtime)?;
         if !args.no_plan {
-            check_memory(&config.with_cache_for(&real), &plan::training_machine(context)?, context)?;
+            check_memory(
+                &config.with_cache_for(&real),
+                &machine::here(&context.runtime)?,
+                &context.memory,
+                &context.runtime,
+            )?;
         }
     }
     let steps = steps(args, &config, &real)?;

@@ -8,11 +8,12 @@ use crate::augment::filter::model::{FilterModels, FilterReport};
 use crate::augment::generate::SETTINGS;
 use crate::cli::args::RootArgs;
 use crate::cli::context::Context;
-use crate::cli::plan;
 use crate::cli::report::Outcome;
-use crate::cli::run_lock::RunLock;
-use crate::cli::train::{check_memory, refuse_gpu_preset_without_gpu};
 use crate::config::{AugmentRun, Settings as _};
+use crate::job::lock::RunLock;
+use crate::job::training::check_memory;
+use crate::job::training_settings::refuse_gpu_preset_without_gpu;
+use crate::job::{machine, weight_files};
 use crate::segment::needs;
 use crate::{Error, Result, files};
 use serde_json::{Value, json};
@@ -63,7 +64,7 @@ pub(in crate::cli) struct Args {
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let resolved = args.settings.resolve(args.steps.into_iter().flat_map(steps))?;
-    refuse_gpu_preset_without_gpu(&resolved, context)?;
+    refuse_gpu_preset_without_gpu(&resolved, &context.runtime)?;
     let toml = resolved.to_toml();
     let config = resolved.config;
     let real = ablation::limited_to(args.data.open(context)?, args.limit_real);
@@ -79,10 +80,15 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let models_lock = (!is_same(&folder, &args.synthetic))
         .then(|| RunLock::on("--filter-models", &folder, context.progress.as_ref()))
         .transpose()?;
-    context.check_architectures(&config.model)?;
-    context.check_files(needs::of_model(&config.model))?;
+    weight_files::check_architectures(&config.model, &context.runtime)?;
+    weight_files::check(needs::of_model(&config.model), &context.runtime)?;
     if !args.no_plan {
-        check_memory(&config.with_cache_for(&real), &plan::training_machine(context)?, context)?;
+        check_memory(
+            &config.with_cache_for(&real),
+            &machine::here(&context.runtime)?,
+            &context.memory,
+            &context.runtime,
+        )?;
     }
     let filter_models =
         FilterModels::train(&real, (&config, &toml), usize::from(args.folds), &folder, &context.runtime)?;

@@ -1,42 +1,20 @@
 //! `prsmed augment finetune`.
 
-use crate::augment::finetune::dry_run::FEATURES_BATCH;
 use crate::augment::finetune::network::{CONTROLNET_FOLDER, LORA_FILE, UNET_FOLDER, WEIGHTS_FILE};
-use crate::augment::finetune::samples::Extract;
-use crate::augment::finetune::{FinetuneConfig, FinetunedRun, Finetuning, Method, Mode, SelectBy, SelectionReport};
-use crate::augment::pipeline_config::PipelineConfig;
-use crate::augment::quality::{self, FeatureSource, Images};
+use crate::augment::finetune::{FinetuneConfig, Method, Mode, SelectBy, SelectionReport};
 use crate::cli::args::{ResumeArgs, RootArgs, sets_of};
-use crate::cli::augment::args::{finetune_changes, finetuned_pipeline_config};
-use crate::cli::augment::selection;
 use crate::cli::context::Context;
 use crate::cli::memory::ProfileArgs;
-use crate::cli::mlflow::{MlflowArgs, recorded};
-use crate::cli::plan::{accept, training_machine};
-use crate::cli::predict::open_run;
-use crate::cli::preset::HEADROOM_FRAC;
-use crate::cli::ranks::{GpuArgs, check_data, main_only};
+use crate::cli::mlflow::MlflowArgs;
+use crate::cli::ranks::GpuArgs;
 use crate::cli::report::Outcome;
-use crate::cli::run_lock::RunLock;
 use crate::config::{FinetuneRun, Resolved, Settings as _, Sources};
-use crate::data::manifest::Manifest;
-use crate::data::split;
-use crate::event::Event;
-use crate::hub::{Files, Need};
-use crate::mlflow::Connection;
-use crate::models::inception;
-use crate::plan::search::has_headroom;
-use crate::tensor::{self, Device, Tensor, memory};
+use crate::job::finetuning::{Finetuned, GeneratorFinetuning};
+use crate::job::{self, How};
 use crate::trainer::Ranks;
-use crate::units::Bytes;
 use crate::{Error, Result};
 use serde_json::json;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
-use std::sync::Arc;
-
-/// Part of the training images that validate if there are no `val` rows.
-const VAL_FRAC: f64 = 0.1;
 
 /// Fine-tune the generator on the train rows of a data root
 ///
@@ -107,21 +85,6 @@ pub(in crate::cli) struct Args {
     mlflow: MlflowArgs,
 }
 
-/// Settings that the search for a GPU chooses; with a flag for one of them it does not search.
-const SEARCHED: [&str; 11] = [
-    "train.micro_batch",
-    "train.accumulation",
-    "train.checkpointing",
-    "train.optimizer",
-    "train.step_in_backward",
-    "train.offload_optimizer",
-    "train.offload_weights",
-    "train.clip_norm",
-    "train.precision",
-    "finetune.image_size",
-    "finetune.generation_batch_size",
-];
-
 /// Settings of the engine that apply to the segmenter alone.
 const SEGMENTER_ONLY: [&str; 3] = ["train.checkpoint_encoder", "train.checkpoint_decoder", "train.graph"];
 
@@ -130,87 +93,28 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 }
 
 fn finetune(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome> {
-    let mut resolved = resolve(args, context)?;
+    let mut how = How::new(&args.out, &context.runtime)?.with_ranks(ranks);
+    how.resume = args.resume.resume();
+    let resolved = resolve(args, &how, context)?;
     if args.print_config {
         context.output.line(resolved.to_toml())?;
         context.output.record(&resolved.config)?;
         return Ok(Outcome::Done);
     }
-    let profile = args.profile.settings(&args.out)?.filter(|_| ranks.is_main());
-    let mlflow = if ranks.is_main() { args.mlflow.connect(context)? } else { None };
-    // a folder without images is refused before anything is downloaded
-    drop(resolved.config.finetune.open_prior_images()?);
-    let lock = || RunLock::on("--out", &args.out, context.progress.as_ref());
-    // an existing run is refused before the data is read; unusable data leaves no folder behind
-    let early = (ranks.is_main() && args.out.is_dir()).then(lock).transpose()?;
-    if ranks.is_main() {
-        args.resume.check(&args.out)?;
-    }
-    let mut manifest = args.data.open(context)?;
-    check_data(ranks, &manifest)?;
-    keep_for_validation(&mut manifest, &resolved.config, context)?;
-    let choice = main_only(ranks, || selection::prepare(&resolved.config, &manifest, &args.out, context))?.flatten();
-    let _lock = ranks.agree_on(main_only(ranks, || {
-        let lock = early.map_or_else(lock, Ok)?;
-        args.resume.adopt(&args.out)?;
-        Ok(lock)
-    }))?;
-    let pipeline_config = finetuned_pipeline_config(&resolved.config, context)?;
-    if !args.no_plan {
-        let searches =
-            args.config.is_none() && !args.resume.resumes() && !SEARCHED.iter().any(|key| resolved.is_from_a_flag(key));
-        plan_memory(&mut resolved, &pipeline_config, searches, ranks, context)?;
-    }
-    resolved.config = resolved.config.with_samples_for(&training_machine(context)?);
-    let (toml, mut run) = (resolved.to_toml(), resolved.config);
-    let choice = choice.map(|choice| choice.with_settings(&run));
-    if let Some(note) = run.train.divide_among(ranks.size())? {
-        context.progress.on(&Event::Note(note));
-    }
-    if let Some(choice) = choice.as_ref().filter(|_| !args.no_plan) {
-        selection::plan_pairs(choice, &pipeline_config, context)?;
-    }
-    if let Some(profile) = &profile {
-        profile.check()?;
-    }
-    if run.finetune.is_random() {
-        let text = format!("`{}` has random weights: the result is only for trying the tool", run.finetune.model);
-        context.progress.on(&Event::Note(text));
-    }
-    let finetuning = Finetuning {
-        run: &run,
-        toml,
-        pipeline_config: &pipeline_config,
-        manifest: &manifest,
-        folder: &args.out,
-        resumes: args.resume.resumes(),
-        features: features(&run, context)?,
-        profile: profile.as_ref(),
-        ranks,
-        runtime: &context.runtime,
-    };
-    let FinetunedRun { outcome, task } = train(finetuning, mlflow, context)?;
+    how.profile = args.profile.settings(&args.out)?;
+    how.plans = !args.no_plan;
+    how.mlflow = args.mlflow.options(context);
+    how.memory = context.memory.clone();
+    let (rows, may_search) = (args.data.rows(&[])?, args.config.is_none());
+    let finetuned = job::run(&how, |how| GeneratorFinetuning::new(resolved, &rows, may_search, how))?;
     if !ranks.is_main() {
         return Ok(Outcome::Done);
     }
-    let peak = memory::overall_peak(tensor::default_device());
-    // the choice has all memory to itself
-    drop(task);
-    let chosen = choice.map(|choice| selection::run(&choice, &pipeline_config)).transpose()?;
-    print_result((&outcome, peak, chosen.as_ref()), &run.finetune, args, context)
+    let chosen = finetuned.choose(&context.runtime)?;
+    print_result(&finetuned, chosen.as_ref(), args, context)
 }
 
-/// Trains, and records it if there is a connection to an MLflow server.
-fn train(finetuning: Finetuning, mlflow: Option<Connection>, context: &Context) -> Result<FinetunedRun> {
-    // settings that do not fit the run are refused before the server creates a record
-    finetuning.checkpoint()?;
-    recorded(mlflow, (finetuning.folder, finetuning.resumes), finetuning.run, context, |progress| {
-        let runtime = context.runtime.clone().with_observer(progress);
-        Finetuning { runtime: &runtime, ..finetuning }.run()
-    })
-}
-
-fn resolve(args: &Args, context: &Context) -> Result<Resolved<FinetuneRun>> {
+fn resolve(args: &Args, how: &How, context: &Context) -> Result<Resolved<FinetuneRun>> {
     let flags = [
         ("finetune.model", "--model", args.model.clone()),
         ("finetune.mode", "--mode", args.mode.map(|mode| mode.name().to_owned())),
@@ -224,100 +128,11 @@ fn resolve(args: &Args, context: &Context) -> Result<Resolved<FinetuneRun>> {
     let default_preset = FinetuneRun::DEFAULT_PRESET.into();
     let given =
         Sources { preset: args.preset.clone(), default_preset, file: args.config.clone(), sets, ..Sources::default() };
-    let resolved = args.resume.sources::<FinetuneRun>(&args.out, given, context.progress.as_ref())?.resolve_as()?;
+    let resolved = how.resume.sources::<FinetuneRun>(&args.out, given, context.progress.as_ref())?.resolve_as()?;
     match SEGMENTER_ONLY.iter().find(|key| resolved.is_from_a_flag(key)) {
         Some(key) => Err(Error::config(*key, "has no effect on a generator", "leave it out")),
         None => Ok(resolved),
     }
-}
-
-fn keep_for_validation(manifest: &mut Manifest, run: &FinetuneRun, context: &Context) -> Result<()> {
-    if run.train.validate_every_epochs == 0 {
-        return Ok(());
-    }
-    if let Some(cut) = split::ensure_val(manifest, VAL_FRAC, run.train.seed)? {
-        let text =
-            format!("no `val` rows: {} of {} training images are used for validation", cut.val_images, cut.images);
-        context.progress.on(&Event::Note(text));
-    }
-    Ok(())
-}
-
-/// Prints the memory plan, and refuses settings that cannot fit. With `searches`, settings that do not fit are replaced
-/// by the fastest that fit this machine. All ranks take the settings that the first one found.
-fn plan_memory(
-    resolved: &mut Resolved<FinetuneRun>,
-    pipeline_config: &PipelineConfig,
-    searches: bool,
-    ranks: Ranks,
-    context: &Context,
-) -> Result<()> {
-    let machine = training_machine(context)?.with_ranks(ranks.rank(), ranks.size());
-    let plan = |run: &FinetuneRun| match run.divided_among(ranks.size())?.plan(pipeline_config, &machine) {
-        // the CPU's operators are tried one by one to learn what they need
-        Err(error @ Error::OutOfMemory { .. }) => {
-            context.progress.on(&Event::Warning(format!("no memory plan: {error}")));
-            Ok(None)
-        }
-        plan => plan.map(Some),
-    };
-    let planned = ranks.agree_on(plan(&resolved.config))?;
-    let fits = planned.as_ref().is_none_or(|plan| has_headroom(plan, HEADROOM_FRAC));
-    let mut found = None;
-    if searches && ranks.any(!fits)? {
-        let wanted = resolved.config.clone();
-        let search = || Ok(wanted.fitted(pipeline_config, &machine, HEADROOM_FRAC, true)?.map(|(run, _)| run));
-        let fitted = ranks.gather_if_all(main_only(ranks, search).map(Option::flatten))?.swap_remove(0);
-        if let Some(fitted) = fitted {
-            for note in finetune_changes(&wanted, &fitted) {
-                context.progress.on(&Event::Note(note));
-            }
-            if let Some(plan) = &planned {
-                for key in SEARCHED {
-                    resolved.origins.insert(key.to_owned(), format!("chosen for {}", plan.budget.device));
-                }
-            }
-            resolved.config = fitted;
-            found = plan(&resolved.config)?;
-        }
-    }
-    let Some(plan) = found.or(planned) else { return Ok(()) };
-    context.progress.on(&Event::Note(format!("memory plan\n{}", plan.table())));
-    let run = resolved.config.divided_among(ranks.size())?;
-    let (pipeline_config, known) = (pipeline_config.clone(), plan.clone());
-    accept(plan, Box::new(move || run.remedies(&pipeline_config, &machine, &known)), context)
-}
-
-/// What computes the features of samples and real images, if samples are measured.
-fn features(run: &FinetuneRun, context: &Context) -> Result<Option<(FeatureSource, Extract)>> {
-    if run.finetune.num_samples_for_metrics == 0 {
-        return Ok(None);
-    }
-    let (observer, interrupt) = (Arc::clone(&context.progress), Arc::clone(&context.interrupt));
-    let batch = usize::try_from(FEATURES_BATCH).expect("a small batch");
-    let images = move |files: &[PathBuf], compute: &dyn Fn(&Images) -> Result<Tensor>| {
-        compute(&Images { files, area: None, batch, observer: observer.as_ref(), interrupt: &interrupt })
-    };
-    let spec = run.finetune.features.as_str();
-    if Path::new(spec).join("config.toml").exists() {
-        let assembly = open_run(Path::new(spec), context)?;
-        let extract: Extract =
-            Rc::new(move |files| images(files, &|images| quality::encoder_features(&assembly, images)));
-        return Ok(Some((FeatureSource::Encoder("segmenter".into()), extract)));
-    }
-    if !spec.starts_with("hub:") && !Path::new(spec).exists() {
-        let hint = "give weights of InceptionV3, `hub:owner/name`, or the run folder of a segmenter";
-        return Err(Error::weights(spec, "there is no such file or folder", hint));
-    }
-    context.check_files(vec![Need::new("finetune.features", spec, Files::Matching(&[inception::WEIGHTS_FILE]))])?;
-    let path = context.locate(spec)?;
-    // a file that cannot be read is refused before the training
-    drop(quality::open_inception(&path, Device::Cpu)?);
-    let extract: Extract = Rc::new(move |files| {
-        let network = quality::open_inception(&path, tensor::default_device())?;
-        images(files, &|images| quality::inception_features(&network, images))
-    });
-    Ok(Some((FeatureSource::Inception, extract)))
 }
 
 /// The best validation in words. Scores are minus the loss or the distance, which says little.
@@ -347,11 +162,12 @@ fn next_command(config: &FinetuneConfig, weights: &Path, data: &str) -> Option<S
 }
 
 fn print_result(
-    (outcome, peak, chosen): (&crate::trainer::Outcome, Bytes, Option<&SelectionReport>),
-    config: &FinetuneConfig,
+    Finetuned { outcome, run, peak, .. }: &Finetuned,
+    chosen: Option<&SelectionReport>,
     args: &Args,
     context: &Context,
 ) -> anyhow::Result<Outcome> {
+    let config = &run.finetune;
     let images_per_s = outcome.samples_now as f64 / outcome.train_seconds.max(1e-9);
     let best = if outcome.best_score.is_some() { "best" } else { "last" };
     let best_folder = args.out.join(best);

@@ -6,7 +6,6 @@ mod filter;
 mod finetune;
 mod generate;
 mod quality;
-mod selection;
 
 use super::context::Context;
 use super::report::Outcome;

@@ -3,10 +3,10 @@
 use crate::augment::quality::{self, ByModality, FeatureSource, Images, QualityReport};
 use crate::cli::args::RootArgs;
 use crate::cli::context::Context;
-use crate::cli::predict;
 use crate::cli::report::Outcome;
 use crate::data::manifest::{Manifest, Row, Split};
 use crate::hub::{Files, Need};
+use crate::job::weight_files;
 use crate::models::inception::{self, Inception};
 use crate::segment::Assembly;
 use crate::{Error, Result, tensor};
@@ -56,7 +56,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let real = args.data.open(context)?;
     let synthetic = Manifest::open(&args.synthetic, None)?;
     let network = match &args.run {
-        Some(run) => Network::Encoder(Box::new(predict::open_run(run, context)?)),
+        Some(run) => Network::Encoder(Box::new(weight_files::open_run(run, &context.runtime)?)),
         None => Network::Inception(Box::new(inception(args, context)?)),
     };
     let source = match &network {
@@ -83,7 +83,10 @@ fn inception(args: &Args, context: &Context) -> Result<Inception> {
         let hint = "check the path, leave the flag out to download them, or use `--run` for a segmenter's features";
         return Err(Error::weights(spec, "there is no such file or folder", hint));
     }
-    context.check_files(vec![Need::new("--inception", spec, Files::Matching(&[inception::WEIGHTS_FILE]))])?;
+    weight_files::check(
+        vec![Need::new("--inception", spec, Files::Matching(&[inception::WEIGHTS_FILE]))],
+        &context.runtime,
+    )?;
     quality::open_inception(&context.locate(spec)?, tensor::default_device())
 }
 

@@ -14,6 +14,7 @@ mod meeting;
 pub mod monitor;
 mod optimizer_state;
 pub mod reducer;
+pub mod variables;
 mod world;
 
 pub use meeting::Rendezvous;

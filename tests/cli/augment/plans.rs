@@ -44,7 +44,7 @@ fn for_a_gpu_that_is_too_small_remedies_are_listed() {
     let ran = run(prsmed().args(["preset", "--task", "augment", "--gpu", "4gb"]));
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{}", ran.stderr);
     let said = "changes that save memory:\n  --set augment.";
-    assert!(ran.stderr.contains("no batch fits 4 GB") && ran.stderr.contains(said), "{}", ran.stderr);
+    assert!(ran.stderr.contains("nothing fits 4 GB") && ran.stderr.contains(said), "{}", ran.stderr);
 }
 
 #[test]

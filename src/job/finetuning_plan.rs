@@ -1,22 +1,19 @@
 //! Plans of a [`FinetuneRun`]: dry runs of encoding and training, the settings that fit a GPU, and changes that save
 //! memory.
 
-use super::planned::commented;
-use super::remedies::Remedy;
-use super::{FinetuneRun, Settings as _};
+use super::planned::{Change, Fitted, Planned};
 use crate::Result;
 use crate::augment::finetune::Mode;
 use crate::augment::finetune::dry_run::{self as finetuning, FinetuneDryRun};
 use crate::augment::finetune::settings::SamplePrecision;
 use crate::augment::pipeline_config::PipelineConfig;
+use crate::config::{FinetuneRun, Settings as _};
 use crate::plan::dry_run::{self, Buffers, DryRun, Job, Measured, Meter, Phase};
 use crate::plan::report::{Machine, Plan};
 use crate::plan::search;
-use crate::setting::Results;
 use crate::tensor::{Device, META, kernels};
 use crate::trainer::Ranks;
 use crate::trainer::precision::Precision;
-use crate::units::Bytes;
 
 /// Savings in the order in which the search tries them, as `key=value` assignments.
 ///
@@ -41,7 +38,7 @@ impl FinetuneRun {
     /// # Errors
     /// [`crate::Error::Config`] for an unknown `random:` size.
     pub fn planned_pipeline_config(&self) -> Result<PipelineConfig> {
-        let mut pipeline_config = super::planned_augment::family_config(&self.finetune.model, false)?;
+        let mut pipeline_config = super::generation_plan::family_config(&self.finetune.model, false)?;
         if self.finetune.mode == Mode::Inpaint && self.finetune.has_adapters() {
             pipeline_config.unet.in_channels = 9;
         }
@@ -87,14 +84,6 @@ impl FinetuneRun {
         Ok(dry_run)
     }
 
-    /// The plan of a whole training.
-    ///
-    /// # Errors
-    /// Those of [`Self::dry_run`].
-    pub fn plan(&self, pipeline_config: &PipelineConfig, machine: &Machine) -> Result<Plan> {
-        Ok(Plan::of(&self.dry_run(pipeline_config, Job::Train, machine, true)?, machine))
-    }
-
     /// Runs a training of these settings by `ranks` with random weights on `device`, and measures its memory.
     ///
     /// # Errors
@@ -122,49 +111,6 @@ impl FinetuneRun {
     /// Images of an optimizer step.
     pub fn effective_batch(&self) -> usize {
         self.train.micro_batch * self.train.accumulation
-    }
-
-    /// The fastest settings with the same effective batch that leave `headroom_frac` of the machine free. Savings that
-    /// change results are used only if nothing fits without them, and smaller images (if they are permitted) last.
-    /// `None` if nothing fits.
-    ///
-    /// # Errors
-    /// Those of [`Self::dry_run`].
-    pub fn fitted(
-        &self,
-        pipeline_config: &PipelineConfig,
-        machine: &Machine,
-        headroom_frac: f64,
-        may_shrink: bool,
-    ) -> Result<Option<(Self, Plan)>> {
-        let size = self.finetune.image_size;
-        let smaller = SMALLER.into_iter().filter(|&side| may_shrink && side < size);
-        for side in std::iter::once(size).chain(smaller) {
-            let sized = self.with_sets(&format!("finetune.image_size={side}"))?;
-            // samples one by one: that costs the training nothing
-            let one_by_one = sized.with_sets("finetune.generation_batch_size=1")?;
-            for run in [&sized, &one_by_one] {
-                let mut found = Vec::new();
-                for saving in FREE {
-                    found.extend(run.fastest_with(saving, pipeline_config, machine, headroom_frac)?);
-                }
-                if !found.is_empty() {
-                    let seconds = |(_, plan): &(Self, Plan)| plan.compared_time.map_or(0.0, |time| time.seconds);
-                    return Ok(found.into_iter().min_by(|one, other| seconds(one).total_cmp(&seconds(other))));
-                }
-                if self.finetune.num_samples_for_metrics == 0 {
-                    break;
-                }
-            }
-            let checkpointed = one_by_one.with_sets(FREE[1])?;
-            let divided = DIVIDED.into_iter().filter(|_| machine.num_ranks() > 1);
-            for saving in divided.chain(COSTLY) {
-                if let Some(found) = checkpointed.fastest_with(saving, pipeline_config, machine, headroom_frac)? {
-                    return Ok(Some(found));
-                }
-            }
-        }
-        Ok(None)
     }
 
     /// The largest micro-batch that fits with `saving`.
@@ -202,50 +148,80 @@ impl FinetuneRun {
             search::largest(0..=divisors.len() - 1, fits)?
         };
         let Some(run) = number.and_then(|number| with(divisors[number])) else { return Ok(None) };
-        let plan = run.divided_among(ranks)?.plan(pipeline_config, machine)?;
+        let plan = run.divided_among(ranks)?.plan_of(pipeline_config, Job::Train, machine)?;
         Ok(Some((run, plan)))
     }
+}
 
-    /// Changes that save memory, each planned separately. Changes that do not affect results come first.
-    pub fn remedies(&self, pipeline_config: &PipelineConfig, machine: &Machine, plan: &Plan) -> Vec<Remedy> {
-        let mut changes: Vec<(String, String, bool)> = Vec::new();
-        for setting in Self::settings() {
-            if let Some((value, cost)) = setting.saving {
-                let keeps_results = setting.results != Results::Changes;
-                changes.push((format!("{}={value}", setting.key), cost.to_owned(), keeps_results));
-            }
-        }
+impl Planned for FinetuneRun {
+    /// Sizes of the generator.
+    type Facts = PipelineConfig;
+
+    const TASK: &'static str = "finetune";
+
+    fn plan_of(&self, pipeline_config: &PipelineConfig, job: Job, machine: &Machine) -> Result<Plan> {
+        Ok(Plan::of(&self.dry_run(pipeline_config, job, machine, true)?, machine))
+    }
+
+    fn has_same_batch(&self, now: &Self) -> bool {
+        self.effective_batch() == now.effective_batch()
+    }
+
+    fn changes(&self, _job: Job) -> Vec<Change> {
         let offloaded = "train.offload_weights=true train.offload_optimizer=false train.step_in_backward=false";
-        changes.push((offloaded.to_owned(), "the CPU updates the weights, in host memory".to_owned(), true));
+        let mut found = vec![Change::exact(offloaded, "the CPU updates the weights, in host memory")];
         if self.train.micro_batch > 1 {
             let sets = format!("train.micro_batch=1 train.accumulation={}", self.effective_batch());
-            changes.push((sets, "the same effective batch in smaller parts".to_owned(), true));
+            found.push(Change::new(sets, "the same effective batch in smaller parts"));
         }
         if self.effective_batch() == 1 && !self.train.step_in_backward && self.train.precision != Precision::Fp16 {
-            let sets = "train.step_in_backward=true train.clip_norm=0".to_owned();
-            changes.push((sets, "each gradient is used at once, and none is clipped".to_owned(), false));
+            let sets = "train.step_in_backward=true train.clip_norm=0";
+            found.push(Change::new(sets, "each gradient is used at once, and none is clipped"));
         }
-        for side in SMALLER.into_iter().filter(|side| self.finetune.image_size > *side) {
-            changes.push((format!("finetune.image_size={side}"), "coarser images".to_owned(), false));
-        }
-        let mut found: Vec<Remedy> = Vec::new();
-        for (change, cost, keeps_results) in changes {
-            let Some(changed) = self.with_sets(&change).ok().filter(|changed| changed != self) else { continue };
-            let Ok(then) = changed.plan(pipeline_config, machine) else { continue };
-            let (device_peak, fits) = (then.device_peak, then.fits);
-            let saves = Bytes(plan.device_peak.0.saturating_sub(device_peak.0));
-            found.push(Remedy { change, saves, device_peak, fits, cost, keeps_results });
-        }
-        found.retain(|remedy| remedy.saves.0 > 0);
-        found.sort_by_key(|remedy| (!remedy.keeps_results, std::cmp::Reverse(remedy.saves)));
+        let smaller = SMALLER.into_iter().filter(|side| self.finetune.image_size > *side);
+        found.extend(smaller.map(|side| Change::new(format!("finetune.image_size={side}"), "coarser images")));
         found
     }
 }
 
-/// Settings as TOML for `prsmed augment finetune --config`, with their plan in comments.
-pub fn finetune_toml(run: &FinetuneRun, plan: &Plan) -> String {
-    let (device, bytes) = (&plan.budget.device, plan.budget.bytes);
-    commented(&format!("prsmed preset --task finetune for {device} ({bytes})."), run, plan)
+impl Fitted for FinetuneRun {
+    /// The effective batch stays the same. Savings that change results are used only if nothing fits without them.
+    fn fitted(
+        &self,
+        pipeline_config: &PipelineConfig,
+        machine: &Machine,
+        headroom_frac: f64,
+        may_shrink: bool,
+    ) -> Result<Option<(Self, Plan)>> {
+        let size = self.finetune.image_size;
+        let smaller = SMALLER.into_iter().filter(|&side| may_shrink && side < size);
+        for side in std::iter::once(size).chain(smaller) {
+            let sized = self.with_sets(&format!("finetune.image_size={side}"))?;
+            // samples one by one: that costs the training nothing
+            let one_by_one = sized.with_sets("finetune.generation_batch_size=1")?;
+            for run in [&sized, &one_by_one] {
+                let mut found = Vec::new();
+                for saving in FREE {
+                    found.extend(run.fastest_with(saving, pipeline_config, machine, headroom_frac)?);
+                }
+                if !found.is_empty() {
+                    let seconds = |(_, plan): &(Self, Plan)| plan.compared_time.map_or(0.0, |time| time.seconds);
+                    return Ok(found.into_iter().min_by(|one, other| seconds(one).total_cmp(&seconds(other))));
+                }
+                if self.finetune.num_samples_for_metrics == 0 {
+                    break;
+                }
+            }
+            let checkpointed = one_by_one.with_sets(FREE[1])?;
+            let divided = DIVIDED.into_iter().filter(|_| machine.num_ranks() > 1);
+            for saving in divided.chain(COSTLY) {
+                if let Some(found) = checkpointed.fastest_with(saving, pipeline_config, machine, headroom_frac)? {
+                    return Ok(Some(found));
+                }
+            }
+        }
+        Ok(None)
+    }
 }
 
 #[cfg(test)]

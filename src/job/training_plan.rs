@@ -1,7 +1,9 @@
-//! Plans of a [`RunConfig`]: dry runs with its longest texts, and the search for settings that fit.
+//! Plans of a [`RunConfig`]: dry runs with its longest texts, the search for settings that fit, and changes that save
+//! memory.
 
-use super::{RunConfig, Settings};
+use super::planned::{Change, Planned};
 use crate::Result;
+use crate::config::RunConfig;
 use crate::data::classical::Augment;
 use crate::data::manifest::{Manifest, Split};
 use crate::models::prsmed;
@@ -11,14 +13,13 @@ use crate::plan::search::{Choice, Compromise, Effort, Problem, Saving, Use};
 use crate::runtime::Runtime;
 use crate::segment::dry_run::{Example, SegmentDryRun};
 use crate::segment::init;
-use crate::segment::setup::{self, ModelConfig};
+use crate::segment::setup::{self, BatchNorm, ModelConfig};
 use crate::segment::task::{self, CacheVision};
 use crate::segment::vision_features;
-use crate::setting::table::wrapped;
 use crate::tensor::META;
 use crate::tensor::meta::Target;
 use crate::trainer::precision::Precision;
-use crate::trainer::{FirstLayers, Switch};
+use crate::trainer::{FirstLayers, Switch, TrainConfig};
 use std::collections::HashSet;
 
 /// Modality classes of a plan without data.
@@ -261,6 +262,71 @@ impl RunConfig {
     }
 }
 
+impl Planned for RunConfig {
+    /// The longest texts that the settings allow are planned.
+    type Facts = ();
+
+    const TASK: &'static str = "train";
+
+    fn plan_of(&self, _facts: &(), job: Job, machine: &Machine) -> Result<Plan> {
+        self.plan_for(job, machine)
+    }
+
+    fn has_effect(key: &str, job: Job) -> bool {
+        job == Job::Train || !key.starts_with("train.") || key == "train.precision"
+    }
+
+    fn has_same_batch(&self, now: &Self) -> bool {
+        let has_same_parts = self.train.micro_batch == now.train.micro_batch;
+        self.samples_of_a_step() == now.samples_of_a_step()
+            && (has_same_parts || now.model.batch_norm == BatchNorm::Frozen)
+    }
+
+    fn changes(&self, job: Job) -> Vec<Change> {
+        let train = &self.train;
+        let mut found = Vec::new();
+        if job == Job::Train {
+            found.extend(step_in_backward(train));
+            if self.data.cache_vision == CacheVision::Ram {
+                found.push(Change::new("data.cache_vision=disk", "vision features in the cache folder"));
+            }
+            if train.graph == Switch::On {
+                found.push(Change::new("train.graph=off", "no captured steps"));
+            }
+        }
+        if job != Job::Predict && train.micro_batch > 1 {
+            let whole = train.micro_batch * train.accumulation;
+            let off = if train.step_in_backward { " train.step_in_backward=false" } else { "" };
+            let sets = format!("train.micro_batch=1 train.accumulation={whole}{off}");
+            found.push(Change::new(sets, "the same effective batch in smaller parts"));
+        }
+        if self.model.max_text_tokens > 128 {
+            found.push(Change::new("model.max_text_tokens=128", "longer texts are cut"));
+        }
+        let smaller = [768, 512].into_iter().filter(|side| self.model.image_size > *side);
+        found.extend(smaller.map(|side| Change::new(format!("model.image_size={side}"), "coarser masks")));
+        if self.lora.rank > 4 {
+            found.push(Change::new(format!("lora.rank={}", self.lora.rank / 2), "smaller adapters"));
+        }
+        found
+    }
+}
+
+/// Updates in the backward pass, where a step has one micro-batch.
+fn step_in_backward(train: &TrainConfig) -> Option<Change> {
+    if train.step_in_backward || train.accumulation > 1 || train.precision == Precision::Fp16 {
+        return None;
+    }
+    let off = if train.graph == Switch::On { " train.graph=off" } else { "" };
+    if train.clip_norm > 0.0 {
+        let sets = format!("train.step_in_backward=true train.clip_norm=0{off}");
+        return Some(Change::new(sets, "each gradient is used at once, and none is clipped"));
+    }
+    // larger micro-batches can be made smaller, and a step then has several
+    let sets = format!("train.step_in_backward=true{off}");
+    (train.micro_batch == 1).then(|| Change::new(sets, "each gradient is used at once"))
+}
+
 /// The search for the fastest settings of a training that fit a machine.
 #[derive(Debug)]
 pub struct Searched<'a> {
@@ -353,16 +419,35 @@ impl Problem for Searched<'_> {
     }
 }
 
-/// Settings as TOML for `prsmed train --config`: those that differ from the defaults, with their plan in comments.
-pub fn preset_toml(config: &RunConfig, plan: &Plan) -> String {
-    commented(&format!("prsmed preset for {} ({}).", plan.budget.device, plan.budget.bytes), config, plan)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Settings as _;
 
-/// `title` and the plan as comments, then the settings.
-pub(super) fn commented(title: &str, config: &impl Settings, plan: &Plan) -> String {
-    let mut lines = vec![format!("# {title}"), "#".to_owned()];
-    lines.extend(plan.table().lines().map(|line| wrapped(format!("# {line}").trim_end(), "#   ")));
-    lines.push(String::new());
-    lines.push(config.to_preset());
-    lines.join("\n")
+    /// The planner's search changes nothing in its first part, by the declarations.
+    #[test]
+    fn savings_of_the_search_keep_results_and_compromises_change_them() {
+        let config = RunConfig::default().with_sets("train.clip_norm=0 train.accumulation=1").unwrap();
+        let wanted = Compromise { quantization: config.model.quantization, optimizer: config.train.optimizer };
+        let savings = Saving::ladder(2, 2, Use::Possible);
+        let choice = |saving: Saving, compromise: Compromise| Choice {
+            image_size: config.model.image_size,
+            questions: config.data.questions_per_image,
+            micro_batch: 1,
+            accumulation: 1,
+            cache_features: false,
+            use_graphs: false,
+            custom_kernels: false,
+            saving,
+            compromise,
+        };
+        let first = config.with(&choice(savings[0], wanted));
+        for saving in &savings {
+            let with = config.with(&choice(*saving, wanted));
+            assert!(first.keeps_results(&with), "{:?}", with.changes_from(&first));
+        }
+        for compromise in &Compromise::ladder(wanted, true)[1..] {
+            assert!(!first.keeps_results(&config.with(&choice(savings[0], *compromise))));
+        }
+    }
 }

@@ -3,7 +3,6 @@
 //! The lock is the operating system's lock on a file in the folder. The system releases it when the process ends, also
 //! after a crash. The file remains and is empty while no process writes.
 
-use super::context::make_folder;
 use crate::event::{Event, Observer};
 use crate::{Error, Result, files};
 use std::fs::{File, TryLockError};
@@ -15,7 +14,7 @@ const NAME: &str = ".prsmed.lock";
 
 /// Lock on a folder, until it is dropped.
 #[derive(Debug)]
-pub(super) struct RunLock {
+pub struct RunLock {
     file: File,
 }
 
@@ -25,7 +24,7 @@ impl RunLock {
     ///
     /// # Errors
     /// [`Error::Config`] if another process writes into the folder; [`Error::Io`].
-    pub(super) fn on(flag: &str, folder: &Path, observer: &dyn Observer) -> Result<Self> {
+    pub fn on(flag: &str, folder: &Path, observer: &dyn Observer) -> Result<Self> {
         make_folder(flag, folder)?;
         let path = folder.join(NAME);
         let file = files::open_to_change(&path).map_err(Error::io(&path, "open"))?;
@@ -47,6 +46,19 @@ impl Drop for RunLock {
         // still locked, so no other process reads the id of a process that has ended
         let _ = self.file.set_len(0);
     }
+}
+
+/// Creates an output folder and checks that it is writable, before the expensive work. `flag` names it in errors.
+///
+/// # Errors
+/// [`Error::Config`] if it is a file; [`Error::Io`].
+pub fn make_folder(flag: &str, folder: &Path) -> Result<()> {
+    if folder.exists() && !folder.is_dir() {
+        let reason = format!("`{}` is a file", folder.display());
+        return Err(Error::config(flag, reason, "choose another folder"));
+    }
+    files::create_folders(folder).map_err(Error::io(folder, "create"))?;
+    tempfile::tempfile_in(folder).map(drop).map_err(Error::io(folder, "write"))
 }
 
 /// Checks the attempt to lock `folder`. On a file system without locks it only warns.

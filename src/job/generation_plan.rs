@@ -1,21 +1,18 @@
 //! Plans of an [`AugmentRun`]: dry runs of the generator, the fastest batch that fits a GPU, and changes that save
 //! memory.
 
-use super::planned::commented;
-use super::remedies::Remedy;
-use super::{AugmentRun, Settings as _};
+use super::planned::{Change, Fitted, Planned};
 use crate::Result;
 use crate::augment::dry_run::{GenerationDryRun, SHOWN_STEPS};
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::settings::{AugmentConfig, Decode, Mode, RANDOM};
+use crate::config::AugmentRun;
 use crate::plan::dry_run::{self, Buffers, DryRun, Job, Measured, Meter, Phase, Steps};
 use crate::plan::report::{Machine, Plan};
 use crate::plan::search;
 use crate::segment::dry_run::FilterDryRun;
-use crate::setting::Results;
 use crate::tensor::{Device, META};
 use crate::trainer::precision::Precision;
-use crate::units::Bytes;
 
 /// Different texts of a plan without data: one prompt and one negative.
 const PROMPTS: usize = 2;
@@ -70,25 +67,42 @@ impl AugmentRun {
     fn shown(&self) -> AugmentConfig {
         AugmentConfig { steps: planned_steps(&self.augment).shown, strength: 1.0, ..self.augment.clone() }
     }
+}
 
-    /// The plan of these settings without data.
-    ///
-    /// # Errors
-    /// Those of [`Self::dry_run`].
-    pub fn plan(&self, pipeline_config: &PipelineConfig, machine: &Machine) -> Result<Plan> {
+impl Planned for AugmentRun {
+    /// Sizes of the generator.
+    type Facts = PipelineConfig;
+
+    const TASK: &'static str = "augment";
+
+    fn plan_of(&self, pipeline_config: &PipelineConfig, _job: Job, machine: &Machine) -> Result<Plan> {
         Ok(Plan::of(&self.dry_run(pipeline_config, (PROMPTS, None), machine, true)?, machine))
     }
 
-    /// The fastest batch that leaves `headroom_frac` of the machine free; of equally fast ones the smallest. Images are
-    /// decoded all at once where that fits, else one by one, else in tiles. `None` when nothing fits.
-    ///
-    /// # Errors
-    /// Those of [`Self::dry_run`].
-    pub fn fitted(
+    fn changes(&self, _job: Job) -> Vec<Change> {
+        let now = &self.augment;
+        let mut found = Vec::new();
+        if now.decode() == Decode::Whole {
+            found.push(Change::exact("augment.decode=sliced", "one image after another"));
+        }
+        if now.decode() != Decode::Tiled && now.image_size > now.tile_px {
+            found.push(Change::new("augment.decode=tiled", "seams are possible"));
+        }
+        let smaller = [768, 512].into_iter().filter(|side| now.image_size > *side);
+        found.extend(smaller.map(|side| Change::new(format!("augment.image_size={side}"), "coarser images")));
+        found
+    }
+}
+
+impl Fitted for AugmentRun {
+    /// Of equally fast batches the smallest is taken. Images are decoded all at once where that fits, else one by one,
+    /// else in tiles.
+    fn fitted(
         &self,
         pipeline_config: &PipelineConfig,
         machine: &Machine,
         headroom_frac: f64,
+        _may_shrink: bool,
     ) -> Result<Option<(Self, Plan)>> {
         let with = |batch: usize, decode: Decode| {
             // tiles of half the side where one tile would cover the image
@@ -122,37 +136,6 @@ impl AugmentRun {
             return Ok(as_fast_as_the_fastest(found));
         }
         Ok(None)
-    }
-
-    /// Changes that save memory, each planned separately. Changes that do not affect the images come first.
-    pub fn remedies(&self, pipeline_config: &PipelineConfig, machine: &Machine, plan: &Plan) -> Vec<Remedy> {
-        let now = &self.augment;
-        let mut found = Vec::new();
-        let mut add = |change: &str, cost: &str, keeps_results: bool| {
-            let changed = self.with_sets(change).ok().filter(|changed| changed != self);
-            let Some(Ok(then)) = changed.map(|changed| changed.plan(pipeline_config, machine)) else { return };
-            let (change, cost) = (change.to_owned(), cost.to_owned());
-            let (device_peak, fits) = (then.device_peak, then.fits);
-            let saves = Bytes(plan.device_peak.0.saturating_sub(device_peak.0));
-            found.push(Remedy { change, saves, device_peak, fits, cost, keeps_results });
-        };
-        for setting in Self::settings() {
-            if let Some((value, cost)) = setting.saving {
-                add(&format!("{}={value}", setting.key), cost, setting.results != Results::Changes);
-            }
-        }
-        if now.decode() == Decode::Whole {
-            add("augment.decode=sliced", "one image after another", true);
-        }
-        if now.decode() != Decode::Tiled && now.image_size > now.tile_px {
-            add("augment.decode=tiled", "seams are possible", false);
-        }
-        for side in [768, 512].into_iter().filter(|side| now.image_size > *side) {
-            add(&format!("augment.image_size={side}"), "coarser images", false);
-        }
-        found.retain(|remedy| remedy.saves.0 > 0);
-        found.sort_by_key(|remedy| (!remedy.keeps_results, std::cmp::Reverse(remedy.saves)));
-        found
     }
 }
 
@@ -192,10 +175,4 @@ fn family_of(model: &str) -> &'static str {
     } else {
         "sdxl"
     }
-}
-
-/// Settings as TOML for `prsmed augment generate --config`, with their plan in comments.
-pub fn augment_toml(run: &AugmentRun, plan: &Plan) -> String {
-    let (device, bytes) = (&plan.budget.device, plan.budget.bytes);
-    commented(&format!("prsmed preset --task augment for {device} ({bytes})."), run, plan)
 }

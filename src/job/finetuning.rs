@@ -1,0 +1,349 @@
+//! The fine-tuning of the generator as a [`Job`](super::Job).
+
+use super::memory::{accept, suggest};
+use super::planned::{Fitted as _, Planned as _};
+use super::rows::Rows;
+use super::together::{check_data, main_only};
+use super::{How, generator, weight_files, write_report};
+use crate::augment::finetune::dry_run::FEATURES_BATCH;
+use crate::augment::finetune::samples::Extract;
+use crate::augment::finetune::{FinetunedRun, Finetuning, SelectBy, Selection, SelectionReport};
+use crate::augment::pipeline_config::PipelineConfig;
+use crate::augment::quality::{self, FeatureSource, Images};
+use crate::config::{AugmentRun, FinetuneRun, Resolved};
+use crate::data::manifest::Manifest;
+use crate::data::split;
+use crate::event::Observer;
+use crate::hub::{Files, Need};
+use crate::models::inception;
+use crate::plan::dry_run::Job;
+use crate::plan::report::Plan;
+use crate::plan::search::{HEADROOM_FRAC, has_headroom};
+use crate::runtime::Runtime;
+use crate::segment::resume;
+use crate::segment::training::checkpoint_in;
+use crate::tensor::{Device, Tensor, memory};
+use crate::trainer::{FirstLayers, Outcome};
+use crate::units::Bytes;
+use crate::{Error, Result};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Part of the training images that validate if there are no `val` rows.
+const VAL_FRAC: f64 = 0.1;
+
+/// Settings that the search for a GPU chooses; settings in which a flag gives one of them are not searched.
+const SEARCHED: [&str; 11] = [
+    "train.micro_batch",
+    "train.accumulation",
+    "train.checkpointing",
+    "train.optimizer",
+    "train.step_in_backward",
+    "train.offload_optimizer",
+    "train.offload_weights",
+    "train.clip_norm",
+    "train.precision",
+    "finetune.image_size",
+    "finetune.generation_batch_size",
+];
+
+/// A fine-tuning whose rows are read.
+pub struct GeneratorFinetuning<'a> {
+    how: &'a How<'a>,
+    settings: Resolved<FinetuneRun>,
+    manifest: Manifest,
+    choice: Option<Selection<'a>>,
+    may_search: bool,
+    pipeline_config: Option<PipelineConfig>,
+}
+
+/// The same, ready to load its model.
+pub struct Prepared<'a> {
+    how: &'a How<'a>,
+    /// For one of the processes.
+    run: FinetuneRun,
+    toml: String,
+    manifest: Manifest,
+    choice: Option<Selection<'a>>,
+    pipeline_config: PipelineConfig,
+    features: Option<(FeatureSource, Extract)>,
+}
+
+/// A finished fine-tuning, whose memory is free again.
+pub struct Finetuned<'a> {
+    /// Steps, time and best score.
+    pub outcome: Outcome,
+    /// Settings of one of the processes.
+    pub run: FinetuneRun,
+    /// Peak of all tensors.
+    pub peak: Bytes,
+    choice: Option<Selection<'a>>,
+    pipeline_config: PipelineConfig,
+}
+
+impl Finetuned<'_> {
+    /// Makes pairs with the best checkpoints, trains U-Nets with them and chooses, if the settings ask for it.
+    ///
+    /// # Errors
+    /// Those of [`Selection::run`].
+    pub fn choose(&self, runtime: &Runtime) -> Result<Option<SelectionReport>> {
+        let Some(choice) = &self.choice else { return Ok(None) };
+        memory::release_cache(runtime.device())?;
+        choice.run(&self.pipeline_config).map(Some)
+    }
+}
+
+impl<'a> GeneratorFinetuning<'a> {
+    /// A fine-tuning with these settings on `rows`. With `may_search`, settings that do not fit are replaced by the
+    /// fastest that fit the machine, except those that flags gave.
+    ///
+    /// # Errors
+    /// [`Error::Data`] or [`Error::Io`] for rows or images that cannot be read; [`Error::Config`].
+    pub fn new(settings: Resolved<FinetuneRun>, rows: &Rows, may_search: bool, how: &'a How<'a>) -> Result<Self> {
+        // a folder without images is refused before anything is downloaded
+        drop(settings.config.finetune.open_prior_images()?);
+        let mut manifest = rows.open(how.runtime)?;
+        check_data(how.ranks, &manifest)?;
+        keep_for_validation(&mut manifest, &settings.config, how.runtime)?;
+        let is_asked = settings.config.finetune.select_by == SelectBy::Segmenter;
+        let choice = || Selection::new(&settings.config, &manifest, &how.out, how.runtime);
+        let choice = main_only(how.ranks, || is_asked.then(choice).transpose())?.flatten();
+        let is_given = SEARCHED.iter().any(|key| settings.is_from_a_flag(key));
+        let may_search = may_search && !is_given && !how.resume.resumes();
+        Ok(Self { how, settings, manifest, choice, may_search, pipeline_config: None })
+    }
+
+    /// The settings that are the run's own.
+    fn run(&self) -> FinetuneRun {
+        self.settings.config.with_samples_for(&self.how.machine)
+    }
+
+    fn sizes(&self) -> &PipelineConfig {
+        self.pipeline_config.as_ref().expect("files are found first")
+    }
+
+    /// The plan of these settings for one of the processes, if there can be one.
+    fn plan_of(&self, run: &FinetuneRun) -> Result<Option<Plan>> {
+        let (how, sizes) = (self.how, self.sizes());
+        match run.divided_among(how.ranks.size())?.plan_of(sizes, Job::Train, &how.machine) {
+            // the CPU's operators are tried one by one to learn what they need
+            Err(error @ Error::OutOfMemory { .. }) => {
+                how.runtime.warn(format!("no memory plan: {error}"));
+                Ok(None)
+            }
+            plan => plan.map(Some),
+        }
+    }
+
+    /// Replaces settings that do not fit by the fastest that fit this machine. All processes take those that the first
+    /// one found.
+    fn search(&mut self, planned: Option<&Plan>) -> Result<Option<Plan>> {
+        let (ranks, machine, wanted) = (self.how.ranks, &self.how.machine, self.settings.config.clone());
+        let search = || Ok(wanted.fitted(self.sizes(), machine, HEADROOM_FRAC, true)?.map(|(run, _)| run));
+        let fitted = ranks.gather_if_all(main_only(ranks, search).map(Option::flatten))?.swap_remove(0);
+        let Some(fitted) = fitted else { return Ok(None) };
+        for note in changes(&wanted, &fitted) {
+            self.how.runtime.note(note);
+        }
+        if let Some(plan) = planned {
+            let origin = format!("chosen for {}", plan.budget.device);
+            self.settings.origins.extend(SEARCHED.map(|key| (key.to_owned(), origin.clone())));
+        }
+        self.settings.config = fitted;
+        self.plan_of(&self.settings.config)
+    }
+}
+
+impl<'a> super::Job for GeneratorFinetuning<'a> {
+    type Config = FinetuneRun;
+    type Prepared = Prepared<'a>;
+    type Done = Finetuned<'a>;
+
+    fn config(&self) -> &FinetuneRun {
+        &self.settings.config
+    }
+
+    fn checkpoint(&self) -> Result<Option<PathBuf>> {
+        let Some(folder) = checkpoint_in(&self.how.out, self.how.resume.resumes())? else { return Ok(None) };
+        // the training says what the warnings say
+        resume::check_settings_and_rows(&folder, (&self.run(), &FinetuneRun::declarations()), &self.manifest)?;
+        Ok(Some(folder))
+    }
+
+    fn find_files(&mut self, _checkpoint: Option<&Path>) -> Result<()> {
+        self.pipeline_config = Some(generator::to_finetune(&self.settings.config, self.how.runtime)?);
+        Ok(())
+    }
+
+    fn plan(&mut self) -> Result<()> {
+        let (how, ranks) = (self.how, self.how.ranks);
+        let planned = ranks.agree_on(self.plan_of(&self.settings.config))?;
+        let fits = planned.as_ref().is_none_or(|plan| has_headroom(plan, HEADROOM_FRAC));
+        let searches = self.may_search && ranks.any(!fits)?;
+        let found = if searches { self.search(planned.as_ref())? } else { None };
+        if let Some(plan) = found.or(planned) {
+            how.runtime.note(format!("memory plan\n{}", plan.table()));
+            let run = self.settings.config.divided_among(ranks.size())?;
+            let suggest = suggest(&run, self.sizes(), Job::Train, &how.machine, &plan);
+            accept(plan, suggest, ("train", "`prsmed preset --task finetune`"), &how.memory, how.runtime)?;
+        }
+        let run = self.run();
+        self.choice = self.choice.take().map(|choice| choice.with_settings(&run));
+        self.choice.as_ref().map_or(Ok(()), |choice| plan_pairs(choice, self.sizes(), how))
+    }
+
+    fn prepare(mut self) -> Result<Prepared<'a>> {
+        self.settings.config = self.run();
+        let Self { how, settings, manifest, choice, pipeline_config, .. } = self;
+        let (toml, mut run) = (settings.to_toml(), settings.config);
+        let choice = choice.map(|choice| choice.with_settings(&run));
+        if let Some(note) = run.train.divide_among(how.ranks.size())? {
+            how.runtime.note(note);
+        }
+        if run.finetune.is_random() {
+            let text = format!("`{}` has random weights: the result is only for trying the tool", run.finetune.model);
+            how.runtime.note(text);
+        }
+        let features = features(&run, how.runtime)?;
+        let pipeline_config = pipeline_config.expect("files are found first");
+        Ok(Prepared { how, run, toml, manifest, choice, pipeline_config, features })
+    }
+
+    fn train(prepared: Prepared<'a>, observer: Arc<dyn Observer>) -> Result<Finetuned<'a>> {
+        let Prepared { how, run, toml, manifest, choice, pipeline_config, features } = prepared;
+        let runtime = how.runtime.clone().with_observer(observer);
+        let finetuning = Finetuning {
+            run: &run,
+            toml: toml.clone(),
+            pipeline_config: &pipeline_config,
+            manifest: &manifest,
+            folder: &how.out,
+            resumes: how.resume.resumes(),
+            features,
+            profile: how.own_profile(),
+            ranks: how.ranks,
+            runtime: &runtime,
+        };
+        let FinetunedRun { outcome, task } = finetuning.run()?;
+        let peak = memory::overall_peak(runtime.device());
+        // a choice of the best checkpoint has all memory to itself
+        drop(task);
+        write_report(&outcome, &toml, how);
+        Ok(Finetuned { outcome, run, peak, choice, pipeline_config })
+    }
+}
+
+fn keep_for_validation(manifest: &mut Manifest, run: &FinetuneRun, runtime: &Runtime) -> Result<()> {
+    if run.train.validate_every_epochs == 0 {
+        return Ok(());
+    }
+    if let Some(cut) = split::ensure_val(manifest, VAL_FRAC, run.train.seed)? {
+        let text =
+            format!("no `val` rows: {} of {} training images are used for validation", cut.val_images, cut.images);
+        runtime.note(text);
+    }
+    Ok(())
+}
+
+/// Shows the memory plan of the pairs, and refuses pairs that cannot fit.
+fn plan_pairs(choice: &Selection, base: &PipelineConfig, how: &How) -> Result<()> {
+    let (machine, generator) = (&how.machine, choice.planned_generator(base)?);
+    let run = AugmentRun { augment: choice.pair_settings().clone(), ..AugmentRun::default() };
+    let plan = match run.plan_of(&generator, Job::Augment, machine) {
+        // the CPU's operators are tried one by one to learn what they need
+        Err(error @ Error::OutOfMemory { .. }) => {
+            how.runtime.warn(format!("no memory plan of the pairs: {error}"));
+            return Ok(());
+        }
+        plan => plan?,
+    };
+    let batch = run.augment.batch;
+    how.runtime.note(format!("memory plan of the pairs, {batch} at once\n{}", plan.table()));
+    if plan.fits {
+        return Ok(());
+    }
+    let fewer = if batch > 1 { "add `--set finetune.generation_batch_size=1`, or " } else { "" };
+    let hint = format!("{fewer}leave out `--select-by segmenter`; `--no-plan` skips this check");
+    Err(Error::config("finetune.select_by", format!("pairs of the candidates: {}", plan.summary()), hint))
+}
+
+/// What computes the features of samples and real images, if samples are measured.
+fn features(run: &FinetuneRun, runtime: &Runtime) -> Result<Option<(FeatureSource, Extract)>> {
+    if run.finetune.num_samples_for_metrics == 0 {
+        return Ok(None);
+    }
+    let (observer, interrupt) = (Arc::clone(runtime.observer()), Arc::clone(runtime.interrupt()));
+    let batch = usize::try_from(FEATURES_BATCH).expect("a small batch");
+    let images = move |files: &[PathBuf], compute: &dyn Fn(&Images) -> Result<Tensor>| {
+        compute(&Images { files, area: None, batch, observer: observer.as_ref(), interrupt: &interrupt })
+    };
+    let (spec, device) = (run.finetune.features.as_str(), runtime.device());
+    if Path::new(spec).join("config.toml").exists() {
+        let assembly = weight_files::open_run(Path::new(spec), runtime)?;
+        let extract: Extract =
+            Rc::new(move |files| images(files, &|images| quality::encoder_features(&assembly, images)));
+        return Ok(Some((FeatureSource::Encoder("segmenter".into()), extract)));
+    }
+    if !spec.starts_with("hub:") && !Path::new(spec).exists() {
+        let hint = "give weights of InceptionV3, `hub:owner/name`, or the run folder of a segmenter";
+        return Err(Error::weights(spec, "there is no such file or folder", hint));
+    }
+    weight_files::check(
+        vec![Need::new("finetune.features", spec, Files::Matching(&[inception::WEIGHTS_FILE]))],
+        runtime,
+    )?;
+    let path = runtime.locate(spec)?;
+    // a file that cannot be read is refused before the training
+    drop(quality::open_inception(&path, Device::Cpu)?);
+    let extract: Extract = Rc::new(move |files| {
+        let network = quality::open_inception(&path, device)?;
+        images(files, &|images| quality::inception_features(&network, images))
+    });
+    Ok(Some((FeatureSource::Inception, extract)))
+}
+
+/// What a search changed, in words.
+pub fn changes(before: &FinetuneRun, now: &FinetuneRun) -> Vec<String> {
+    let mut notes = Vec::new();
+    let (was, is) = (&before.train, &now.train);
+    if (was.micro_batch, was.accumulation) != (is.micro_batch, is.accumulation) {
+        let (micro_batch, accumulation, whole) = (is.micro_batch, is.accumulation, now.effective_batch());
+        notes.push(format!("effective batch: {micro_batch} x {accumulation} = {whole} images"));
+    }
+    if was.checkpointing != is.checkpointing {
+        notes.push(match is.checkpointing {
+            FirstLayers::None => "`train.checkpointing=none`: memory suffices without recomputing blocks".to_owned(),
+            _ => "`train.checkpointing`: blocks of the UNet are computed again in the backward pass".to_owned(),
+        });
+    }
+    if was.optimizer != is.optimizer {
+        notes.push("`train.optimizer=adamw8bit`: nothing else fits".to_owned());
+    }
+    if !was.step_in_backward && is.step_in_backward {
+        notes.push(
+            "`train.step_in_backward=true`: each weight is updated as soon as its gradient is complete, and gradients \
+             are not clipped; nothing else fits"
+                .to_owned(),
+        );
+    }
+    if !was.offload_optimizer && is.offload_optimizer {
+        notes.push("`train.offload_optimizer=true`: optimizer state in host memory; nothing else fits".to_owned());
+    }
+    if !was.offload_weights && is.offload_weights {
+        notes.push(
+            "`train.offload_weights=true`: fp32 weights and optimizer state in host memory, updated by the CPU; nothing \
+             else fits"
+                .to_owned(),
+        );
+    }
+    let makes_samples = now.finetune.num_samples_for_metrics > 0;
+    if makes_samples && before.finetune.generation_batch_size != now.finetune.generation_batch_size {
+        notes.push("`finetune.generation_batch_size=1`: samples are made one by one".to_owned());
+    }
+    let (was, is) = (before.finetune.image_size, now.finetune.image_size);
+    if was != is {
+        notes.push(format!("nothing fits with images of {was} pixels: using {is}, which is unusable for a model made for much larger ones"));
+    }
+    notes
+}

@@ -1,0 +1,252 @@
+//! Jobs: what a command does, without its arguments and its output.
+//!
+//! [`run`] is the one order in which a training comes about: lock of the run folder, resume check, rows, checkpoint,
+//! files, memory plan, model, training, record. A [`Job`] says what is its own in each of these:
+//! [`training::SegmenterTraining`], [`finetuning::GeneratorFinetuning`], and [`task::TaskTraining`] for a task of your
+//! own. A program that calls [`run`] gets all that `prsmed train` gets.
+//!
+//! ```no_run
+//! use prsmed::config::Sources;
+//! use prsmed::job::{self, How, rows::Rows, training::SegmenterTraining};
+//! use prsmed::prelude::*;
+//!
+//! let runtime = Runtime::new();
+//! let how = How::new("runs/a", &runtime)?;
+//! let settings = Sources { preset: Some("tiny".into()), ..Sources::default() }.resolve()?;
+//! let trained = job::run(&how, |how| SegmenterTraining::new(settings, &Rows::of("data"), how))?;
+//! println!("{} steps", trained.run.outcome.steps);
+//! # Ok::<(), prsmed::Error>(())
+//! ```
+
+pub mod finetuning;
+mod finetuning_plan;
+pub mod generation;
+mod generation_plan;
+pub mod generator;
+pub mod lock;
+pub mod machine;
+pub mod memory;
+pub mod planned;
+pub mod resume;
+pub mod rows;
+pub mod task;
+pub mod together;
+pub mod training;
+pub mod training_plan;
+pub mod training_settings;
+pub mod weight_files;
+
+use crate::config::Settings;
+use crate::event::Observer;
+use crate::mlflow::{Connection, End, MlflowOptions, Tracker};
+use crate::plan::report::Machine;
+use crate::report::{self, training as training_report};
+use crate::runtime::Runtime;
+use crate::setting::table::leaves;
+use crate::tensor::{self, memory as tensor_memory};
+use crate::trainer::{Outcome, Ranks, profile};
+use crate::units::Bytes;
+use crate::{Error, Result};
+use lock::RunLock;
+use memory::Memory;
+use resume::Resume;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use together::main_only;
+use toml::Table;
+
+/// Files of a run folder that are stored on an MLflow server.
+const STORED: [&str; 2] = ["config.toml", report::REPORT_FILE];
+
+/// How a job runs, whatever it does.
+pub struct How<'a> {
+    /// The run folder.
+    pub out: PathBuf,
+    /// What it begins with.
+    pub resume: Resume,
+    /// Plans memory first, and refuses what cannot fit. Without a plan no CUDA graphs are captured by themselves.
+    pub plans: bool,
+    /// Most that tensors may take; plans ignore it.
+    pub memory_limit: Option<Bytes>,
+    /// Writes a memory profile; only the main process does.
+    pub profile: Option<profile::Settings>,
+    /// Records the training on this MLflow server; only the main process does.
+    pub mlflow: Option<MlflowOptions>,
+    /// The processes that train together.
+    pub ranks: Ranks<'a>,
+    /// The machine that is planned for.
+    pub machine: Machine,
+    /// Receives what a report of an out-of-memory error needs.
+    pub memory: Memory,
+    /// Device, cache, hub, observer and interrupt flag.
+    pub runtime: &'a Runtime,
+}
+
+impl<'a> How<'a> {
+    /// A new run of this process alone, planned for the machine of `runtime`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a GPU that this program cannot use.
+    pub fn new(out: impl Into<PathBuf>, runtime: &'a Runtime) -> Result<Self> {
+        Ok(Self {
+            out: out.into(),
+            resume: Resume::New,
+            plans: true,
+            memory_limit: None,
+            profile: None,
+            mlflow: None,
+            ranks: Ranks::default(),
+            machine: machine::here(runtime)?,
+            memory: Memory::default(),
+            runtime,
+        })
+    }
+
+    /// The same as one of several processes.
+    #[must_use]
+    pub fn with_ranks(self, ranks: Ranks<'a>) -> Self {
+        Self { machine: self.machine.with_ranks(ranks.rank(), ranks.size()), ranks, ..self }
+    }
+
+    /// The profile that this process writes.
+    fn own_profile(&self) -> Option<&profile::Settings> {
+        self.profile.as_ref().filter(|_| self.ranks.is_main())
+    }
+}
+
+/// What is a training's own.
+pub trait Job: Sized {
+    /// Its settings.
+    type Config: Settings;
+    /// The same with model and data in memory.
+    type Prepared;
+    /// Its result.
+    type Done;
+
+    /// The settings.
+    fn config(&self) -> &Self::Config;
+
+    /// The checkpoint to continue from, if any. Refuses settings and rows that do not fit it. Nothing is loaded or
+    /// changed.
+    ///
+    /// # Errors
+    /// [`Error::Config`]; [`Error::Data`] for rows that have changed.
+    fn checkpoint(&self) -> Result<Option<PathBuf>>;
+
+    /// Finds all weight files, before anything is planned.
+    ///
+    /// # Errors
+    /// [`Error::Hub`] or [`Error::Weights`] for missing files.
+    fn find_files(&mut self, checkpoint: Option<&Path>) -> Result<()> {
+        let _ = checkpoint;
+        Ok(())
+    }
+
+    /// Plans memory: shows the plan, searches other settings if it may, and refuses settings that do not fit.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for settings that do not fit.
+    fn plan(&mut self) -> Result<()>;
+
+    /// Loads model and data.
+    ///
+    /// # Errors
+    /// Errors of files and data; typed errors of libtorch.
+    fn prepare(self) -> Result<Self::Prepared>;
+
+    /// Trains to the end. `observer` receives all events.
+    ///
+    /// # Errors
+    /// As [`crate::trainer::run`].
+    fn train(prepared: Self::Prepared, observer: Arc<dyn Observer>) -> Result<Self::Done>;
+}
+
+/// Runs a job from the lock of its folder to its record. `make` reads its rows, once the folder is known to be free and
+/// to have the run to continue.
+///
+/// # Errors
+/// [`Error::Config`] for a folder in which another process writes or that has another run, and for settings that do not
+/// fit; those of the job; [`Error::Interrupted`] after saving.
+pub fn run<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Result<J>) -> Result<J::Done> {
+    let (ranks, runtime) = (how.ranks, how.runtime);
+    let connection = how.mlflow.clone().filter(|_| ranks.is_main()).map(Connection::open).transpose()?;
+    let lock = || RunLock::on("--out", &how.out, runtime.observer().as_ref());
+    // an existing run is refused before the data is read; unusable data leaves no folder behind
+    let early = (ranks.is_main() && how.out.is_dir()).then(lock).transpose()?;
+    if ranks.is_main() {
+        how.resume.check(&how.out)?;
+    }
+    let mut job = make(how)?;
+    let _lock = ranks.agree_on(main_only(ranks, || {
+        let lock = early.map_or_else(lock, Ok)?;
+        how.resume.adopt(&how.out)?;
+        Ok(lock)
+    }))?;
+    let checkpoint = job.checkpoint()?;
+    if how.resume.resumes() && checkpoint.is_none() {
+        runtime.note(format!("{} contains no checkpoint yet: starting from the beginning", how.out.display()));
+    }
+    job.find_files(checkpoint.as_deref())?;
+    if let Some(profile) = how.own_profile() {
+        profile.check()?;
+    }
+    if let Some(limit) = how.memory_limit {
+        limit_memory(limit, how)?;
+    }
+    if how.plans {
+        job.plan()?;
+    }
+    let params = params(job.config());
+    let prepared = job.prepare()?;
+    recorded(connection, how, &params, |observer| J::train(prepared, observer))
+}
+
+/// Limits tensor memory; call before the first tensor on a GPU.
+fn limit_memory(limit: Bytes, how: &How) -> Result<()> {
+    let total = if let Machine::Cuda(budget, _) = &how.machine { Bytes(budget.total_bytes) } else { limit };
+    tensor_memory::set_limit(how.runtime.device(), limit, total)
+}
+
+/// Settings as parameters of an MLflow run.
+fn params<C: Settings>(config: &C) -> Vec<(String, String)> {
+    let table = Table::try_from(config).expect("plain values serialise");
+    leaves(&table).into_iter().map(|(key, value)| (key, value.to_string())).collect()
+}
+
+/// Trains with the observer of its events, and records it if there is a connection.
+fn recorded<T>(
+    connection: Option<Connection>,
+    how: &How,
+    params: &[(String, String)],
+    train: impl FnOnce(Arc<dyn Observer>) -> Result<T>,
+) -> Result<T> {
+    let observer = Arc::clone(how.runtime.observer());
+    let Some(connection) = connection else { return train(observer) };
+    let tracker: Arc<Tracker> = Arc::new(connection.record(&how.out, how.resume.resumes(), params, observer)?);
+    let trained = train(tracker.clone());
+    let end = match &trained {
+        Ok(_) => End::Finished,
+        Err(Error::Interrupted) => End::Interrupted,
+        Err(_) => End::Failed,
+    };
+    tracker.finish(end, &STORED.map(|name| how.out.join(name)));
+    trained
+}
+
+/// Writes `report.html` into the run folder. The training is done, so a failure is a warning only.
+fn write_report(outcome: &Outcome, toml: &str, how: &How) {
+    if !how.ranks.is_main() {
+        return;
+    }
+    let device = how.runtime.device();
+    let facts = vec![
+        ("prsmed".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+        ("libtorch".to_owned(), tensor::libtorch_version()),
+        ("device".to_owned(), format!("{device:?}")),
+        ("time of this session".to_owned(), format!("{:.1} s", outcome.train_seconds)),
+        ("peak memory of tensors".to_owned(), tensor_memory::overall_peak(device).to_string()),
+    ];
+    if let Err(error) = training_report::write(&how.out, toml, &facts) {
+        how.runtime.warn(format!("no {}: {error}", report::REPORT_FILE));
+    }
+}

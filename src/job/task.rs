@@ -1,0 +1,161 @@
+//! A training of your own: settings, and the task that they describe.
+
+use super::memory::{accept, suggest};
+use super::planned::{Change, Planned};
+use super::{How, write_report};
+use crate::Result;
+use crate::config::{Resolved, Settings};
+use crate::event::Observer;
+use crate::files;
+use crate::plan::dry_run::{self, Job};
+use crate::plan::report::{Machine, Plan};
+use crate::plan::search::{HEADROOM_FRAC, has_headroom};
+use crate::segment::resume;
+use crate::segment::training::checkpoint_in;
+use crate::tensor::weights::verify_folder;
+use crate::tensor::{Device, META};
+use crate::trainer::{self, DryRunTask, Outcome, Ranks, Session, TrainConfig};
+use crate::{Error, tensor};
+use std::marker::PhantomData;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Settings that describe a task, with a section `train` for the engine.
+pub trait Trained: Settings + PartialEq + Send + 'static {
+    /// The task.
+    type Task: DryRunTask;
+
+    /// The settings of the engine.
+    fn train(&self) -> &TrainConfig;
+
+    /// The same, to be changed.
+    fn train_mut(&mut self) -> &mut TrainConfig;
+
+    /// The task on `device`. On [`META`] it is planned: then it reads no files.
+    ///
+    /// # Errors
+    /// Errors of files and data; typed errors of libtorch.
+    fn build(&self, device: Device, ranks: Ranks) -> Result<Self::Task>;
+}
+
+impl<T: Trained> Planned for T {
+    type Facts = ();
+
+    const TASK: &'static str = "train";
+
+    fn plan_of(&self, _facts: &(), job: Job, machine: &Machine) -> Result<Plan> {
+        let mut config = self.clone();
+        config.train_mut().divide_among(machine.num_ranks())?;
+        machine.check_precision("train.precision", config.train().precision)?;
+        machine.set_planned_gpu();
+        let build = |ranks: Ranks| config.build(META, ranks);
+        Ok(Plan::of(&dry_run::plan(job, config.train(), machine.place(), true, build)?, machine))
+    }
+
+    fn has_same_batch(&self, now: &Self) -> bool {
+        let images = |config: &TrainConfig| config.micro_batch * config.accumulation;
+        images(self.train()) == images(now.train())
+    }
+
+    fn changes(&self, _job: Job) -> Vec<Change> {
+        let train = self.train();
+        let sets = format!("train.micro_batch=1 train.accumulation={}", train.micro_batch * train.accumulation);
+        let smaller = Change::new(sets, "the same effective batch in smaller parts");
+        (train.micro_batch > 1).then_some(smaller).into_iter().collect()
+    }
+}
+
+/// The training of a task as a [`Job`](super::Job).
+pub struct TaskTraining<'a, C: Trained> {
+    how: &'a How<'a>,
+    settings: Resolved<C>,
+}
+
+/// The same with the task in memory.
+pub struct Prepared<'a, C: Trained> {
+    how: &'a How<'a>,
+    config: C,
+    toml: String,
+    task: C::Task,
+}
+
+/// A finished training.
+pub struct Done<C: Trained> {
+    /// Steps, time and best score.
+    pub outcome: Outcome,
+    /// The task with the weights after the last step.
+    pub task: C::Task,
+    settings: PhantomData<C>,
+}
+
+impl<'a, C: Trained> TaskTraining<'a, C> {
+    /// A training with these settings. Where they do not fit, the change that saves most without an effect on results
+    /// is taken.
+    pub fn new(settings: Resolved<C>, how: &'a How<'a>) -> Self {
+        Self { how, settings }
+    }
+}
+
+impl<'a, C: Trained> super::Job for TaskTraining<'a, C> {
+    type Config = C;
+    type Prepared = Prepared<'a, C>;
+    type Done = Done<C>;
+
+    fn config(&self) -> &C {
+        &self.settings.config
+    }
+
+    fn checkpoint(&self) -> Result<Option<PathBuf>> {
+        let Some(folder) = checkpoint_in(&self.how.out, self.how.resume.resumes())? else { return Ok(None) };
+        verify_folder(&folder)?;
+        for warning in resume::check_settings(&self.how.out, (self.config(), &C::settings()))? {
+            self.how.runtime.warn(warning);
+        }
+        Ok(Some(folder))
+    }
+
+    fn plan(&mut self) -> Result<()> {
+        let How { machine, memory, runtime, ranks, .. } = self.how;
+        let mut plan = self.config().plan_of(&(), Job::Train, machine)?;
+        if ranks.any(!has_headroom(&plan, HEADROOM_FRAC))? {
+            let remedies = self.config().remedies(&(), Job::Train, machine, &plan);
+            if let Some(found) = remedies.iter().find(|remedy| remedy.fits && remedy.keeps_results) {
+                runtime.note(format!("these settings do not fit: using `{}`", found.change));
+                self.settings.config = self.config().with_sets(&found.change)?;
+                plan = self.config().plan_of(&(), Job::Train, machine)?;
+            }
+        }
+        runtime.note(format!("memory plan\n{}", plan.table()));
+        let suggest = suggest(self.config(), &(), Job::Train, machine, &plan);
+        accept(plan, suggest, ("train", "a smaller `train.micro_batch` or another of the changes"), memory, runtime)
+    }
+
+    fn prepare(self) -> Result<Prepared<'a, C>> {
+        let Self { how, settings } = self;
+        let (toml, mut config) = (settings.to_toml(), settings.config);
+        if let Some(note) = config.train_mut().divide_among(how.ranks.size())? {
+            how.runtime.note(note);
+        }
+        files::create_folders(&how.out).map_err(Error::io(&how.out, "create"))?;
+        let task = tensor::guard::guard(|| config.build(how.runtime.device(), how.ranks))?;
+        Ok(Prepared { how, config, toml, task })
+    }
+
+    fn train(prepared: Prepared<'a, C>, observer: Arc<dyn Observer>) -> Result<Done<C>> {
+        let Prepared { how, config, toml, task } = prepared;
+        let session = Session {
+            config: config.train(),
+            folder: &how.out,
+            settings: &toml,
+            resume: how.out.join("last").is_dir(),
+            profile: how.own_profile(),
+            observer: observer.as_ref(),
+            interrupt: how.runtime.interrupt(),
+            has_room_for_graphs: false,
+            ranks: how.ranks,
+        };
+        let outcome = trainer::run(&task, &session)?;
+        write_report(&outcome, &toml, how);
+        Ok(Done { outcome, task, settings: PhantomData })
+    }
+}

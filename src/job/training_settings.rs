@@ -1,0 +1,203 @@
+//! Settings of a training that depend on the machine or on another run.
+
+use super::together::main_only;
+use super::training_plan::Searched;
+use super::{How, weight_files};
+use crate::config::{Resolved, Settings as _, Sources};
+use crate::hub::Spec;
+use crate::nn::Quantization;
+use crate::plan::report::Machine;
+use crate::plan::search::{Candidate, Choice, Found, HEADROOM_FRAC, Space, Use, search};
+use crate::plan::{detect, time};
+use crate::runtime::Runtime;
+use crate::segment::setup::Build;
+use crate::segment::{init, needs};
+use crate::tensor::meta::Target;
+use crate::tensor::{Device, Kind};
+use crate::trainer::{FirstLayers, OptimizerKind};
+use crate::{Error, Result};
+use std::path::Path;
+
+/// Said if a search takes long.
+pub const SEARCHING: &str = "searching settings that fit: up to a minute for the full model";
+
+/// The search of `prsmed preset` and `prsmed train`. Settings given by flags are not tried.
+///
+/// # Errors
+/// [`Error::Config`] for too many processes; those of [`Planned::plan_of`](super::planned::Planned::plan_of).
+pub fn search_for(resolved: &Resolved, machine: &Machine, effective_batch: usize, may_shrink: bool) -> Result<Found> {
+    let config = &resolved.config;
+    let (wanted, packed) = (config.model.image_size, config.data.questions_per_image);
+    let smaller = [768, 512].into_iter().filter(|side| may_shrink && *side < wanted);
+    let on_a_gpu = machine.target() == Target::Cuda;
+    let ranks = machine.num_ranks();
+    if effective_batch < ranks {
+        let reason = format!("a step has {effective_batch} samples, too few for {ranks} GPUs");
+        return Err(Error::config("--gpus", reason, "use fewer GPUs, or give a larger `--effective-batch`"));
+    }
+    // each GPU needs an image
+    let divides = |questions: usize| effective_batch.is_multiple_of(questions) && effective_batch / questions >= ranks;
+    let space = Space {
+        effective_batch,
+        // numbers of questions that divide the effective batch, so that a step has exactly as many samples
+        questions: (1..=packed).rev().filter(|questions| divides(*questions)).collect(),
+        image_sizes: std::iter::once(wanted).chain(smaller).collect(),
+        cache_features: match config.with_feature_cache() {
+            Use::Possible if resolved.is_from_a_flag("data.cache_vision") => Use::Never,
+            permitted => permitted,
+        },
+        use_graphs: on_a_gpu
+            && ranks == 1
+            && config.model.semantics.hides_answer()
+            && !resolved.is_from_a_flag("train.graph"),
+        custom_kernels: on_a_gpu && !resolved.is_from_a_flag("train.fused_kernels"),
+        headroom_frac: HEADROOM_FRAC,
+    };
+    let searched = Searched::new(config, machine)?;
+    let is_given = ["model.stream_layers", "model.stream_vision"].iter().any(|key| resolved.is_from_a_flag(key));
+    search(&if is_given { searched.keeping_host_layers() } else { searched }, &space)
+}
+
+/// The message if nothing fits: what is needed, and what would help.
+pub fn nothing_fits(found: &Found, device: &str) -> String {
+    let least = found.smallest.as_ref().map_or_else(String::new, |smallest| {
+        format!(
+            "; the smallest settings need {} of {} ({})",
+            smallest.plan.device_peak,
+            smallest.plan.budget.bytes,
+            described(smallest)
+        )
+    });
+    format!(
+        "no settings fit {device} with 3 % of its memory kept free{least}\nshorter texts, smaller images or a lower \
+         LoRA rank need less memory; `prsmed solve --for gpu` names the smallest GPU that fits"
+    )
+}
+
+/// A candidate in one line.
+pub fn described(candidate: &Candidate) -> String {
+    let choice = &candidate.choice;
+    let Choice { saving, compromise, .. } = choice;
+    let mut checkpointed = Vec::new();
+    if saving.checkpoint_encoder != FirstLayers::None {
+        checkpointed.push("encoder".to_owned());
+    }
+    match saving.checkpointing {
+        FirstLayers::None => {}
+        FirstLayers::Count(layers) => checkpointed.push(format!("{layers} layers")),
+        FirstLayers::Full => checkpointed.push("all layers".to_owned()),
+    }
+    if saving.checkpoint_decoder {
+        checkpointed.push("decoder".to_owned());
+    }
+    let mut parts = vec![match checkpointed.as_slice() {
+        [] => "no checkpointing".to_owned(),
+        parts => format!("checkpointing of {}", parts.join(", ")),
+    }];
+    if saving.step_in_backward && choice.accumulation == 1 {
+        parts.push("updates in the backward pass".to_owned());
+    }
+    match saving.stream_layers {
+        FirstLayers::None => {}
+        FirstLayers::Count(layers) => parts.push(format!("weights of {layers} layers in host memory")),
+        FirstLayers::Full => parts.push("weights of all layers in host memory".to_owned()),
+    }
+    if saving.stream_vision {
+        parts.push("vision tower in host memory".to_owned());
+    }
+    if saving.offload_optimizer {
+        parts.push("optimizer state offloaded to the CPU".to_owned());
+    }
+    if choice.cache_features {
+        parts.push("vision feature cache".to_owned());
+    }
+    if choice.use_graphs {
+        parts.push("CUDA graphs".to_owned());
+    }
+    match compromise.quantization {
+        Quantization::None => {}
+        Quantization::Nf4 => parts.push("frozen layers in 4 bits".to_owned()),
+        Quantization::Nf4Double => parts.push("frozen layers in 4 bits with 8-bit scales".to_owned()),
+    }
+    if compromise.optimizer == OptimizerKind::AdamW8bit {
+        parts.push("8-bit optimizer state".to_owned());
+    }
+    let time =
+        candidate.step_seconds().map_or_else(String::new, |seconds| format!(", {} per step", time::text(seconds)));
+    format!(
+        "micro-batch {} x {} with {} questions per image, {}, {} pixels: {}{time}",
+        choice.micro_batch,
+        choice.accumulation,
+        choice.questions,
+        parts.join(", "),
+        choice.image_size,
+        candidate.device_peak()
+    )
+}
+
+/// The settings that a training takes from the run whose weights it starts from, a path or `hub:...`, and the setting that
+/// names that run.
+///
+/// # Errors
+/// [`Error::Weights`] or [`Error::Hub`] for a run that cannot be read.
+pub fn of_init(run: &Path, runtime: &Runtime) -> Result<Vec<String>> {
+    let locate = |spec: &str| runtime.locate(spec);
+    let build = Build { cache: runtime.cache(), ..Build::new(Device::Cpu, Kind::Float, &locate) };
+    let mut settings = weight_files::read_run(run, None, None, runtime, &|folder| init::settings(folder, build))?;
+    let path = run.to_string_lossy();
+    let named = match Spec::parse(&path)? {
+        Spec::Hub(_) => needs::of_run(&path, runtime.hub(), runtime.observer().as_ref())?.spec,
+        Spec::Local(_) => std::path::absolute(run).map_err(Error::io(run, "find"))?.display().to_string(),
+    };
+    settings.push(format!("model.init={named}"));
+    Ok(settings)
+}
+
+/// Stops a training with a preset made for GPUs on a machine without one: it would load the full model on the CPU.
+///
+/// # Errors
+/// [`Error::Config`] with the reason why there is no GPU.
+pub fn refuse_gpu_preset_without_gpu(resolved: &Resolved, runtime: &Runtime) -> Result<()> {
+    let preset = resolved.origins.values().find_map(|origin| origin.strip_prefix("preset ")).unwrap_or_default();
+    if runtime.device() != Device::Cpu || !preset.starts_with("gpu-") {
+        return Ok(());
+    }
+    let why = detect::why_no_gpu(runtime.visible_gpus());
+    let reason = format!("`{preset}` needs a GPU, and none is usable: {why}");
+    let hint = "`prsmed doctor` shows what this machine offers; `--preset cpu` trains the same model in host memory, \
+                slowly, `--preset tiny` a small one";
+    Err(Error::config("--preset", reason, hint))
+}
+
+/// The fastest settings of the full model for the GPU of this machine. All processes take those of the first one.
+/// `sets` have priority over what the search finds. With `checks_files` it first refuses missing weight files.
+///
+/// # Errors
+/// [`Error::Config`] if nothing fits; those of the settings and files.
+pub fn for_this_gpu(sets: Vec<(String, String)>, how: &How, checks_files: bool) -> Result<Resolved> {
+    let (ranks, machine) = (how.ranks, &how.machine);
+    let resolve =
+        |sets: Vec<(String, String)>| Sources { default_preset: "full".into(), sets, ..Sources::default() }.resolve();
+    let full = resolve(sets.clone())?;
+    if checks_files && !how.resume.resumes() {
+        weight_files::check_architectures(&full.config.model, how.runtime)?;
+        weight_files::check(needs::of_model(&full.config.model), how.runtime)?;
+    }
+    let search = || {
+        let fitted = full.clone().fit_precision("train.precision", machine)?;
+        let found = search_for(&fitted, machine, full.config.samples_of_a_step(), true)?;
+        let Some(best) = found.fitting.first() else {
+            let reason = nothing_fits(&found, &machine.offer().device);
+            let hint = "use a larger GPU, or skip this check with `--preset` and `--no-plan`";
+            return Err(Error::config("train", reason, hint));
+        };
+        let config = fitted.config.with(&best.choice).divided_among(machine.num_ranks())?;
+        let origin = format!("preset for {}", machine.offer().device);
+        let chosen = config.changes_from(&fitted.config).into_iter();
+        Ok(chosen.map(|assignment| (assignment, origin.clone())).collect::<Vec<_>>())
+    };
+    let search = || how.runtime.with_patience(SEARCHING, search);
+    let chosen = ranks.gather_if_all(main_only(ranks, search).map(Option::unwrap_or_default))?.swap_remove(0);
+    // the user's settings have priority; the plan that follows checks if they fit
+    resolve(chosen.into_iter().chain(sets).collect())
+}
