@@ -15,24 +15,25 @@
 //! # Levels
 //!
 //! A module may use modules of lower levels only (`tests/layering.rs` reads this table and checks it). `base`, `data`,
-//! `hub` and `metrics` are crates of their own without libtorch: their folders have a `Cargo.toml`.
+//! `hub`, `metrics` and `replay` are crates of their own without libtorch: their folders have a `Cargo.toml`.
 //!
 //! | level | modules |
 //! |---|---|
-//! | 10 | `cli` `prelude` |
-//! | 9 | `job` `serve` |
-//! | 8 | `config` |
-//! | 7 | `plan` |
-//! | 6 | `augment` `report` |
-//! | 5 | `segment` |
-//! | 4 | `trainer` |
-//! | 3 | `models` `runtime` |
-//! | 2 | `nn` `mlflow` |
-//! | 1 | `tensor` `data` `hub` `metrics` |
+//! | 11 | `cli` `prelude` |
+//! | 10 | `job` `serve` |
+//! | 9 | `config` |
+//! | 8 | `plan` |
+//! | 7 | `augment` `report` |
+//! | 6 | `segment` |
+//! | 5 | `trainer` |
+//! | 4 | `models` `runtime` |
+//! | 3 | `nn` `mlflow` |
+//! | 2 | `tensor` |
+//! | 1 | `data` `hub` `metrics` `replay` |
 //! | 0 | `base` |
 
 pub use prsmed_base::{error, event, files, location, panics, setting, units};
-pub use {prsmed_data as data, prsmed_hub as hub, prsmed_metrics as metrics};
+pub use {prsmed_data as data, prsmed_hub as hub, prsmed_metrics as metrics, prsmed_replay as replay};
 
 pub mod tensor;
 

@@ -157,7 +157,7 @@ pub trait Job: Sized {
     /// Trains to the end. `observer` receives all events.
     ///
     /// # Errors
-    /// As [`crate::trainer::run`].
+    /// As [`crate::trainer::run()`].
     fn train(prepared: Self::Prepared, observer: Arc<dyn Observer>) -> Result<Self::Done>;
 }
 

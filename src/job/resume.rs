@@ -75,7 +75,7 @@ impl Resume {
     /// Refuses to continue in a run folder that has another run, or from a folder that is no checkpoint.
     ///
     /// # Errors
-    /// [`Error::Config`]; [`Error::Weights`].
+    /// [`crate::Error::Config`]; [`crate::Error::Weights`].
     pub fn check(&self, run: &Path) -> Result<()> {
         let Some(other) = self.other() else { return checkpoint_in(run, self.resumes()).map(drop) };
         checkpoint_in(run, false)?;
@@ -85,7 +85,7 @@ impl Resume {
     /// Copies the checkpoint of another folder into the run folder.
     ///
     /// # Errors
-    /// [`Error::Weights`] for a folder that is not complete; [`Error::Io`].
+    /// [`crate::Error::Weights`] for a folder that is not complete; [`crate::Error::Io`].
     pub fn adopt(&self, run: &Path) -> Result<()> {
         self.other().map_or(Ok(()), |other| copy_folder(&other, &run.join("last")))
     }

@@ -12,6 +12,8 @@ use crate::nn::{BatchStatistics, Conv2d, Conv2dBn, LayerNorm, LayerNorm2d, Linea
 use crate::tensor::autograd::checkpoint;
 use crate::tensor::store::{Init, VarPath};
 use crate::tensor::{Shared, Tensor, dims, module_path};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Sizes of the encoder.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -112,18 +114,25 @@ struct Attention {
     num_heads: i64,
 }
 
+/// The distance of each pair of tokens in a window, as an index of a bias. A search builds models a hundred times.
+fn offsets(window: i64) -> Arc<[i64]> {
+    static KNOWN: Mutex<BTreeMap<i64, Arc<[i64]>>> = Mutex::new(BTreeMap::new());
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let all = known.entry(window).or_insert_with(|| {
+        let pairs = (0..window * window).flat_map(|p| (0..window * window).map(move |q| (p, q)));
+        pairs.map(|(p, q)| (p / window - q / window).abs() * window + (p % window - q % window).abs()).collect()
+    });
+    Arc::clone(all)
+}
+
 impl Attention {
     fn new(vs: &VarPath, dim: i64, num_heads: i64, window: i64) -> Self {
-        let offsets: Vec<i64> = (0..window * window)
-            .flat_map(|p| (0..window * window).map(move |q| (p, q)))
-            .map(|(p, q)| (p / window - q / window).abs() * window + (p % window - q % window).abs())
-            .collect();
         Self {
             norm: LayerNorm::new(&vs.sub("norm"), dim, 1e-5),
             qkv: Linear::new(&vs.sub("qkv"), dim, 3 * dim),
             proj: Linear::new(&vs.sub("proj"), dim, dim),
             attention_biases: vs.param("attention_biases", &[num_heads, window * window], Init::Const(0.0)),
-            offsets: Tensor::from_slice(&offsets).to_device(vs.device()),
+            offsets: Tensor::from_slice(&offsets(window)).to_device(vs.device()),
             num_heads,
         }
     }

@@ -31,7 +31,7 @@ pub enum Job {
     Augment,
 }
 
-/// Measured memory of one phase; [`super::replay::PhaseMemory`] is the planned one.
+/// Measured memory of one phase; [`crate::replay::PhaseMemory`] is the planned one.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Phase {
     /// `load`, `first step` (allocates the optimizer state), `capture` (steps until they are captured as CUDA graphs),

@@ -1,7 +1,7 @@
 //! Resident memory of a process on the CPU: the memory that does not belong to tensors, and the memory of the host.
 //!
 //! A plan's `device` column on the CPU is `VmHWM` of `/proc/PID/status`: the memory that the counting allocator
-//! reserves (modelled in [`super::host_allocator`]) and the terms below. The first term, resident memory before the
+//! reserves (modelled in [`crate::replay::host`]) and the terms below. The first term, resident memory before the
 //! first tensor, is the fixed base of comparisons. A process reads its own base, because the page cache decides which
 //! pages of the libraries are mapped (a few MiB).
 //!

@@ -3,7 +3,6 @@
 //!
 //! It knows no model: the job is given as a task.
 
-pub mod allocator;
 pub mod calibrate;
 pub mod detect;
 pub mod device_terms;
@@ -11,10 +10,8 @@ pub mod dry_run;
 pub mod duration;
 pub mod gpus;
 pub mod host;
-pub mod host_allocator;
 pub mod matmul;
 pub mod reading;
-pub mod replay;
 pub mod report;
 pub mod scaling;
 pub mod search;

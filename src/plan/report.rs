@@ -5,18 +5,21 @@ use super::device_terms::{DeviceUsage, Term, device_terms};
 use super::dry_run::{Buffers, DryRun, Job, Place};
 use super::gpus::{self, Budget};
 use super::reading::Reading;
-use super::replay::{self, PhaseMemory};
 use super::speed::Speed;
 use super::time::{self, PhaseTime};
 use super::unsupported::refusal;
 use super::{detect, host};
+use crate::replay::{self, PhaseMemory};
 use crate::tensor::Device;
 use crate::tensor::meta::{self, Target};
+use crate::tensor::module_path::{self, ModuleId};
+use crate::tensor::trace::Trace;
 use crate::trainer::HostUse;
 use crate::trainer::graph::MAX_GRAPHS;
 use crate::trainer::precision::Precision;
 use crate::units::Bytes;
 use crate::{Error, Result};
+use std::collections::HashMap;
 
 /// The device that a job will run on.
 #[derive(Debug, Clone, PartialEq)]
@@ -120,8 +123,9 @@ impl Plan {
             }
             Machine::Cpu(_) => Vec::new(),
         };
+        let reserved: Vec<u64> = terms.iter().filter(|term| term.reserved).map(|term| term.bytes).collect();
         let device = match machine {
-            Machine::Cuda(..) => replay::ReplayTarget::Cuda(&terms),
+            Machine::Cuda(..) => replay::ReplayTarget::Cuda(&reserved),
             Machine::Cpu(_) => replay::ReplayTarget::Cpu,
         };
         let memory = replay::phases(trace, device);
@@ -153,7 +157,7 @@ impl Plan {
             reserved_peak: most(|phase| phase.memory.reserved_peak),
             device_peak,
             peak_phase,
-            scopes: replay::scopes_at(trace, peak_event, 2),
+            scopes: scopes_at(trace, peak_event, 2),
             fits: device_peak <= budget.bytes && machine.has_host_memory(Bytes(host_weights.0 + host_state.0)),
             host_weights,
             host_state,
@@ -512,6 +516,23 @@ fn streamed_layer(weights: &HostUse) -> Option<Term> {
                      kept one more of them than its model predicts (seen on a fake CUDA runtime)"
                 .to_owned(),
     })
+}
+
+/// Bytes live after event `at` by module path, shortened to `depth` names (`llm.layers` for 2), largest first.
+fn scopes_at(trace: &Trace, at: usize, depth: usize) -> Vec<(String, Bytes)> {
+    let mut names: HashMap<ModuleId, String> = HashMap::new();
+    let mut sums: HashMap<String, u64> = HashMap::new();
+    for (module, bytes) in replay::alive_by_module(trace, at) {
+        let name = names.entry(module).or_insert_with(|| {
+            let path = module_path::path(module);
+            let parts: Vec<&str> = path.split('.').take(depth).collect();
+            if path.is_empty() { "(no module)".into() } else { parts.join(".") }
+        });
+        *sums.entry(name.clone()).or_default() += bytes;
+    }
+    let mut sums: Vec<(String, Bytes)> = sums.into_iter().map(|(name, bytes)| (name, Bytes(bytes))).collect();
+    sums.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    sums
 }
 
 #[cfg(test)]

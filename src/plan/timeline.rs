@@ -4,7 +4,7 @@
 //! phases, the modules that ran, the bytes of each category and their total, and the blocks of at least 1/1000 of the
 //! peak.
 
-use super::replay::Live;
+use crate::replay::Live;
 use crate::tensor::ledger::CATEGORIES;
 use crate::tensor::module_path;
 use crate::tensor::trace::{BlockChange, Trace};

@@ -3,44 +3,11 @@
 //! It counts the tensor bytes that libtorch's CPU allocator returns, without the allocator's rounding. It does not
 //! count CUDA tensors. Call [`install`] before the first tensor: earlier ones are not counted.
 
+pub use prsmed_replay::trace::{CATEGORIES, Category};
+
 use super::{Tensor, native};
 use crate::units::Bytes;
 use std::sync::Once;
-
-/// Purpose of a tensor. A new tensor gets the category of the allocating thread.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-#[repr(i32)]
-pub enum Category {
-    /// Intermediate results, and what autograd saves of them.
-    Activations = 0,
-    /// Weights that are not trained.
-    Frozen = 1,
-    /// Weights that are trained (fp32 masters).
-    Trainable = 2,
-    /// Gradients of trained weights.
-    Gradients = 3,
-    /// Optimizer state.
-    Optimizer = 4,
-    /// Moving average of the trained weights.
-    Ema = 5,
-    /// Batches.
-    Inputs = 6,
-    /// Buffers of checkpoint reading and writing.
-    Workspace = 7,
-}
-
-/// All categories with their names, in the order of their numbers.
-pub const CATEGORIES: [(Category, &str); 8] = [
-    (Category::Activations, "activations"),
-    (Category::Frozen, "frozen"),
-    (Category::Trainable, "trainable"),
-    (Category::Gradients, "gradients"),
-    (Category::Optimizer, "optimizer"),
-    (Category::Ema, "ema"),
-    (Category::Inputs, "inputs"),
-    (Category::Workspace, "workspace"),
-];
 
 /// Bytes of tensors at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]

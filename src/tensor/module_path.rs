@@ -3,16 +3,14 @@
 //!
 //! While a trace or a profile runs, a node of the backward pass has the module path of its forward pass.
 
+pub use prsmed_replay::trace::ModuleId;
+
 use super::{Device, native, synchronize};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::time::Instant;
-
-/// Number of a module path. 0 is the root, which has no name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ModuleId(pub u32);
 
 #[derive(Debug, Default)]
 struct Paths {

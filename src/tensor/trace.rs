@@ -4,68 +4,12 @@
 //! While a trace runs, tensors on [`super::META`] count for the trace of their thread, and not for the
 //! [`super::ledger`].
 
+pub use prsmed_replay::trace::{BlockChange, Cost, Trace, TraceEvent};
+
 use super::module_path::ModuleId;
 use super::native::{self, RawCost, RawEvent, RawTraceView};
 use std::ffi::CStr;
 use std::marker::PhantomData;
-
-/// A change of a memory block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BlockChange {
-    /// The block was allocated with this many bytes.
-    Allocate(u64),
-    /// The block was freed.
-    Release,
-    /// The block changed its category.
-    Move,
-}
-
-/// One change of one memory block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TraceEvent {
-    /// Number of the block, from 0 in order of allocation.
-    pub block: u32,
-    /// Kind of event.
-    pub change: BlockChange,
-    /// Index into [`super::ledger::CATEGORIES`]; 0 for releases.
-    pub category: u8,
-    /// Index into [`Trace::ops`]; 0 when no operator ran.
-    pub op: u16,
-    /// Module that was running.
-    pub module: ModuleId,
-}
-
-/// Arithmetic and memory traffic of one operator.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Cost {
-    /// Floating-point operations of products, convolutions and attention; a multiply-add is two.
-    pub flops: f64,
-    /// Bytes read and written.
-    pub bytes: f64,
-    /// Bytes of one number of its inputs: 2 for bf16 and fp16, 4 for fp32.
-    pub element_bytes: u8,
-    /// Whether it is part of a backward pass.
-    pub backward: bool,
-    /// Index into [`Trace::ops`].
-    pub op: u16,
-    /// Module that was running. A backward operator has the module of its forward pass.
-    pub module: ModuleId,
-    /// Number of events before the operator ended.
-    pub event: u32,
-}
-
-/// All events between [`begin`] and [`TraceBuilder::finish`].
-#[derive(Debug, Clone, Default)]
-pub struct Trace {
-    /// Changes of blocks in order of time.
-    pub events: Vec<TraceEvent>,
-    /// Operators in order of time.
-    pub costs: Vec<Cost>,
-    /// Names of operators (`aten::mm`); the first is empty.
-    pub ops: Vec<String>,
-    /// Named points in time: name, number of events so far, number of costs so far.
-    pub marks: Vec<(&'static str, usize, usize)>,
-}
 
 /// A running trace of this thread.
 #[derive(Debug)]
@@ -107,8 +51,8 @@ impl TraceBuilder {
         // meanwhile.
         let (events, costs) = unsafe {
             (
-                slice(view.events, count(view.num_events)).iter().map(TraceEvent::from).collect(),
-                slice(view.costs, count(view.num_costs)).iter().map(Cost::from).collect(),
+                slice(view.events, count(view.num_events)).iter().map(RawEvent::event).collect(),
+                slice(view.costs, count(view.num_costs)).iter().map(RawCost::cost).collect(),
             )
         };
         let ops = (0..)
@@ -148,20 +92,22 @@ unsafe fn slice<'a, T>(start: *const T, len: usize) -> &'a [T] {
     if start.is_null() { &[] } else { unsafe { std::slice::from_raw_parts(start, len) } }
 }
 
-impl From<&RawEvent> for TraceEvent {
-    fn from(raw: &RawEvent) -> Self {
+impl RawEvent {
+    fn event(&self) -> TraceEvent {
+        let raw = self;
         let change = match raw.kind {
             0 => BlockChange::Allocate(raw.bytes),
             1 => BlockChange::Release,
             _ => BlockChange::Move,
         };
-        Self { block: raw.block, change, category: raw.category, op: raw.op, module: ModuleId(raw.module) }
+        TraceEvent { block: raw.block, change, category: raw.category, op: raw.op, module: ModuleId(raw.module) }
     }
 }
 
-impl From<&RawCost> for Cost {
-    fn from(raw: &RawCost) -> Self {
-        Self {
+impl RawCost {
+    fn cost(&self) -> Cost {
+        let raw = self;
+        Cost {
             flops: raw.flops,
             bytes: raw.bytes,
             element_bytes: raw.element_bytes,

@@ -4,7 +4,7 @@
 
 use prsmed::config::{RunConfig, Sources};
 use prsmed::plan::dry_run::{self, Job, Measured};
-use prsmed::plan::replay::{self, PhaseMemory};
+use prsmed::replay::{self, PhaseMemory};
 use prsmed::segment::dry_run::{Example, SegmentDryRun};
 use prsmed::segment::setup;
 use prsmed::tensor::meta::Target;

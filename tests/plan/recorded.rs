@@ -1,7 +1,7 @@
 //! Replays traces of libtorch's caching allocator: the files of tests/plan/recorded, which were worked out by hand or
 //! recorded on a GPU by `scripts/record_allocator.py`.
 
-use prsmed::plan::allocator::CachingAllocator;
+use prsmed::replay::caching::CachingAllocator;
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;

@@ -1,19 +1,16 @@
 //! Replays the trace of a job through an allocator model: memory peaks of each phase, reserved memory, and the tensors
 //! that are live at the peak.
 
-use super::allocator::{Block, CachingAllocator};
-use super::device_terms::Term;
-use super::host_allocator::HostAllocator;
-use crate::tensor::ledger::{CATEGORIES, Category};
-use crate::tensor::module_path::{self, ModuleId};
-use crate::tensor::trace::{BlockChange, Trace, TraceEvent};
-use crate::units::Bytes;
+use crate::caching::{Block, CachingAllocator};
+use crate::host::HostAllocator;
+use crate::trace::{BlockChange, CATEGORIES, Category, ModuleId, Trace, TraceEvent};
+use prsmed_base::units::Bytes;
 use std::collections::HashMap;
 
 /// Memory of one phase.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct PhaseMemory {
-    /// Name, as in [`super::dry_run::Phase`].
+    /// Name, as the job names it.
     pub name: &'static str,
     /// Peak bytes of tensors. On CUDA as the caching allocator counts them (multiples of 512), including the library
     /// workspaces that come from it.
@@ -32,21 +29,24 @@ pub struct PhaseMemory {
 pub enum ReplayTarget<'a> {
     /// The counting allocator of CPU tensors.
     Cpu,
-    /// libtorch's CUDA caching allocator, in which the `reserved` terms are allocated before the first event.
-    Cuda(&'a [Term]),
+    /// libtorch's CUDA caching allocator, in which blocks of these sizes are allocated before the first event.
+    Cuda(&'a [u64]),
 }
 
 /// Live blocks of a replay.
 #[derive(Debug, Default)]
-pub(super) struct Live {
+pub struct Live {
     /// Size and category of each block, by number.
     blocks: Vec<(u64, u8)>,
-    pub(super) total: u64,
-    pub(super) by_category: [u64; CATEGORIES.len()],
+    /// Bytes of all blocks.
+    pub total: u64,
+    /// The same by category.
+    pub by_category: [u64; CATEGORIES.len()],
 }
 
 impl Live {
-    pub(super) fn apply(&mut self, event: &TraceEvent) {
+    /// Applies the next event of a trace.
+    pub fn apply(&mut self, event: &TraceEvent) {
         let block = event.block as usize;
         if block >= self.blocks.len() {
             self.blocks.resize(block + 1, (0, 0));
@@ -83,10 +83,10 @@ struct Cache {
 }
 
 impl Cache {
-    fn new(terms: &[Term]) -> Self {
+    fn new(before: &[u64]) -> Self {
         let mut allocator = CachingAllocator::default();
-        for term in terms.iter().filter(|term| term.reserved && term.bytes > 0) {
-            allocator.allocate(term.bytes);
+        for bytes in before.iter().filter(|bytes| **bytes > 0) {
+            allocator.allocate(*bytes);
         }
         Self { allocator, blocks: Vec::new() }
     }
@@ -126,10 +126,10 @@ pub fn phases(trace: &Trace, device: ReplayTarget) -> Vec<PhaseMemory> {
     let ends = trace.marks.iter().skip(1).map(|mark| mark.1).chain([trace.events.len()]);
     let mut phases = Vec::new();
     for (&(name, start, _), end) in trace.marks.iter().zip(ends) {
-        if let ReplayTarget::Cuda(terms) = device
+        if let ReplayTarget::Cuda(before) = device
             && (live.total == 0 || cache.is_none())
         {
-            cache = Some(Cache::new(terms));
+            cache = Some(Cache::new(before));
         }
         if live.total == 0 {
             host = HostAllocator::default();
@@ -190,38 +190,21 @@ pub fn graph_pool(trace: &Trace) -> Bytes {
     Bytes(allocator.reserved())
 }
 
-/// Bytes live after event `at`, summed by `key`, largest first.
-fn alive_by<K: std::hash::Hash + Eq + Ord>(trace: &Trace, at: usize, key: impl Fn(&TraceEvent) -> K) -> Vec<(K, u64)> {
-    let mut born: HashMap<u32, (&TraceEvent, u64)> = HashMap::new();
+/// Bytes that are live after event `at`, by module, largest first.
+pub fn alive_by_module(trace: &Trace, at: usize) -> Vec<(ModuleId, u64)> {
+    let mut born: HashMap<u32, (ModuleId, u64)> = HashMap::new();
     for event in trace.events.iter().take(at + 1) {
         match event.change {
-            BlockChange::Allocate(bytes) => drop(born.insert(event.block, (event, bytes))),
+            BlockChange::Allocate(bytes) => drop(born.insert(event.block, (event.module, bytes))),
             BlockChange::Release => drop(born.remove(&event.block)),
             BlockChange::Move => {}
         }
     }
-    let mut sums: HashMap<K, u64> = HashMap::new();
-    for (event, bytes) in born.into_values() {
-        *sums.entry(key(event)).or_default() += bytes;
+    let mut sums: HashMap<ModuleId, u64> = HashMap::new();
+    for (module, bytes) in born.into_values() {
+        *sums.entry(module).or_default() += bytes;
     }
-    let mut sums: Vec<(K, u64)> = sums.into_iter().collect();
-    sums.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-    sums
-}
-
-/// Bytes live after event `at` by module path, shortened to `depth` names (`llm.layers` for 2), largest first.
-pub fn scopes_at(trace: &Trace, at: usize, depth: usize) -> Vec<(String, Bytes)> {
-    let mut names: HashMap<ModuleId, String> = HashMap::new();
-    let mut sums: HashMap<String, u64> = HashMap::new();
-    for (module, bytes) in alive_by(trace, at, |event| event.module) {
-        let name = names.entry(module).or_insert_with(|| {
-            let path = module_path::path(module);
-            let parts: Vec<&str> = path.split('.').take(depth).collect();
-            if path.is_empty() { "(no module)".into() } else { parts.join(".") }
-        });
-        *sums.entry(name.clone()).or_default() += bytes;
-    }
-    let mut sums: Vec<(String, Bytes)> = sums.into_iter().map(|(name, bytes)| (name, Bytes(bytes))).collect();
+    let mut sums: Vec<(ModuleId, u64)> = sums.into_iter().collect();
     sums.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     sums
 }

@@ -168,5 +168,5 @@ impl CachingAllocator {
 }
 
 #[cfg(test)]
-#[path = "allocator_tests.rs"]
+#[path = "caching_tests.rs"]
 mod tests;
