@@ -7,7 +7,7 @@ use prsmed_base::error::{Error, Result};
 
 /// Most voxels of a volume.
 pub const MAX_VOXELS: usize = 1 << 30;
-/// Between the voxels of a volume and the most that can be used, in the error of [`check_size`].
+/// Between the voxels of a volume and the most that can be used, in the error of `check_size`.
 pub const TOO_MANY: &str = " voxels are more than ";
 /// Most bytes of a file with a volume or an image, and of all files of a series.
 pub(crate) const MAX_FILE: u64 = 8 << 30;
