@@ -190,37 +190,7 @@ impl Generation<'_> {
             preview: Vec::new(),
         };
         if self.ranks.any(export.as_ref().is_some_and(is_missing))? {
-            let real = if self.ranks.is_main() { self.survey(&sources)? } else { HashMap::new() };
-            let embeddings = self.embeddings(&texts)?;
-            self.observer.on(&Event::Note(format!("loading the generator ({})", self.pipeline_config.family())));
-            let generator = Generator::load(self.pipeline_config, self.config, self.placement(), self.adapters)?;
-            let side = side_of(self.config)?;
-            let Some(cell) = u32::try_from(generator.cell_px()).ok().filter(|cell| side.is_multiple_of(*cell)) else {
-                let reason = format!("{side} is no multiple of the {} pixels per latent", generator.cell_px());
-                return Err(Error::config("augment.image_size", reason, "use a multiple of it, for example 512"));
-            };
-            let work = Work {
-                config: self.config,
-                cell,
-                thresholds: self.thresholds,
-                loras: self.loras,
-                sources: &sources,
-                texts: &texts,
-                real: &real,
-                mask_bank: MaskBank::new(sources.iter().flat_map(|source| source.rows.iter().copied())),
-                model_sha256,
-            };
-            let networks = Networks { generator: &generator, embeddings: &embeddings };
-            if let Some(note) = export::renaming_note(sources.iter().map(|source| source.image)) {
-                self.observer.on(&Event::Note(note));
-            }
-            self.observer.on(&Event::Started { phase: "generate".into(), total: all as u64, unit: "images" });
-            let ended = self.rounds(&work, &networks, export.as_mut(), &mut state);
-            if let (Err(_), Some(export)) = (&ended, &mut export) {
-                export.write_annotations()?;
-            }
-            ended?;
-            self.observer.on(&Event::Finished);
+            self.make(&sources, &texts, model_sha256, export.as_mut(), &mut state)?;
         }
         let Some(export) = export else { return Ok(None) };
         let rows = export.write_annotations()?;
@@ -239,6 +209,49 @@ impl Generation<'_> {
         summary.images_per_s = images_per_s;
         summary.batch = state.batch;
         Ok(Some(summary))
+    }
+
+    /// Loads the generator and makes the missing pairs.
+    fn make(
+        &self,
+        sources: &[SourceImage],
+        texts: &PromptTexts,
+        model_sha256: String,
+        mut export: Option<&mut Export>,
+        state: &mut GenerationState,
+    ) -> Result<()> {
+        let real = if self.ranks.is_main() { self.survey(sources)? } else { HashMap::new() };
+        let embeddings = self.embeddings(texts)?;
+        self.observer.on(&Event::Note(format!("loading the generator ({})", self.pipeline_config.family())));
+        let generator = Generator::load(self.pipeline_config, self.config, self.placement(), self.adapters)?;
+        let side = side_of(self.config)?;
+        let Some(cell) = u32::try_from(generator.cell_px()).ok().filter(|cell| side.is_multiple_of(*cell)) else {
+            let reason = format!("{side} is no multiple of the {} pixels per latent", generator.cell_px());
+            return Err(Error::config("augment.image_size", reason, "use a multiple of it, for example 512"));
+        };
+        let work = Work {
+            config: self.config,
+            cell,
+            thresholds: self.thresholds,
+            loras: self.loras,
+            sources,
+            texts,
+            real: &real,
+            mask_bank: MaskBank::new(sources.iter().flat_map(|source| source.rows.iter().copied())),
+            model_sha256,
+        };
+        let networks = Networks { generator: &generator, embeddings: &embeddings };
+        if let Some(note) = export::renaming_note(sources.iter().map(|source| source.image)) {
+            self.observer.on(&Event::Note(note));
+        }
+        self.observer.on(&Event::Started { phase: "generate".into(), total: state.num_pairs as u64, unit: "images" });
+        let ended = self.rounds(&work, &networks, export.as_deref_mut(), state);
+        if let (Err(_), Some(export)) = (&ended, &export) {
+            export.write_annotations()?;
+        }
+        ended?;
+        self.observer.on(&Event::Finished);
+        Ok(())
     }
 
     fn placement(&self) -> Placement {

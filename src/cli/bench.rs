@@ -1,7 +1,5 @@
 //! `prsmed bench`: times training steps and predictions, and measures their memory.
 
-mod measure;
-
 use super::context::Context;
 use super::plan::SettingsArgs;
 use super::report::Outcome;
@@ -9,6 +7,7 @@ use crate::config::RunConfig;
 use crate::data::manifest::Manifest;
 use crate::event::Event;
 use crate::job::machine;
+use crate::job::measure::{self, Count, Job, Measurement, Work};
 use crate::job::memory::suggest;
 use crate::metrics::order::median;
 use crate::models::prsmed;
@@ -26,7 +25,6 @@ use crate::trainer::precision::Precision;
 use crate::trainer::{DryRunTask, FirstLayers, Ranks, Switch};
 use crate::units::Bytes;
 use crate::{Error, Result};
-use measure::{Count, Job, Measurement, Work};
 use serde_json::{Value, json};
 
 /// Time real training steps, with their memory and use of the processor

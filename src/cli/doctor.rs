@@ -3,7 +3,7 @@
 use super::context::Context;
 use super::report::Outcome;
 use crate::hub;
-use crate::plan::detect::{self, Detected};
+use crate::plan::detect::{self, Detected, Driver};
 use crate::plan::host::Host;
 use crate::plan::unsupported::refusal;
 use crate::tensor::{self, CudaSide, Device, Kind, Tensor, guard};
@@ -43,11 +43,8 @@ pub(super) fn run(_: &Args, context: &Context) -> anyhow::Result<Outcome> {
         add("libtorch", &format!("warning: {problem}"));
     }
     add("CUDA side", side.reason().as_deref().map_or("open", |_| "not open"));
-    let driver_text = match &driver {
-        Ok(driver) => format!("{}, supports CUDA {}.{}", driver.version, driver.cuda.0, driver.cuda.1),
-        Err(reason) => format!("none found ({reason})"),
-    };
-    add("driver", &driver_text);
+    let supports = |driver: &Driver| format!("{}, supports CUDA {}.{}", driver.version, driver.cuda.0, driver.cuda.1);
+    add("driver", &driver.as_ref().map_or_else(|reason| format!("none found ({reason})"), supports));
     for gpu in &gpus {
         add("GPU", &gpu_text(gpu));
     }

@@ -135,16 +135,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     }
     let is_terminal = std::io::stderr().is_terminal();
     let color = is_terminal && !env.no_color;
-    let output = Arc::new(Output::stdout(cli.json));
-    let style = Style { is_terminal, color, every_steps: 10 };
-    let inner: Box<dyn Observer> =
-        if cli.quiet { Box::new(Silent) } else { Box::new(Progress::new(style, Arc::clone(&output))) };
-    let joined = rendezvous.as_ref().filter(|_| cli.command.may_be_divided());
-    let other_rank = joined.map(|joined| joined.rank).filter(|rank| *rank > 0);
-    let (inner, output) = match other_rank {
-        Some(rank) => (Box::new(ranks::OtherRank { rank, inner }) as Box<dyn Observer>, Arc::new(Output::none())),
-        None => (inner, output),
-    };
+    let (inner, output) = outputs(&cli, Style { is_terminal, color, every_steps: 10 }, rendezvous.as_ref());
     let memory = Memory::default();
     let progress = MemoryObserver { inner, memory: memory.clone(), output: Arc::clone(&output) };
     let progress: Arc<dyn Observer> = Arc::new(progress);
@@ -170,6 +161,18 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         }
     }
     report::exit_code(&result)
+}
+
+/// The observer of events and the output of this process. Of several processes only the first one reports.
+fn outputs(cli: &Cli, style: Style, joined: Option<&Rendezvous>) -> (Box<dyn Observer>, Arc<Output>) {
+    let output = Arc::new(Output::stdout(cli.json));
+    let inner: Box<dyn Observer> =
+        if cli.quiet { Box::new(Silent) } else { Box::new(Progress::new(style, Arc::clone(&output))) };
+    let joined = joined.filter(|_| cli.command.may_be_divided());
+    match joined.map(|joined| joined.rank).filter(|rank| *rank > 0) {
+        Some(rank) => (Box::new(ranks::OtherRank { rank, inner }), Arc::new(Output::none())),
+        None => (inner, output),
+    }
 }
 
 /// A word of the command line that is not UTF-8, or the working folder of a command that writes absolute paths.

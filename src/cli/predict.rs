@@ -7,7 +7,7 @@ use super::predict_volume::{Common, Input, VolumeArgs};
 use super::report::Outcome;
 use crate::data::{sheet, volume};
 use crate::event::Event;
-use crate::job::weight_files;
+use crate::job::weight_files::{self, ModelChoice};
 use crate::segment::calibration::Confidence;
 use crate::segment::predict::{Prediction, Request, check_question, predict};
 use crate::segment::predict_many::identity_of;
@@ -81,12 +81,13 @@ impl RunArgs {
     }
 
     pub(super) fn open(&self, context: &Context) -> Result<Assembly> {
-        self.model.open(&self.run, context)
+        weight_files::open_run_with(&self.run, &self.model.choice(), &context.runtime)
     }
 }
 
 impl ModelArgs {
-    pub(super) fn open(&self, run: &Path, context: &Context) -> Result<Assembly> {
+    /// What the flags choose.
+    pub(super) fn choice(&self) -> ModelChoice {
         let overrides = RunOverrides {
             base: self.base.clone(),
             vision_tower: self.vision_tower.clone(),
@@ -95,7 +96,7 @@ impl ModelArgs {
             stream_vision: self.stream_layers.map(|layers| layers == FirstLayers::Full),
             ..RunOverrides::default()
         };
-        weight_files::open_run_with(run, &overrides, self.precision, self.allow_partial, &context.runtime)
+        ModelChoice { overrides, precision: self.precision, allow_partial: self.allow_partial }
     }
 }
 

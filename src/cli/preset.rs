@@ -86,10 +86,14 @@ enum Objective {
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     match args.task {
-        Task::Train => {}
-        Task::Augment => return augment(args, context),
-        Task::Finetune => return finetune(args, context),
+        Task::Train => training(args, context),
+        Task::Augment => augment(args, context),
+        Task::Finetune => finetune(args, context),
     }
+}
+
+/// The fastest settings of a training that fit.
+fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let mut flags = Vec::new();
     if let Some(side) = args.image_size {
         flags.push((format!("model.image_size={side}"), "--image-size".to_owned()));
@@ -119,21 +123,10 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let chosen = config.with(&best.choice).divided_among(machine.num_ranks())?;
     let toml = chosen.to_commented_preset(&best.plan);
     context.output.line(&toml)?;
-    let mut notes = vec![best.plan.table()];
-    notes.extend(compromise_notes(config, best.choice.compromise));
-    notes.extend(best.tried.iter().map(tried_note));
-    notes.extend(changed_notes(config, &chosen));
-    if best.choice.image_size < config.model.image_size {
-        let (wanted, now) = (config.model.image_size, best.choice.image_size);
-        notes.push(format!("nothing fits with images of {wanted} pixels: using {now}, which makes masks coarser"));
-    }
-    if config.model.batch_norm == BatchNorm::Batch && best.choice.micro_batch != config.train.micro_batch {
-        let note = "`model.batch_norm=batch` computes statistics per micro-batch, whose size changed: results change";
-        notes.push(note.to_owned());
-    }
-    notes.extend(fewer_questions(config.data.questions_per_image, best));
     let learning_rate = suggestion(&resolved, chosen.samples_of_a_step());
-    notes.extend(learning_rate.map(|suggestion| suggestion.text()));
+    let mut notes = vec![best.plan.table()];
+    notes.extend(notes_of(config, best, &chosen));
+    notes.extend(learning_rate.as_ref().map(|suggestion| suggestion.text()));
     if let Some(second) = found.fitting.get(1) {
         notes.push(format!("runner-up: {}", described(second)));
     }
@@ -152,6 +145,24 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         "toml": toml,
     }))?;
     Ok(Outcome::Done)
+}
+
+/// What the search changed and tried.
+fn notes_of(config: &RunConfig, best: &Candidate, chosen: &RunConfig) -> Vec<String> {
+    let mut notes = Vec::new();
+    notes.extend(compromise_notes(config, best.choice.compromise));
+    notes.extend(best.tried.iter().map(tried_note));
+    notes.extend(changed_notes(config, chosen));
+    if best.choice.image_size < config.model.image_size {
+        let (wanted, now) = (config.model.image_size, best.choice.image_size);
+        notes.push(format!("nothing fits with images of {wanted} pixels: using {now}, which makes masks coarser"));
+    }
+    if config.model.batch_norm == BatchNorm::Batch && best.choice.micro_batch != config.train.micro_batch {
+        let note = "`model.batch_norm=batch` computes statistics per micro-batch, whose size changed: results change";
+        notes.push(note.to_owned());
+    }
+    notes.extend(fewer_questions(config.data.questions_per_image, best));
+    notes
 }
 
 /// The fastest batch of the generator that fits.

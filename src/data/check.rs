@@ -105,24 +105,7 @@ impl CheckReport {
 pub fn check(root: &Path, annotations: Option<&Path>, labels: Labels, observer: &dyn Observer) -> Result<CheckReport> {
     let (manifest, mut bad) = Manifest::read(root, annotations)?;
     let rows = manifest.rows.len() + bad.len();
-    let mut pairs: BTreeMap<(&PathBuf, &PathBuf, Target), Vec<usize>> = BTreeMap::new();
-    for (index, row) in manifest.rows.iter().enumerate() {
-        pairs.entry((&row.image_path, &row.mask_path, row.target)).or_default().push(index);
-    }
-    observer.on(&Event::Started { phase: "check".into(), total: pairs.len() as u64, unit: "images" });
-    let done = Mutex::new(0_u64);
-    let results: Vec<(Vec<usize>, PairCheck)> = pairs
-        .into_par_iter()
-        .map(|((image, mask, target), rows)| {
-            let found = check_pair(image, mask, target, labels);
-            let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
-            *done += 1;
-            observer.on(&Event::Advanced { done: *done });
-            (rows, found)
-        })
-        .collect();
-    observer.on(&Event::Finished);
-
+    let results = check_pairs(&manifest, labels, observer);
     let mut good = vec![true; manifest.rows.len()];
     let mut by_content: HashMap<Content, Vec<usize>> = HashMap::new();
     let mut ranges = BTreeMap::new();
@@ -166,6 +149,26 @@ pub fn check(root: &Path, annotations: Option<&Path>, labels: Labels, observer: 
         findings,
         bad,
     })
+}
+
+/// Decodes each image with its mask, and gives the numbers of its rows.
+fn check_pairs(manifest: &Manifest, labels: Labels, observer: &dyn Observer) -> Vec<(Vec<usize>, PairCheck)> {
+    let mut pairs: BTreeMap<(&PathBuf, &PathBuf, Target), Vec<usize>> = BTreeMap::new();
+    for (index, row) in manifest.rows.iter().enumerate() {
+        pairs.entry((&row.image_path, &row.mask_path, row.target)).or_default().push(index);
+    }
+    observer.on(&Event::Started { phase: "check".into(), total: pairs.len() as u64, unit: "images" });
+    let done = Mutex::new(0_u64);
+    let check = |((image, mask, target), rows): ((&PathBuf, &PathBuf, Target), Vec<usize>)| {
+        let found = check_pair(image, mask, target, labels);
+        let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
+        *done += 1;
+        observer.on(&Event::Advanced { done: *done });
+        (rows, found)
+    };
+    let results = pairs.into_par_iter().map(check).collect();
+    observer.on(&Event::Finished);
+    results
 }
 
 fn uncovered(manifest: &Manifest) -> Vec<Uncovered> {

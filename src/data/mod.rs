@@ -1,11 +1,24 @@
-//! Data: files -> samples -> batches.
+//! Images, masks, volumes and tables of medical data: files -> samples -> batches.
+//!
+//! PNG, JPEG and TIFF images as Pillow decodes them, DICOM and NIfTI volumes with their positions and units ([`volume`]),
+//! tables of questions and answers ([`manifest`]), splits that keep a patient in one part ([`split`]), and checks that name
+//! the line and the remedy ([`mod@check`]). Nothing is guessed in silence: what is unclear is refused or noted.
+//!
+//! ```no_run
+//! use prsmed_data::volume::{self, Axis, Window};
+//!
+//! let volume = volume::open("ct.nii.gz".as_ref())?;
+//! let (plane, levels) = (volume.plane(Axis::Axial), Window::Auto.levels(&volume)?);
+//! let middle = volume.slice(&plane, plane.num_slices / 2, &levels)?;
+//! # Ok::<(), prsmed_base::Error>(())
+//! ```
 //!
 //! ```text
 //! manifest (CSV rows) -> split -> samplers (row lists) -> loader: decode -> augmentation -> sample -> batch
 //!      \-> check (every bad row)                                  flip_rotate, classical, relabel (texts)
 //! ```
 //!
-//! This level handles files, pixels and text and does not depend on any model. [`loader::TextEncoder`] converts text
+//! This level handles files, pixels and text and does not depend on any model or on libtorch. [`loader::TextEncoder`] converts text
 //! to token ids.
 
 pub mod annotation;

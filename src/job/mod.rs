@@ -18,6 +18,7 @@
 //! # Ok::<(), prsmed::Error>(())
 //! ```
 
+pub mod evaluation;
 pub mod finetuning;
 mod finetuning_plan;
 pub mod generation;
@@ -25,6 +26,7 @@ mod generation_plan;
 pub mod generator;
 pub mod lock;
 pub mod machine;
+pub mod measure;
 pub mod memory;
 pub mod planned;
 pub mod resume;

@@ -92,31 +92,39 @@ pub fn described(run: &Path, runtime: &Runtime) -> Result<Option<Description>> {
     if folder.join("model.json").is_file() { setup::describe(&folder).map(Some) } else { Ok(None) }
 }
 
-/// Opens the model of a run with its stored settings, on the device of `runtime`: in fp32 on the CPU, in bf16 on a GPU.
+/// How a trained model is opened: its stored settings where nothing else is chosen.
+#[derive(Debug, Clone, Default)]
+pub struct ModelChoice {
+    /// Settings that replace the stored ones.
+    pub overrides: RunOverrides,
+    /// Numbers of the computation; by default fp32 on the CPU and bf16 on a GPU.
+    pub precision: Option<Precision>,
+    /// Keys of a checkpoint that do not match the model are only listed.
+    pub allow_partial: bool,
+}
+
+/// Opens the model of a run with its stored settings, on the device of `runtime`.
 ///
 /// # Errors
 /// As [`open_run_with`].
 pub fn open_run(run: &Path, runtime: &Runtime) -> Result<Assembly> {
-    open_run_with(run, &RunOverrides::default(), None, false, runtime)
+    open_run_with(run, &ModelChoice::default(), runtime)
 }
 
-/// Opens the model of a run with some of its settings replaced. With `allow_partial`, keys that do not match are only
-/// listed.
+/// Opens the model of a run.
 ///
 /// # Errors
 /// Those of [`read_run`] and [`setup::open`].
-pub fn open_run_with(
-    run: &Path,
-    overrides: &RunOverrides,
-    precision: Option<Precision>,
-    allow_partial: bool,
-    runtime: &Runtime,
-) -> Result<Assembly> {
+pub fn open_run_with(run: &Path, choice: &ModelChoice, runtime: &Runtime) -> Result<Assembly> {
     let default = if runtime.device() == Device::Cpu { Precision::Fp32 } else { Precision::Bf16 };
     let locate = |spec: &str| runtime.locate(spec);
-    let kind = precision.unwrap_or(default).kind();
-    let build = Build { allow_partial, cache: runtime.cache(), ..Build::new(runtime.device(), kind, &locate) };
-    let overrides = RunOverrides { divide_layers: Some(false), ..overrides.clone() };
+    let kind = choice.precision.unwrap_or(default).kind();
+    let build = Build {
+        allow_partial: choice.allow_partial,
+        cache: runtime.cache(),
+        ..Build::new(runtime.device(), kind, &locate)
+    };
+    let overrides = RunOverrides { divide_layers: Some(false), ..choice.overrides.clone() };
     let (base, tower) = (overrides.base.as_deref(), overrides.vision_tower.as_deref());
     let assembly = read_run(run, base, tower, runtime, &|folder| {
         setup::verify(folder)?;

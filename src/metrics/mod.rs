@@ -1,4 +1,16 @@
 //! Scores of masks and answers, and comparisons: pure functions of slices, without file access and without libtorch.
+//!
+//! ```
+//! use prsmed_metrics::segmentation::PixelCounts;
+//!
+//! let truth = [true, true, false, false];
+//! let counts = PixelCounts::of(&[0.9, 0.2, 0.1, 0.6], &truth)?;
+//! assert_eq!((counts.dice(), counts.iou()), (0.5, 1.0 / 3.0));
+//! # Ok::<(), prsmed_base::Error>(())
+//! ```
+//!
+//! Distances between surfaces are in mm ([`surface`]), scores of lesions count connected parts ([`lesions`]), and answers
+//! are compared as words ([`text`]). Intervals are bootstrapped ([`bootstrap`]).
 
 pub mod bootstrap;
 pub mod border;

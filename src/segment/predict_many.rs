@@ -54,31 +54,7 @@ pub struct Job {
 /// [`Error::Config`] for no images, no question or one that is too long; [`Error::Data`] with the line for a file that does not exist;
 /// [`Error::Io`].
 pub fn jobs(path: &Path, questions: &[String], observer: &dyn Observer) -> Result<Vec<Job>> {
-    let listed = if path.is_dir() {
-        let mut found = Vec::new();
-        let is_image = |file: &Path| {
-            let ending = file.extension().unwrap_or_default().to_string_lossy().to_lowercase();
-            ENDINGS.contains(&ending.as_str())
-        };
-        search(path, &mut |file| found.extend(is_image(&file).then_some(file)))?;
-        found.sort();
-        let notes = left_out(path, &found)?;
-        if found.is_empty() {
-            let endings = format!("`{}` has no file that ends in .{}", path.display(), ENDINGS.join(", ."));
-            let reason = [vec![endings], notes].concat().join("; ");
-            return Err(Error::config(
-                "--images",
-                reason,
-                "name a folder of images, or a CSV file with a column `image`",
-            ));
-        }
-        for note in notes {
-            observer.on(&Event::Note(note));
-        }
-        found.into_iter().map(|image| (image, None)).collect()
-    } else {
-        read_table(path)?
-    };
+    let listed = listed(path, observer)?;
     let root = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
     if questions.is_empty() && listed.iter().any(|(_, question)| question.is_none()) {
         let reason = "the images have no questions";
@@ -117,6 +93,30 @@ pub fn jobs(path: &Path, questions: &[String], observer: &dyn Observer) -> Resul
     }
     jobs.iter().try_for_each(|job| check_question(&job.question))?;
     Ok(jobs)
+}
+
+/// The images of a folder or a table, with the questions of the table.
+fn listed(path: &Path, observer: &dyn Observer) -> Result<Vec<(PathBuf, Option<String>)>> {
+    if !path.is_dir() {
+        return read_table(path);
+    }
+    let mut found = Vec::new();
+    let is_image = |file: &Path| {
+        let ending = file.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+        ENDINGS.contains(&ending.as_str())
+    };
+    search(path, &mut |file| found.extend(is_image(&file).then_some(file)))?;
+    found.sort();
+    let notes = left_out(path, &found)?;
+    if found.is_empty() {
+        let endings = format!("`{}` has no file that ends in .{}", path.display(), ENDINGS.join(", ."));
+        let reason = [vec![endings], notes].concat().join("; ");
+        return Err(Error::config("--images", reason, "name a folder of images, or a CSV file with a column `image`"));
+    }
+    for note in notes {
+        observer.on(&Event::Note(note));
+    }
+    Ok(found.into_iter().map(|image| (image, None)).collect())
 }
 
 /// The folder of images, or the folder of a table of images.

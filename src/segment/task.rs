@@ -122,6 +122,49 @@ fn longest(
     }
 }
 
+/// Reads samples for the model of `assembly`.
+fn source_of(
+    assembly: &Assembly,
+    manifest: &Arc<Manifest>,
+    cache_bytes: usize,
+    features: Option<&FeatureCache>,
+    unreadable: &Arc<Unreadable>,
+) -> Source {
+    let model = &assembly.description.model;
+    let encoder = Encoder {
+        tokenizer: Arc::clone(&assembly.tokenizer),
+        semantics: model.semantics,
+        max_tokens: model.max_text_tokens,
+    };
+    let source = Source::new(Arc::clone(manifest), Arc::new(encoder), assembly.description.pixels)
+        .with_cache(cache_bytes)
+        .skipping(Arc::clone(unreadable));
+    match features {
+        Some(cache) => source.with_features(Arc::clone(cache.features())),
+        None => source,
+    }
+}
+
+/// The real and the synthetic rows that are trained.
+fn training_rows(manifest: &Manifest, data: &DataConfig) -> Result<(Vec<usize>, Vec<usize>)> {
+    let rows = spread(manifest.rows_of(Split::Train), data.max_train_rows);
+    if rows.is_empty() {
+        let hint = "give at least one row the split `train`";
+        return Err(Error::data(&manifest.root, "there are no training rows", hint));
+    }
+    let synthetic = match data.synthetic_ratio.rows(rows.len(), usize::MAX) {
+        0 => Vec::new(),
+        _ => manifest.synthetic_rows(),
+    };
+    Ok((rows, synthetic))
+}
+
+/// The questions of the training rows and of the validation rows.
+fn questions_of(manifest: &Manifest, trained: [&[usize]; 2]) -> KnownQuestions {
+    let asked = |rows: &[usize]| rows.iter().map(|row| manifest.rows[*row].question.as_str()).collect::<Vec<_>>();
+    KnownQuestions::new(trained.into_iter().flat_map(asked), asked(&manifest.rows_of(Split::Val)))
+}
+
 impl SegmentTask {
     /// A task that trains `assembly` on the train rows of `manifest` and on its synthetic rows. `feature_cache` is the
     /// vision feature cache of [`super::vision_features::open_cache`].
@@ -138,38 +181,15 @@ impl SegmentTask {
         feature_cache: Option<FeatureCache>,
     ) -> Result<Self> {
         assembly.description.intensity = prepared::intensities(manifest)?;
-        let model = &assembly.description.model;
-        let semantics = model.semantics;
-        let encoder = Arc::new(Encoder {
-            tokenizer: Arc::clone(&assembly.tokenizer),
-            semantics,
-            max_tokens: model.max_text_tokens,
-        });
         let feature_cache = feature_cache.map(Arc::new);
         let unreadable = Arc::new(Unreadable::new(data.max_bad_samples));
-        let source = || {
-            let source = Source::new(Arc::clone(manifest), encoder.clone(), assembly.description.pixels)
-                .with_cache(data.cache_mib << 20)
-                .skipping(Arc::clone(&unreadable));
-            match &feature_cache {
-                Some(cache) => source.with_features(Arc::clone(cache.features())),
-                None => source,
-            }
-        };
+        let source = || source_of(&assembly, manifest, data.cache_mib << 20, feature_cache.as_deref(), &unreadable);
         let plain = Arc::new(source());
         let train = match data.augment {
             Augment::None => Arc::clone(&plain),
             augment => Arc::new(source().with_augment(augment, config.seed)),
         };
-        let rows = spread(manifest.rows_of(Split::Train), data.max_train_rows);
-        if rows.is_empty() {
-            let hint = "give at least one row the split `train`";
-            return Err(Error::data(&manifest.root, "there are no training rows", hint));
-        }
-        let synthetic = match data.synthetic_ratio.rows(rows.len(), usize::MAX) {
-            0 => Vec::new(),
-            _ => manifest.synthetic_rows(),
-        };
+        let (rows, synthetic) = training_rows(manifest, &data)?;
         let (mut texts, more) = (plain.text_lengths(&rows)?, plain.text_lengths(&synthetic)?);
         let tokens = |texts: &[TextLength]| texts.iter().map(|text| text.tokens).collect();
         let rows = Lengths { lengths: tokens(&texts), rows };
@@ -185,7 +205,7 @@ impl SegmentTask {
         texts.extend(more);
         let text_of: HashMap<usize, TextLength> = indices.zip(texts.iter().copied()).collect();
         // without packing every text has a sequence of its own
-        let train_texts: Vec<Vec<TextLength>> = if semantics.hides_answer() {
+        let train_texts: Vec<Vec<TextLength>> = if assembly.description.model.semantics.hides_answer() {
             groups.iter().map(|group| group.iter().map(|row| text_of[row]).collect()).collect()
         } else {
             texts.iter().map(|text| vec![*text]).collect()
@@ -194,10 +214,7 @@ impl SegmentTask {
         let val_texts: Vec<_> = plain.text_lengths(&val_rows)?.into_iter().map(|text| vec![text]).collect();
         let questions = groups.iter().map(Vec::len).max().unwrap_or(1);
         let longest = longest(manifest, &texts, questions, [&train_texts, &val_texts], config.micro_batch);
-        let asked = |rows: &[usize]| rows.iter().map(|row| manifest.rows[*row].question.as_str()).collect::<Vec<_>>();
-        let trained = asked(&rows.rows).into_iter().chain(asked(&synthetic.rows));
-        let questions = KnownQuestions::new(trained, asked(&manifest.rows_of(Split::Val)));
-        assembly.questions = Some(Arc::new(questions));
+        assembly.questions = Some(Arc::new(questions_of(manifest, [&rows.rows, &synthetic.rows])));
         let validated_at_once = Fitting::new(config.micro_batch);
         let calibration = Mutex::new(assembly.description.calibration);
         Ok(Self {

@@ -188,6 +188,27 @@ impl Outcome {
     }
 }
 
+/// The progress of the checkpoint in `folder`, whose state `stepper` gets.
+fn continued<T: Task>(
+    folder: &Path,
+    stepper: &mut Stepper<T>,
+    (steps_per_epoch, total_steps): (u64, u64),
+    session: &Session,
+) -> Result<Progress> {
+    let config = session.config;
+    let mut progress = checkpoint::load(folder, &mut stepper.optimizer, stepper.ema.as_mut())?;
+    check_steps_per_epoch(&progress, steps_per_epoch, &session.folder.join("last"))?;
+    check_length(&progress, total_steps, config)?;
+    if let Some(warning) = jump(&progress, total_steps, config) {
+        session.observer.on(&Event::Warning(warning));
+    }
+    progress.total_steps = total_steps;
+    stepper.scaler = progress.scaler.clone();
+    progress.candidates = candidates::existing(&progress.candidates, session.folder);
+    session.observer.on(&Event::Note(resumed_at(progress.step, total_steps, config)));
+    Ok(progress)
+}
+
 impl<'a, T: Task> Engine<'a, T> {
     fn start(task: &'a T, session: &'a Session<'a>) -> Result<Self> {
         let (config, ranks) = (session.config, session.ranks);
@@ -197,8 +218,8 @@ impl<'a, T: Task> Engine<'a, T> {
         let total_steps = if config.max_steps > 0 { all.min(config.max_steps) } else { all };
         kernels::set_mode(config.fused_kernels.kernels());
         tensor::allow_tf32(config.tf32);
-        let last = session.folder.join("last");
-        let checkpoint = if session.resume { Some(weights::readable_folder(&last)?) } else { None };
+        let last = || weights::readable_folder(&session.folder.join("last"));
+        let checkpoint = session.resume.then(last).transpose()?;
         if let Some(folder) = &checkpoint {
             weights::verify_folder(folder)?;
             task.load(folder)?;
@@ -220,16 +241,7 @@ impl<'a, T: Task> Engine<'a, T> {
             candidates: Vec::new(),
         };
         if let Some(folder) = &checkpoint {
-            progress = checkpoint::load(folder, &mut stepper.optimizer, stepper.ema.as_mut())?;
-            check_steps_per_epoch(&progress, steps_per_epoch, &last)?;
-            check_length(&progress, total_steps, config)?;
-            if let Some(warning) = jump(&progress, total_steps, config) {
-                session.observer.on(&Event::Warning(warning));
-            }
-            progress.total_steps = total_steps;
-            stepper.scaler = progress.scaler.clone();
-            progress.candidates = candidates::existing(&progress.candidates, session.folder);
-            session.observer.on(&Event::Note(resumed_at(progress.step, total_steps, config)));
+            progress = continued(folder, &mut stepper, (steps_per_epoch, total_steps), session)?;
         }
         let done = checkpoint.is_some().then_some(progress.step);
         let same = format!("{} {steps_per_epoch} {:?} {}", env!("CARGO_PKG_VERSION"), progress, session.settings);

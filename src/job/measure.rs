@@ -14,8 +14,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// Timed work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Work {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+pub enum Work {
     /// An optimizer step
     Train,
     /// A mask and an answer of three tokens
@@ -24,58 +25,63 @@ pub(super) enum Work {
 
 /// Numbers of steps.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
-pub(super) struct Count {
+pub struct Count {
     /// Warm-up steps, not timed.
-    pub(super) warmup: u64,
+    pub warmup: u64,
     /// Timed steps.
-    pub(super) steps: u64,
+    pub steps: u64,
 }
 
 /// Device, steps and observer of a measurement.
 #[derive(Clone, Copy)]
-pub(super) struct Job<'a> {
-    pub(super) device: Device,
-    pub(super) count: Count,
+pub struct Job<'a> {
+    /// Where steps run.
+    pub device: Device,
+    /// Numbers of steps.
+    pub count: Count,
     /// True if steps with CUDA graphs fit.
-    pub(super) has_room: bool,
-    pub(super) observer: &'a dyn Observer,
-    pub(super) interrupt: &'a AtomicBool,
+    pub has_room: bool,
+    /// Receives notes and warnings.
+    pub observer: &'a dyn Observer,
+    /// Ends the measurement.
+    pub interrupt: &'a AtomicBool,
 }
 
 /// Time and memory of the timed steps.
 #[derive(Debug, Clone, serde::Serialize)]
-pub(super) struct Measurement {
+pub struct Measurement {
     /// Seconds of each step (or prediction), without the wait for its batches.
-    pub(super) seconds: Vec<f64>,
+    pub seconds: Vec<f64>,
     /// Seconds of waiting for the loader before each step; `None` for examples.
-    pub(super) wait_seconds: Option<Vec<f64>>,
+    pub wait_seconds: Option<Vec<f64>>,
     /// Questions of a step.
-    pub(super) samples: f64,
+    pub samples: f64,
     /// Tokens of a step that the language model processes; `None` if texts differ.
-    pub(super) tokens: Option<u64>,
+    pub tokens: Option<u64>,
     /// Peaks of the timed steps.
-    pub(super) memory: Phase,
+    pub memory: Phase,
     /// Peak resident memory of this process, and its resident memory before the first tensor.
-    pub(super) resident: (Bytes, Bytes),
+    pub resident: (Bytes, Bytes),
     /// Seconds by part of one more step.
-    pub(super) parts: Option<module_path::ModuleTimes>,
+    pub parts: Option<module_path::ModuleTimes>,
     /// Notes about CUDA graphs and custom CUDA kernels.
-    pub(super) notes: Vec<String>,
+    pub notes: Vec<String>,
 }
 
 impl Measurement {
-    pub(super) fn median(&self) -> f64 {
+    /// Median seconds of a step.
+    pub fn median(&self) -> f64 {
         median(&self.seconds)
     }
 
     /// Median seconds of a step and of the wait for its batches.
-    pub(super) fn median_with_wait(&self) -> f64 {
+    pub fn median_with_wait(&self) -> f64 {
         self.median() + self.wait_seconds.as_deref().map_or(0.0, median)
     }
 }
 
 /// Settings of a run with exactly the counted steps, which does not change weights.
-pub(super) fn settings(train: &TrainConfig, count: Count) -> TrainConfig {
+pub fn settings(train: &TrainConfig, count: Count) -> TrainConfig {
     TrainConfig {
         // random values must stay finite; the arithmetic is the same
         learning_rate: 0.0,
@@ -89,7 +95,10 @@ pub(super) fn settings(train: &TrainConfig, count: Count) -> TrainConfig {
 }
 
 /// Times steps of a model from `build`, on examples.
-pub(super) fn examples(
+///
+/// # Errors
+/// Typed errors of libtorch.
+pub fn examples(
     job: Job,
     work: Work,
     train: &TrainConfig,
@@ -120,7 +129,7 @@ pub(super) fn examples(
 }
 
 /// Times steps of `task` on its own batches.
-pub(super) fn training<T: Task>(job: Job, task: &T, train: &TrainConfig, meter: Measured) -> Result<Measurement> {
+pub fn training<T: Task>(job: Job, task: &T, train: &TrainConfig, meter: Measured) -> Result<Measurement> {
     let folder = tempfile::tempdir().map_err(Error::io("the folder of temporary files", "write"))?;
     let config = settings(train, job.count);
     let total = config.max_steps;

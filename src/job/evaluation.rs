@@ -1,0 +1,266 @@
+//! Scores of one run, or of several beside the first, with their reports.
+
+use super::lock::make_folder;
+use super::together::main_only;
+use super::weight_files::{self, ModelChoice};
+use crate::data::labels::Labels;
+use crate::data::manifest::{Manifest, Split};
+use crate::report::comparison::{Compared, Comparison};
+use crate::report::evaluation::{self, Facts};
+use crate::runtime::Runtime;
+use crate::segment::evaluate::{self, Evaluation, Options};
+use crate::tensor::{self, memory};
+use crate::trainer::Ranks;
+use crate::{Error, Result, files};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// File that says what the results in a folder are of.
+const SOURCE: &str = "source.json";
+
+/// What all scored runs have in common.
+pub struct Scoring<'a> {
+    /// The data root.
+    pub manifest: &'a Manifest,
+    /// Numbers of the scored rows.
+    pub rows: &'a [usize],
+    /// Their split.
+    pub split: Split,
+    /// Labels of masks that are foreground, if other than those of the run.
+    pub labels: Option<Labels>,
+    /// Length of answers, and the tolerance of surfaces.
+    pub options: Options,
+    /// Folder of the report; by default one in the run folder.
+    pub out: Option<PathBuf>,
+    /// How the models are opened.
+    pub model: ModelChoice,
+    /// The processes that divide the questions.
+    pub ranks: Ranks<'a>,
+    /// Device, hub, observer and interrupt flag.
+    pub runtime: &'a Runtime,
+}
+
+impl Scoring<'_> {
+    /// Scores a run. Gives the folder of the report and the scores; `None` for a process that writes no files.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] or [`Error::Hub`] for a run that cannot be opened; errors of the data; [`Error::Io`].
+    pub fn single(&self, run: &Path) -> Result<Option<(PathBuf, Evaluation)>> {
+        let runs = if run.is_dir() { &[] } else { std::slice::from_ref(&run) };
+        let place = Place::new(self, report_folder(run, self.split), runs);
+        let out = &place.folder;
+        let evaluation = self.score(run, || {
+            if self.out.is_none() && run.is_dir() {
+                // the user did not name this folder, so it must not lead out of the run folder
+                files::create_below(run, out).map_err(Error::io(out, "create"))?;
+            }
+            place.make(self.runtime)?;
+            Ok((out.clone(), name_of(run)))
+        })?;
+        Ok(evaluation.map(|evaluation| (out.clone(), evaluation)))
+    }
+
+    /// Scores several runs and compares them with the first. Gives the folder of the report, the comparison and a record
+    /// of each run.
+    ///
+    /// # Errors
+    /// As [`Self::single`].
+    pub fn compare(&self, runs: &[PathBuf]) -> Result<Option<(PathBuf, Comparison, Vec<Value>)>> {
+        let default = PathBuf::from(format!("eval-{}-compared", self.split.name()));
+        let paths: Vec<&Path> = runs.iter().map(PathBuf::as_path).collect();
+        let place = Place::new(self, default, &paths);
+        let out = &place.folder;
+        self.ranks.agree(if self.ranks.is_main() { place.make(self.runtime) } else { Ok(()) })?;
+        let mut compared: Vec<Compared> = Vec::new();
+        let mut records: Vec<Value> = Vec::new();
+        for (run, name) in runs.iter().zip(unique_names(runs)) {
+            let folder = out.join(&name);
+            self.runtime.note(format!("scoring {name}"));
+            let Some(evaluation) = self.score(run, || {
+                make_folder("--out", &folder)?;
+                Ok((folder.clone(), name.clone()))
+            })?
+            else {
+                continue;
+            };
+            records.push(json!({ "name": name, "run": run, "report": folder, "summary": evaluation.summary }));
+            compared.push(Compared { name, summary: evaluation.summary, items: evaluation.items });
+        }
+        if !self.ranks.is_main() {
+            return Ok(None);
+        }
+        let comparison = Comparison::new(compared)?;
+        comparison.write(out, &self.subtitle())?;
+        Ok(Some((out.clone(), comparison, records)))
+    }
+
+    /// Loads a run, scores it and writes its files into the folder that `prepare` makes, which gives it and the name of
+    /// the run. Only the first process writes files and gets the evaluation.
+    fn score(&self, run: &Path, prepare: impl FnOnce() -> Result<(PathBuf, String)>) -> Result<Option<Evaluation>> {
+        let mut assembly = weight_files::open_run_with(run, &self.model, self.runtime)?;
+        if let Some(labels) = self.labels {
+            assembly.description.pixels.labels = labels;
+        }
+        let place = self.ranks.agree_on(main_only(self.ranks, prepare))?;
+        let started = Instant::now();
+        let reports = (self.runtime.observer().as_ref(), &**self.runtime.interrupt());
+        let evaluation = evaluate::evaluate(self.ranks, &assembly, self.manifest, self.rows, self.options, reports)?;
+        let (Some(evaluation), Some((folder, name))) = (evaluation, place) else { return Ok(None) };
+        evaluation.write(&folder)?;
+        let mut facts = self.facts(run, started.elapsed().as_secs_f64());
+        facts.extend(evaluation::model_facts(&assembly.description));
+        evaluation::write(&folder, (&name, &self.subtitle()), &evaluation, &facts)?;
+        Ok(Some(evaluation))
+    }
+
+    /// What was scored, in one line.
+    fn subtitle(&self) -> String {
+        format!("split {}, {} questions of {}", self.split.name(), self.rows.len(), self.manifest.root.display())
+    }
+
+    /// Versions, time and memory of one run's evaluation.
+    fn facts(&self, run: &Path, seconds: f64) -> Facts {
+        let per_question = seconds / self.rows.len() as f64;
+        let device = self.runtime.device();
+        vec![
+            ("run".into(), run.display().to_string()),
+            ("data root".into(), self.manifest.root.display().to_string()),
+            ("split".into(), self.split.name().into()),
+            ("prsmed".into(), env!("CARGO_PKG_VERSION").into()),
+            ("libtorch".into(), tensor::libtorch_version()),
+            ("device".into(), format!("{device:?}")),
+            ("time".into(), format!("{seconds:.1} s, {per_question:.2} s a question")),
+            ("peak memory of tensors".into(), memory::overall_peak(device).to_string()),
+        ]
+    }
+}
+
+/// The folder of a report.
+struct Place {
+    folder: PathBuf,
+    /// What the results are of; `None` for a folder that the user has named.
+    source: Option<String>,
+    /// A folder with results of another source.
+    taken: Option<PathBuf>,
+}
+
+impl Place {
+    /// The folder that the user has named, else `default`, or one with a longer name if that has results of another
+    /// data root or of other runs.
+    fn new(job: &Scoring, default: PathBuf, runs: &[&Path]) -> Self {
+        if let Some(folder) = job.out.clone() {
+            return Self { folder, source: None, taken: None };
+        }
+        let full = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let root = full(&job.manifest.root);
+        let runs: Vec<PathBuf> = runs.iter().map(|run| full(run)).collect();
+        let text = |path: &PathBuf| path.to_string_lossy().into_owned();
+        let known: Vec<String> = runs.iter().map(text).collect();
+        let source = json!({ "data_root": text(&root), "runs": known }).to_string();
+        let folder = own_folder(&default, &source, &root.file_name().unwrap_or_default().to_string_lossy());
+        Self { taken: (folder != default).then_some(default), folder, source: Some(source) }
+    }
+
+    fn make(&self, runtime: &Runtime) -> Result<()> {
+        make_folder("--out", &self.folder)?;
+        if let Some(taken) = &self.taken {
+            let (taken, folder) = (taken.display(), self.folder.display());
+            runtime.note(format!("`{taken}` has results of other data or runs; these results go to `{folder}`"));
+        }
+        let Some(source) = &self.source else { return Ok(()) };
+        let path = self.folder.join(SOURCE);
+        files::write(&path, source.as_bytes()).map_err(Error::io(&path, "write"))
+    }
+}
+
+/// The first of `default`, `default-NAME`, `default-NAME-2`, ... that is empty or has results of this source.
+fn own_folder(default: &Path, source: &str, name: &str) -> PathBuf {
+    let longer = |end: String| {
+        let base = default.file_name().unwrap_or_default().to_string_lossy();
+        default.with_file_name(format!("{base}-{name}{end}"))
+    };
+    let is_free = |folder: &PathBuf| {
+        let is_empty = || std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
+        let is_same =
+            || files::read(&folder.join(SOURCE), files::MAX_TEXT).is_ok_and(|found| found == source.as_bytes());
+        // a link is refused later, with its name
+        folder.is_symlink() || !folder.exists() || is_empty() || is_same()
+    };
+    let others = (2..).map(|number| longer(format!("-{number}")));
+    let mut names = [default.to_owned(), longer(String::new())].into_iter().chain(others);
+    names.find(is_free).unwrap_or_default()
+}
+
+/// The last part of a run's path; `a-best` for a checkpoint folder `a/best`.
+fn name_of(run: &Path) -> String {
+    let text = run.to_string_lossy();
+    let path = text.strip_prefix("hub:").unwrap_or(&text);
+    let path = path.split('@').next().unwrap_or_default();
+    let mut parts: Vec<&str> =
+        path.split('/').filter(|part| !part.is_empty() && *part != "." && *part != "..").collect();
+    let last = parts.pop().unwrap_or("run");
+    match parts.last() {
+        Some(parent) if last == "best" || last == "last" => format!("{parent}-{last}"),
+        _ => last.to_owned(),
+    }
+}
+
+/// Names of runs; a name that repeats gets a number.
+fn unique_names(runs: &[PathBuf]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for run in runs {
+        let name = name_of(run);
+        let free = (2..).map(|number| format!("{name}-{number}"));
+        let name = [name.clone()].into_iter().chain(free).find(|name| !names.contains(name)).unwrap_or_default();
+        names.push(name);
+    }
+    names
+}
+
+/// `eval-SPLIT` in a local run folder; for a run on the hub a folder named after it.
+fn report_folder(run: &Path, split: Split) -> PathBuf {
+    let name = run.to_string_lossy();
+    match name.strip_prefix("hub:").map(|rest| rest.split('@').next().unwrap_or_default()) {
+        Some(repo) => format!("{}-eval-{}", repo.rsplit('/').next().unwrap_or_default(), split.name()).into(),
+        None => run.join(format!("eval-{}", split.name())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_of_another_data_root_have_a_folder_of_their_own() {
+        let run = tempfile::tempdir().unwrap();
+        let default = run.path().join("eval-test");
+        let folder = |source: &str| {
+            let folder = own_folder(&default, source, "data");
+            let written = std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(folder.join(SOURCE), source));
+            written.unwrap();
+            folder.file_name().unwrap().to_string_lossy().into_owned()
+        };
+        for (source, name) in [
+            ("a/data", "eval-test"),
+            ("b/data", "eval-test-data"),
+            ("a/data", "eval-test"),
+            ("c/data", "eval-test-data-2"),
+            ("b/data", "eval-test-data"),
+        ] {
+            assert_eq!(folder(source), name, "{source}");
+        }
+        // results without a source are somebody's, and an empty folder is nobody's
+        let other = run.path().join("eval-val");
+        std::fs::create_dir(&other).unwrap();
+        assert_eq!(own_folder(&other, "a", "x"), other);
+        std::fs::write(other.join("summary.json"), "{}").unwrap();
+        assert_eq!(own_folder(&other, "a", "x"), run.path().join("eval-val-x"));
+    }
+
+    #[test]
+    fn runs_of_one_name_get_different_folders() {
+        let runs = ["runs/a", "other/a/", "runs/b/best", "hub:owner/PRS-Med@v1", "runs/a-2"].map(PathBuf::from);
+        assert_eq!(unique_names(&runs), ["a", "a-2", "b-best", "PRS-Med", "a-2-2"]);
+    }
+}
