@@ -15,7 +15,7 @@
 //! # Levels
 //!
 //! A module may use modules of lower levels only (`tests/layering.rs` reads this table and checks it). `base`, `data`,
-//! `hub`, `metrics` and `replay` are crates of their own without libtorch: their folders have a `Cargo.toml`.
+//! `hub`, `metrics`, `replay` and `volume` are crates of their own without libtorch: their folders have a `Cargo.toml`.
 //!
 //! | level | modules |
 //! |---|---|
@@ -28,8 +28,8 @@
 //! | 5 | `trainer` |
 //! | 4 | `models` `runtime` |
 //! | 3 | `nn` `mlflow` |
-//! | 2 | `tensor` |
-//! | 1 | `data` `hub` `metrics` `replay` |
+//! | 2 | `tensor` `data` |
+//! | 1 | `hub` `metrics` `replay` `volume` |
 //! | 0 | `base` |
 
 pub use prsmed_base::{error, event, files, location, panics, setting, units};

@@ -5,7 +5,7 @@ use super::plan::{MachineArgs, SettingsArgs};
 use super::report::Outcome;
 use crate::Error;
 use crate::config::RunConfig;
-use crate::config::learning_rate::suggestion;
+use crate::config::learning_rate::{Suggestion, suggestion};
 use crate::event::Event;
 use crate::job::memory::remedy_lines;
 use crate::job::planned::{Fitted, Planned as _};
@@ -126,7 +126,7 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let learning_rate = suggestion(&resolved, chosen.samples_of_a_step());
     let mut notes = vec![best.plan.table()];
     notes.extend(notes_of(config, best, &chosen));
-    notes.extend(learning_rate.as_ref().map(|suggestion| suggestion.text()));
+    notes.extend(learning_rate.as_ref().map(Suggestion::text));
     if let Some(second) = found.fitting.get(1) {
         notes.push(format!("runner-up: {}", described(second)));
     }

@@ -5,11 +5,10 @@
 //! the line and the remedy ([`mod@check`]). Nothing is guessed in silence: what is unclear is refused or noted.
 //!
 //! ```no_run
-//! use prsmed_data::volume::{self, Axis, Window};
+//! use prsmed_data::manifest::{Manifest, Split};
 //!
-//! let volume = volume::open("ct.nii.gz".as_ref())?;
-//! let (plane, levels) = (volume.plane(Axis::Axial), Window::Auto.levels(&volume)?);
-//! let middle = volume.slice(&plane, plane.num_slices / 2, &levels)?;
+//! let manifest = Manifest::open("data".as_ref(), None)?;
+//! println!("{} training rows", manifest.rows_of(Split::Train).len());
 //! # Ok::<(), prsmed_base::Error>(())
 //! ```
 //!
@@ -21,13 +20,14 @@
 //! This level handles files, pixels and text and does not depend on any model or on libtorch. [`loader::TextEncoder`] converts text
 //! to token ids.
 
+pub use prsmed_volume::{self as volume, decode, foreground as labels};
+
 pub mod annotation;
 pub mod batch;
 pub mod bit_depth;
 pub mod check;
 pub mod classical;
 pub mod csv_text;
-pub mod decode;
 pub mod features;
 pub mod findings;
 pub mod fingerprint;
@@ -35,7 +35,6 @@ pub mod flip_rotate;
 pub mod held_out;
 pub mod identity;
 pub mod image;
-pub mod labels;
 pub mod length_sampler;
 pub mod loader;
 pub mod manifest;
@@ -53,13 +52,8 @@ pub mod split;
 pub mod templates;
 pub mod text;
 pub mod unreadable;
-pub mod volume;
 
-mod colours;
-mod mask_file;
-mod photograph;
 mod random;
-mod transparency;
 
 #[cfg(test)]
 extern crate self as prsmed_data;

@@ -129,6 +129,9 @@ pub fn examples(
 }
 
 /// Times steps of `task` on its own batches.
+///
+/// # Errors
+/// Typed errors of libtorch, and errors of the data.
 pub fn training<T: Task>(job: Job, task: &T, train: &TrainConfig, meter: Measured) -> Result<Measurement> {
     let folder = tempfile::tempdir().map_err(Error::io("the folder of temporary files", "write"))?;
     let config = settings(train, job.count);

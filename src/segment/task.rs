@@ -159,6 +159,14 @@ fn training_rows(manifest: &Manifest, data: &DataConfig) -> Result<(Vec<usize>, 
     Ok((rows, synthetic))
 }
 
+/// The texts of each sequence: those of a group of rows, or a single one where texts are not packed.
+fn texts_of(groups: &[Vec<usize>], texts: &[TextLength], text_of: &HashMap<usize, TextLength>) -> Vec<Vec<TextLength>> {
+    if groups.is_empty() {
+        return texts.iter().map(|text| vec![*text]).collect();
+    }
+    groups.iter().map(|group| group.iter().map(|row| text_of[row]).collect()).collect()
+}
+
 /// The questions of the training rows and of the validation rows.
 fn questions_of(manifest: &Manifest, trained: [&[usize]; 2]) -> KnownQuestions {
     let asked = |rows: &[usize]| rows.iter().map(|row| manifest.rows[*row].question.as_str()).collect::<Vec<_>>();
@@ -204,12 +212,8 @@ impl SegmentTask {
         let indices = rows.rows.iter().chain(&synthetic.rows).copied();
         texts.extend(more);
         let text_of: HashMap<usize, TextLength> = indices.zip(texts.iter().copied()).collect();
-        // without packing every text has a sequence of its own
-        let train_texts: Vec<Vec<TextLength>> = if assembly.description.model.semantics.hides_answer() {
-            groups.iter().map(|group| group.iter().map(|row| text_of[row]).collect()).collect()
-        } else {
-            texts.iter().map(|text| vec![*text]).collect()
-        };
+        let hides_answer = assembly.description.model.semantics.hides_answer();
+        let train_texts = texts_of(if hides_answer { &groups } else { &[] }, &texts, &text_of);
         let val_rows = spread(manifest.rows_of(Split::Val), data.max_val_rows);
         let val_texts: Vec<_> = plain.text_lengths(&val_rows)?.into_iter().map(|text| vec![text]).collect();
         let questions = groups.iter().map(Vec::len).max().unwrap_or(1);

@@ -60,6 +60,23 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// The progress of a training that begins.
+    pub(super) fn new(scaler: Scaler, steps_per_epoch: u64, total_steps: u64) -> Self {
+        Self {
+            step: 0,
+            best_score: None,
+            best_values: Vec::new(),
+            without_gain: 0,
+            scores: Vec::new(),
+            score_kind: String::new(),
+            unvalidated: false,
+            scaler,
+            steps_per_epoch,
+            total_steps,
+            candidates: Vec::new(),
+        }
+    }
+
     /// The content of its file.
     pub(super) fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec_pretty(self).expect("plain numbers serialise")

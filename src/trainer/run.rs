@@ -227,19 +227,7 @@ impl<'a, T: Task> Engine<'a, T> {
         distributed::share_start(&task.parameters(), ranks)?;
         let has_room = session.has_room_for_graphs && ranks.size() == 1;
         let mut stepper = Stepper::new(task, config, has_room).with_ranks(ranks, config);
-        let mut progress = Progress {
-            step: 0,
-            best_score: None,
-            best_values: Vec::new(),
-            without_gain: 0,
-            scores: Vec::new(),
-            score_kind: String::new(),
-            unvalidated: false,
-            scaler: stepper.scaler.clone(),
-            steps_per_epoch,
-            total_steps,
-            candidates: Vec::new(),
-        };
+        let mut progress = Progress::new(stepper.scaler.clone(), steps_per_epoch, total_steps);
         if let Some(folder) = &checkpoint {
             progress = continued(folder, &mut stepper, (steps_per_epoch, total_steps), session)?;
         }

@@ -27,7 +27,7 @@ use std::path::Path;
 use dicom_dictionary_std::tags;
 
 pub(crate) use archive::is_zip;
-pub(crate) use structure::is_dicom;
+pub use structure::is_dicom;
 
 use super::limits::MAX_FILE;
 use super::path::{first_bytes, first_names, has_extension, number_of};

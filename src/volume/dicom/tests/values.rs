@@ -1,7 +1,7 @@
 //! Padding, rescale, windows and lookup tables.
 
 use super::*;
-use crate::volume::{Axis, Voxels, Window};
+use crate::{Axis, Voxels, Window};
 
 fn greys(volume: &Volume, window: Window) -> Vec<u8> {
     let levels = window.levels(volume).expect("a window");

@@ -6,7 +6,8 @@ use image::{GrayImage, ImageError};
 
 use prsmed_base::error::Error;
 
-pub(crate) const REPLACE: &str = "replace the file or remove its row";
+/// What to do about a file that cannot be decoded.
+pub const REPLACE: &str = "replace the file or remove its row";
 pub(super) const TILES: &str = "cut the image into tiles or make it smaller";
 const PAGES: &str = "save each page as a file of its own, for example as PNG";
 const SAVE: &str = "save it as a PNG of 8 or 16 bits; an image windowed as needed, a mask with its values as they are";

@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use super::*;
-use crate::prepare::{PrepareOptions, PrepareReport, prepare};
-use crate::volume::{Affine, Grid, Segment, labels, write};
+use crate::{Affine, Grid, Segment, labels, write};
 use prsmed_base::Result;
 use prsmed_base::event::Silent;
+use prsmed_data::prepare::{PrepareOptions, PrepareReport, prepare};
 
 /// Voxels of a scan of three slices.
 const COUNT: usize = 36;

@@ -41,7 +41,7 @@ const SHORT: [&[u8; 2]; 21] = [
 ];
 
 /// True for a DICOM file (PS3.10), by its magic number, and for one that lacks it, by its first elements. 132 bytes suffice.
-pub(crate) fn is_dicom(bytes: &[u8]) -> bool {
+pub fn is_dicom(bytes: &[u8]) -> bool {
     start(bytes) > 0 || has_meta(bytes) || encoding::of(bytes).is_some()
 }
 

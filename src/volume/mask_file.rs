@@ -9,7 +9,7 @@ use ::image::{DynamicImage, GrayImage, ImageBuffer, Luma, Rgb, RgbImage};
 
 use super::colours::{self, Colour, Hex, grey_of};
 use super::decode::Decoded;
-use super::labels::{self, Labels, NOISE, SMALL};
+use super::foreground::{self as labels, Labels, NOISE, SMALL};
 use super::photograph;
 use super::transparency::{self, Transparency};
 

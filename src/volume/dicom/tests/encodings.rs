@@ -30,7 +30,7 @@ fn files_without_file_meta_are_read() {
         for (bytes, note) in [(bare, true), (magic_only, true), (meta_only, false)] {
             for file in ["a.dcm", "IM0001"] {
                 let (folder, path) = saved(&bytes, file);
-                assert!(crate::volume::is_volume(&path).expect("readable"));
+                assert!(crate::is_volume(&path).expect("readable"));
                 for path in [path.as_path(), folder.path()] {
                     let found = open(path).unwrap_or_else(|error| panic!("{name}, {path:?}: {error}"));
                     assert_eq!((&found.voxels, &found.grid), (&wanted.voxels, &wanted.grid), "{name}");
@@ -130,7 +130,7 @@ fn attributes_that_are_no_numbers_are_named_with_their_value() {
         set(&mut object, tags::WINDOW_CENTER, "20");
         set(&mut object, tag, "40,5");
         let volume = volume(vec![object]);
-        let error = crate::volume::Window::Auto.levels(&volume).expect_err("no number").to_string();
+        let error = crate::Window::Auto.levels(&volume).expect_err("no number").to_string();
         assert!(error.contains("0.dcm") && error.contains(&format!("{name} is `40,5`")), "{error}");
     }
 }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use nifti::NiftiHeader;
 
-use crate::volume::grid::{Affine, Grid, cross, furthest, length, scale};
+use crate::grid::{Affine, Grid, cross, furthest, length, scale};
 use prsmed_base::error::{Error, Result};
 
 /// `sform_code` and `qform_code` of scanner coordinates.
@@ -83,7 +83,7 @@ impl Forms {
 
     /// Forms that place voxels as `grid` does, in scanner coordinates. A sheared grid has no qform.
     #[expect(clippy::cast_possible_truncation, reason = "NIfTI stores f32")]
-    pub(crate) fn of_grid(grid: &Grid) -> Self {
+    pub fn of_grid(grid: &Grid) -> Self {
         let quaternion = quaternion(&grid.affine);
         let (vector, sign) = quaternion.unwrap_or(([0.0; 3], 1.0));
         let ([dx, dy, dz], [x, y, z]) = (grid.spacing(), grid.affine.origin());

@@ -32,7 +32,7 @@ pub(crate) fn number_of(path: &Path, selected: Option<&str>) -> Result<Option<u3
 }
 
 /// A selection for names of files: its letters and digits. UIDs may lead to a patient, so they become a hash.
-pub(crate) fn selection_name(selected: &str) -> String {
+pub fn selection_name(selected: &str) -> String {
     let is_uid = selected.contains('.') && selected.chars().all(|c| c.is_ascii_digit() || c == '.');
     if is_uid {
         // FNV-1a

@@ -20,12 +20,12 @@ use std::path::Path;
 use ::image::metadata::Orientation;
 use ::image::{DynamicImage, GrayImage, ImageFormat, ImageReader, Rgb, RgbImage};
 
-use super::labels::Labels;
 pub use super::mask_file::{Refusal, StoredMask};
+use crate::foreground::Labels;
 use prsmed_base::error::{Error, Result};
 use prsmed_base::files;
 pub use shared::MAX_SIDE;
-pub(crate) use shared::REPLACE;
+pub use shared::REPLACE;
 use shared::{Failure, Indexed, MAX_PIXELS, TILES};
 
 /// Endings of images in formats that are not read.
@@ -147,7 +147,7 @@ fn eight_bits(decoded: DynamicImage) -> DynamicImage {
     }
 }
 
-/// Decodes the mask of one target as 8-bit grey, ready for [`super::image::foreground`].
+/// Decodes the mask of one target as 8-bit grey, ready for `prsmed_data::image::foreground`.
 ///
 /// # Errors
 /// As [`image()`]; [`Error::Data`] for a mask with several labels.
@@ -177,12 +177,15 @@ fn stored(decoded: Decoded, path: &Path) -> Result<StoredMask> {
 }
 
 /// Says so if two sizes are equal but for a turn by 90 degrees.
-pub(crate) fn turned_by_90((width, height): (u32, u32), other: (u32, u32)) -> &'static str {
+pub fn turned_by_90((width, height): (u32, u32), other: (u32, u32)) -> &'static str {
     if (height, width) == other && width != height { "; one of them is turned by 90 degrees" } else { "" }
 }
 
 /// The bytes of an image file.
-pub(super) fn bytes_of(path: &Path) -> Result<Vec<u8>> {
+///
+/// # Errors
+/// [`Error::Data`] for a file that is missing or too large.
+pub fn bytes_of(path: &Path) -> Result<Vec<u8>> {
     files::read(path, files::MAX_IMAGE).map_err(|error| match error.kind() {
         ErrorKind::NotFound => Error::data(path, "the file is missing", "restore the file or remove its row"),
         ErrorKind::InvalidInput | ErrorKind::FileTooLarge => Error::data(path, error.to_string(), REPLACE),
@@ -239,7 +242,7 @@ fn orientation(bytes: &[u8], format: ImageFormat) -> Orientation {
 }
 
 /// True for TIFF and for BigTIFF.
-pub(super) fn is_tiff(bytes: &[u8]) -> bool {
+pub fn is_tiff(bytes: &[u8]) -> bool {
     tiff::is_tiff(bytes)
 }
 

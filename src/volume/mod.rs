@@ -1,4 +1,5 @@
-//! Medical volumes: NIfTI and DICOM files as voxels with a position in the patient.
+//! Medical image files: NIfTI and DICOM volumes as voxels with a position in the patient, and flat images ([`decode`]).
+//! It needs no libtorch.
 //!
 //! ```text
 //! NIfTI file                                  window
@@ -11,10 +12,21 @@
 //! [`open`] reads all formats. Voxels keep their full depth until a [`Window`] is applied. Nothing that identifies a
 //! patient is kept: no name, id, date, institution or accession number. UIDs that a DICOM SEG must refer to are in
 //! [`References`], which is never printed or serialised.
+//!
+//! ```no_run
+//! use prsmed_volume::{Axis, Window, open};
+//!
+//! let volume = open("ct.nii.gz".as_ref())?;
+//! let (plane, levels) = (volume.plane(Axis::Axial), Window::Auto.levels(&volume)?);
+//! let middle = volume.slice(&plane, plane.num_slices / 2, &levels)?;
+//! # Ok::<(), prsmed_base::Error>(())
+//! ```
 
 pub mod cleanup;
+pub mod decode;
 pub mod dicom;
 pub mod display;
+pub mod foreground;
 pub mod format;
 pub mod grid;
 pub mod hounsfield;
@@ -31,6 +43,15 @@ pub mod voxels;
 pub mod window;
 pub mod write;
 
+mod colours;
+mod mask_file;
+mod photograph;
+mod transparency;
+
+#[cfg(test)]
+#[path = "../data/fixture.rs"]
+#[expect(dead_code, reason = "shared with the tests of prsmed-data")]
+mod fixture;
 #[cfg(test)]
 mod python_tests;
 #[cfg(test)]

@@ -11,7 +11,7 @@ use ::tiff::tags::Tag;
 
 use super::*;
 use crate::fixture::Root;
-use crate::image::foreground;
+use prsmed_data::image::foreground;
 
 /// Where EXIF shows the first and the last pixel of the first stored row: whether at the right, whether at the bottom.
 const CORNERS: [[(bool, bool); 2]; 8] = [

@@ -14,7 +14,7 @@ use dicom_core::{DataElement, Tag, VR};
 use dicom_dictionary_std::{tags, uids};
 use dicom_object::{FileMetaTableBuilder, InMemDicomObject, StandardDataDictionary};
 
-use crate::volume::{Volume, open};
+use crate::{Volume, open};
 
 /// Columns and rows of the images.
 const SIZE: [u16; 2] = [4, 3];

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use ::image::{Rgb, RgbImage};
 
-use super::labels::{NOISE, SMALL, counted};
+use super::foreground::{NOISE, SMALL, counted};
 
 /// Largest distance in a channel between a blend with black and a multiple of its colour.
 const BLEND: f64 = 4.0;

@@ -35,12 +35,13 @@ fn a_series_is_chosen_by_number_uid_description_or_size() {
         assert_eq!(count("t2"), Ok(3));
         assert_eq!(count("1.2.5.5"), Ok(4));
         assert_eq!(count("largest"), Ok(4));
-        assert_eq!(crate::volume::open_chosen(folder.path(), Some("scout"), None).expect("a series").grid.size[2], 4);
+        assert_eq!(crate::open_chosen(folder.path(), Some("scout"), None).expect("a series").grid.size[2], 4);
         let found = count("axial").expect_err("two fit");
         assert!(found.contains("2 series that fit the choice"), "{found}");
         let found = count("CT").expect_err("none fits");
         assert!(found.contains("no series of the chosen name, but"), "{found}");
-        let found = refused(folder.path());
+        // the name of the folder is random
+        let found = refused(folder.path()).replace(&folder.path().display().to_string(), "");
         assert!(found.contains("3 series") && found.contains("#largest") && found.contains("--series"), "{found}");
         assert!(!found.contains("T1") && !found.contains("1.2.5"), "{found}");
         match numbers[0] {

@@ -14,7 +14,7 @@ use super::nifti;
 use super::nifti::geometry::Geometry;
 use super::path::{first_bytes, number_of, split_selection};
 use super::voxel_set::VoxelSet;
-use crate::labels::Labels;
+use crate::foreground::Labels;
 use prsmed_base::error::{Error, Result};
 
 /// Largest distance in voxels at a corner for grids that count as the same.

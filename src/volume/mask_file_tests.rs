@@ -8,7 +8,7 @@ use ::image::{LumaA, Rgba, imageops};
 use super::*;
 use crate::decode;
 use crate::fixture::Root;
-use crate::image::foreground;
+use prsmed_data::image::foreground;
 
 const SIDES: (u32, u32) = (90, 60);
 

@@ -70,7 +70,7 @@ fn pair(path: &Path) -> Result<Option<[PathBuf; 2]>> {
 }
 
 /// True for the voxels of a pair whose header is beside them.
-pub(crate) fn is_voxels_of_pair(path: &Path) -> bool {
+pub fn is_voxels_of_pair(path: &Path) -> bool {
     matches!(pair(path), Ok(Some([_, voxels])) if voxels == path)
 }
 

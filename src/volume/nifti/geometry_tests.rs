@@ -1,6 +1,6 @@
 use super::*;
-use crate::volume::nifti::tests::{Folder, file, put, put_floats};
-use crate::volume::{Volume, labels, open_with};
+use crate::nifti::tests::{Folder, file, put, put_floats};
+use crate::{Volume, labels, open_with};
 
 /// A file with these diagonals of sform and `pixdim`, and codes of qform and sform.
 fn bytes(sform: [f32; 3], pixdim: [f32; 3], codes: [i16; 2]) -> Vec<u8> {

@@ -201,7 +201,7 @@ fn labels_of_16_bit_masks_are_kept() {
     assert_eq!(chosen.pixels().filter(|pixel| pixel.0 == [255]).count(), 90);
     for value in [1, 100, 300, 4095, 65_535] {
         let mask = mask(&deep([0, value, value])).expect("one label");
-        let foreground = super::super::image::foreground(&mask);
+        let foreground = prsmed_data::image::foreground(&mask);
         assert_eq!(foreground.pixels().filter(|pixel| pixel.0 == [255]).count(), 180, "{value}");
     }
 }
