@@ -4,7 +4,7 @@
 // A training step allocates the same large blocks again and again. Without a cache each would cost page faults at its
 // next use (a third of a step on the CPU). The cache never adds to the process's peak: before a new block is allocated,
 // cached blocks are returned to the system until live and cached bytes are at most the peak of live bytes. Large blocks
-// are mapped, not taken from malloc, so that their cost is their size in pages; plan/host_allocator.rs simulates this.
+// are mapped, not taken from malloc, so that their cost is their size in pages; src/replay/host.rs simulates this.
 #include "native.h"
 #include "trace.h"
 
