@@ -32,8 +32,8 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let trained = job::run(&how, |how| SegmenterTraining::new(settings, &Rows::of(&data), how))?;
     let run = trained.run;
     println!("{} steps, best score {:?}", run.outcome.steps, run.outcome.best_score);
-    println!("planned peak of tensors: {:?}", trained.plan.map(|plan| plan.allocated_peak));
-    assert!(how.out.join("report.html").is_file());
+    println!("planned peak of tensors: {:?}", trained.plan.as_ref().map(|plan| plan.allocated_peak));
+    assert!(trained.plan.is_some_and(|plan| plan.fits) && how.out.join("report.html").is_file());
 
     let image = image::open(&Manifest::open(&data, None)?.rows[0].image_path)?;
     let prediction = run.predict(&image, "Where is the lesion?")?;
