@@ -186,7 +186,8 @@ impl<'a> super::Job for GeneratorFinetuning<'a> {
             how.runtime.note(format!("memory plan\n{}", plan.table()));
             let run = self.settings.config.divided_among(ranks.size())?;
             let suggest = suggest(&run, self.sizes(), Job::Train, &how.machine, &plan);
-            accept(plan, suggest, ("train", "`prsmed preset --task finetune`"), &how.memory, how.runtime)?;
+            let otherwise = "`prsmed preset --task finetune` searches for settings that fit";
+            accept(plan, suggest, ("train", otherwise), &how.memory, how.runtime)?;
         }
         let run = self.run();
         self.choice = self.choice.take().map(|choice| choice.with_settings(&run));

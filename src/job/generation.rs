@@ -131,7 +131,8 @@ impl PairGeneration {
         let plan = Plan::of(&run.dry_run(pipeline_config, needs, &how.machine, true)?, &how.machine);
         runtime.note(format!("memory plan for a batch of {}\n{}", run.augment.batch, plan.table()));
         let suggest = suggest(run, pipeline_config, Job::Augment, &how.machine, &plan);
-        accept(plan.clone(), suggest, ("augment", "`prsmed preset --task augment`"), &how.memory, runtime)?;
+        let otherwise = "`prsmed preset --task augment` searches for settings that fit";
+        accept(plan.clone(), suggest, ("augment", otherwise), &how.memory, runtime)?;
         if let Some(time) = plan.time {
             let batches = texts.pairs.len().div_ceil(run.augment.batch);
             let all = Duration::try_from_secs_f64(time.seconds).unwrap_or_default();

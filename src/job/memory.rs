@@ -60,14 +60,14 @@ pub fn remedy_lines(remedies: &[Remedy]) -> String {
 }
 
 /// Keeps the plan of a run that fits, for the report of a later out-of-memory error, and refuses one that does not. `key`
-/// names the settings in the error, and `searches` says what searches for others.
+/// names the settings in the error, and `otherwise` says what to do if no single change fits.
 ///
 /// # Errors
 /// [`Error::Config`] for a plan that does not fit.
 pub fn accept(
     plan: Plan,
     suggest: Suggest,
-    (key, searches): (&str, &str),
+    (key, otherwise): (&str, &str),
     memory: &Memory,
     runtime: &Runtime,
 ) -> Result<()> {
@@ -77,9 +77,9 @@ pub fn accept(
     }
     let remedies = suggest();
     runtime.note(remedy_lines(&remedies));
-    let helps = remedies.iter().find(|remedy| remedy.fits).map_or_else(
-        || format!("{searches} searches for settings that fit"),
-        |remedy| format!("`{}` fits", remedy.flags()),
-    );
+    let helps = remedies
+        .iter()
+        .find(|remedy| remedy.fits)
+        .map_or_else(|| otherwise.to_owned(), |remedy| format!("`{}` fits", remedy.flags()));
     Err(Error::config(key, plan.summary(), format!("{helps}; `--no-plan` skips this check")))
 }

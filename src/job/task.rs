@@ -2,6 +2,7 @@
 
 use super::memory::{accept, suggest};
 use super::planned::{Change, Planned};
+use super::together::main_only;
 use super::{How, write_report};
 use crate::Result;
 use crate::config::{Resolved, Settings};
@@ -9,7 +10,6 @@ use crate::event::Observer;
 use crate::files;
 use crate::plan::dry_run::{self, Job};
 use crate::plan::report::{Machine, Plan};
-use crate::plan::search::{HEADROOM_FRAC, has_headroom};
 use crate::segment::resume;
 use crate::segment::training::checkpoint_in;
 use crate::tensor::weights::verify_folder;
@@ -116,18 +116,23 @@ impl<'a, C: Trained> super::Job for TaskTraining<'a, C> {
 
     fn plan(&mut self) -> Result<()> {
         let How { machine, memory, runtime, ranks, .. } = self.how;
-        let mut plan = self.config().plan_of(&(), Job::Train, machine)?;
-        if ranks.any(!has_headroom(&plan, HEADROOM_FRAC))? {
-            let remedies = self.config().remedies(&(), Job::Train, machine, &plan);
-            if let Some(found) = remedies.iter().find(|remedy| remedy.fits && remedy.keeps_results) {
-                runtime.note(format!("these settings do not fit: using `{}`", found.change));
-                self.settings.config = self.config().with_sets(&found.change)?;
+        let mut plan = ranks.agree_on(self.config().plan_of(&(), Job::Train, machine))?;
+        if ranks.any(!plan.fits)? {
+            // all processes take the change that the first one found
+            let search = || {
+                let mut remedies = self.config().remedies(&(), Job::Train, machine, &plan).into_iter();
+                Ok(remedies.find(|remedy| remedy.fits && remedy.keeps_results).map(|remedy| remedy.change))
+            };
+            let found = ranks.gather_if_all(main_only(*ranks, search).map(Option::flatten))?.swap_remove(0);
+            if let Some(change) = found {
+                runtime.note(format!("these settings do not fit: using `{change}`"));
+                self.settings.config = self.config().with_sets(&change)?;
                 plan = self.config().plan_of(&(), Job::Train, machine)?;
             }
         }
         runtime.note(format!("memory plan\n{}", plan.table()));
         let suggest = suggest(self.config(), &(), Job::Train, machine, &plan);
-        accept(plan, suggest, ("train", "a smaller `train.micro_batch` or another of the changes"), memory, runtime)
+        ranks.agree(accept(plan, suggest, ("train", "no single change fits: combine several"), memory, runtime))
     }
 
     fn prepare(self) -> Result<Prepared<'a, C>> {

@@ -152,7 +152,7 @@ pub fn check_memory(config: &RunConfig, machine: &Machine, memory: &Memory, runt
     };
     runtime.note(format!("memory plan for the longest texts allowed\n{}", plan.table()));
     let suggest = suggest(config, &(), Job::Train, machine, &plan);
-    accept(plan, suggest, ("train", "`prsmed preset`"), memory, runtime)
+    accept(plan, suggest, ("train", "`prsmed preset` searches for settings that fit"), memory, runtime)
 }
 
 /// The plan with the data's own longest texts and the model's own sizes.
