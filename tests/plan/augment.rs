@@ -29,7 +29,7 @@ fn draw_settings(rng: &mut ChaCha8Rng) -> (Vec<String>, &'static str, usize) {
         one("sampler", &["euler", "ddim", "dpm++2m", "dpm++2m-karras"]),
         "augment.tile_px=64".to_owned(),
     ];
-    with_small_images_in_fp16(&mut sets, "augment.image_size=", "augment.precision=fp16");
+    with_small_steps_in_fp16(&mut sets, "augment.image_size=");
     let family = ["tiny", "tiny-sdxl", "tiny-inpaint"].choose(rng).unwrap();
     (sets, family, rng.random_range(1..4))
 }

@@ -38,7 +38,7 @@ fn draw_settings(rng: &mut ChaCha8Rng) -> Vec<String> {
     sets.push(one("finetune.num_samples_for_metrics", &["0", "0", "8"]));
     sets.push(one("finetune.generation_batch_size", &["1", "2"]));
     sets.push(one("finetune.guidance_scale", &["1.0", "4.0"]));
-    with_small_images_in_fp16(&mut sets, "finetune.image_size=", "train.precision=fp16");
+    with_small_steps_in_fp16(&mut sets, "finetune.image_size=");
     let mut one = |key: &str, values: &[&str]| format!("{key}={}", values.choose(rng).unwrap());
     if sets.contains(&"finetune.mode=mask_to_image".to_owned()) {
         sets.push(one("finetune.unlock_decoder", &["false", "true"]));

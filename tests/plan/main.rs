@@ -81,7 +81,7 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
         one("data.cache_vision", &["off", "ram"]),
         one("model.packed_attention", &["mask", "flash"]),
     ];
-    with_small_images_in_fp16(&mut sets, "model.image_size=", "train.precision=fp16");
+    with_small_steps_in_fp16(&mut sets, "model.image_size=");
     if sets.contains(&"data.cache_vision=ram".to_owned()) {
         // only a frozen vision tower can have a feature cache
         for set in &mut sets {
@@ -126,11 +126,15 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
 }
 
 /// libtorch multiplies matrices of halves by a plain loop on the CPU, a hundred times as slow as other types. The memory of
-/// its steps is checked with small images.
-fn with_small_images_in_fp16(sets: &mut [String], image_size: &str, fp16: &str) {
-    if sets.iter().any(|set| set == fp16) {
-        let size = sets.iter_mut().find(|set| set.starts_with(image_size)).unwrap();
-        *size = format!("{image_size}64");
+/// its steps is checked with small images and few micro-batches.
+fn with_small_steps_in_fp16(sets: &mut [String], image_size: &str) {
+    if sets.iter().any(|set| set.ends_with(".precision=fp16")) {
+        let small = [(image_size, "64"), ("train.micro_batch=", "1"), ("train.accumulation=", "2")];
+        for (key, value) in small {
+            for set in sets.iter_mut().filter(|set| set.starts_with(key)) {
+                *set = format!("{key}{value}");
+            }
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use dicom_core::Tag;
 use dicom_core::header::Header as _;
 use dicom_dictionary_std::tags;
 use dicom_object::InMemDicomObject;
+use regex::bytes::Regex;
 
 use super::plant::{DATE, ID, NAME, TIME, UIDS, WEIGHT, parse};
 
@@ -18,18 +19,14 @@ fn letters_and_digits(bytes: impl IntoIterator<Item = u8>) -> Vec<u8> {
     bytes.into_iter().filter(u8::is_ascii_alphanumeric).map(|byte| byte.to_ascii_lowercase()).collect()
 }
 
-fn contains(bytes: &[u8], needle: &[u8]) -> bool {
-    bytes.windows(needle.len()).any(|window| window == needle)
+fn contains(bytes: &[u8], needle: &str) -> bool {
+    Regex::new(&regex::escape(needle)).expect("a pattern").is_match(bytes)
 }
 
 /// True if `number` occurs and is not a part of a longer number, such as a loss with many digits.
-fn contains_number(bytes: &[u8], number: &[u8]) -> bool {
-    let at = |index: Option<usize>| index.and_then(|index| bytes.get(index));
-    (0..(bytes.len() + 1).saturating_sub(number.len())).any(|start| {
-        let end = start + number.len();
-        let follows_digit = at(start.checked_sub(1)).is_some_and(|byte| byte.is_ascii_digit() || *byte == b'.');
-        bytes[start..end] == *number && !follows_digit && !at(Some(end)).is_some_and(u8::is_ascii_digit)
-    })
+fn contains_number(bytes: &[u8], number: &str) -> bool {
+    let pattern = format!("(?-u)(?:^|[^0-9.]){}(?:[^0-9]|$)", regex::escape(number));
+    Regex::new(&pattern).expect("a pattern").is_match(bytes)
 }
 
 /// The planted values that the bytes contain, with where they were found.
@@ -43,7 +40,7 @@ fn search(place: &str, bytes: &[u8], depth: usize, found: &mut Vec<String>) {
     let plain = letters_and_digits(bytes.iter().copied());
     let [family, given] = NAME.split('^').collect::<Vec<_>>().try_into().expect("two names");
     for needle in [family, given, ID, UIDS] {
-        let short = letters_and_digits(needle.bytes());
+        let short = String::from_utf8(letters_and_digits(needle.bytes())).expect("letters and digits");
         if contains(&plain, &short) {
             found.push(format!("{place}: {needle}"));
         }
@@ -52,9 +49,7 @@ fn search(place: &str, bytes: &[u8], depth: usize, found: &mut Vec<String>) {
     let [year, month, day] = [&DATE[..4], &DATE[4..6], &DATE[6..]];
     let dates = ["-", ".", "/"].map(|sign| [year, month, day].join(sign));
     let numbers = [DATE, TIME, WEIGHT].map(str::to_owned).into_iter().chain(dates);
-    found.extend(
-        numbers.filter(|number| contains_number(&narrow, number.as_bytes())).map(|number| format!("{place}: {number}")),
-    );
+    found.extend(numbers.filter(|number| contains_number(&narrow, number)).map(|number| format!("{place}: {number}")));
     assert!(depth < MAX_DEPTH, "{place} is nested too deeply");
     unpack(place, bytes, &mut |place, bytes| search(&place, &bytes, depth + 1, found));
 }
