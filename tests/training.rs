@@ -578,6 +578,19 @@ fn quantized_weights_are_cached_for_later_loads() {
 
 #[test]
 #[ignore = "needs CUDA"]
+fn a_gpu_with_a_fixed_order_of_sums_repeats_every_bit() {
+    let _turn = TURN.lock();
+    let gpu = prsmed::tensor::default_device();
+    assert_ne!(gpu, Device::Cpu, "libtorch sees no CUDA GPU");
+    prsmed::tensor::use_flash_attention();
+    let fixed = ["train.deterministic=true", "train.precision=bf16"];
+    let [first, second] = [0; 2].map(|_| train_on(gpu, &fixed).losses);
+    prsmed::tensor::set_deterministic(false);
+    assert_eq!(first, second);
+}
+
+#[test]
+#[ignore = "needs CUDA"]
 fn a_gpu_trains_like_the_cpu() {
     let _turn = TURN.lock();
     let gpu = prsmed::tensor::default_device();

@@ -361,7 +361,7 @@ fn measure_training(args: &Args, ranks: Ranks, machine: &Machine, context: &Cont
     config.train.divide_among(args.machine.ranks())?;
     let (device, sizes, example) = (default_device(), config.planned_sizes()?, config.longest_example());
     kernels::check(device)?;
-    kernels::set_mode(config.train.fused_kernels.kernels());
+    config.train.prepare_process();
     let build = |ranks: Ranks| {
         let task = SegmentDryRun::random(&config.model, &sizes, &config.train, example, (device, ranks))?;
         Ok(task.with_feature_cache(job != Job::Eval && config.data.caches_features()))

@@ -90,7 +90,7 @@ impl FinetuneRun {
     /// Typed errors of libtorch.
     pub fn measure(&self, pipeline_config: &PipelineConfig, device: Device, ranks: Ranks) -> Result<Vec<Phase>> {
         kernels::check(device)?;
-        kernels::set_mode(self.train.fused_kernels.kernels());
+        self.train.prepare_process();
         let mut meter = Measured::begin(device)?;
         finetuning::encode(pipeline_config, self, device, &mut |phase| meter.begin(phase))?;
         let build = |_: Ranks| FinetuneDryRun::new(pipeline_config, self, device);

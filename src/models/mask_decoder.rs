@@ -14,7 +14,7 @@ use crate::nn::attention::{merge_heads, split_heads};
 use crate::nn::conv::Conv2dConfig;
 use crate::nn::{Conv2d, InstanceNorm2d, LayerNorm, Linear, Mask, attention, sine_positions};
 use crate::tensor::store::{Init, VarPath};
-use crate::tensor::{Kind, Tensor, dims};
+use crate::tensor::{self, Kind, Tensor, dims};
 
 /// Version of the published decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -295,5 +295,50 @@ impl MaskDecoder {
 pub fn enlarge(logits: &Tensor) -> Tensor {
     let [_b, _one, h, w] = dims(logits);
     let stride = crate::models::tiny_vit::STRIDE;
-    logits.to_kind(Kind::Float).upsample_bilinear2d([h * stride, w * stride], true, None, None)
+    let logits = logits.to_kind(Kind::Float);
+    // a GPU adds the gradient of the interpolation with atomics, but not that of matrix products
+    if tensor::is_deterministic() {
+        interpolate_by_products(&logits, stride)
+    } else {
+        logits.upsample_bilinear2d([h * stride, w * stride], true, None, None)
+    }
+}
+
+/// Bilinear interpolation with aligned corners to `factor` times the height and width: two matrix products.
+fn interpolate_by_products(xs: &Tensor, factor: i64) -> Tensor {
+    let [_b, _one, h, w] = dims(xs);
+    let weights = |length: i64| {
+        let each = Tensor::eye(length, (xs.kind(), xs.device())).unsqueeze(1);
+        each.upsample_linear1d([length * factor], true, None).squeeze_dim(1)
+    };
+    weights(h).tr().matmul(xs).matmul(&weights(w))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::{Device, rng};
+
+    #[test]
+    fn products_interpolate_like_libtorch() {
+        let _lock = rng::TEST_LOCK.lock();
+        rng::seed(5);
+        let options = (Kind::Double, Device::Cpu);
+        let weights = Tensor::randn([2, 1, 80, 112], options);
+        let [got, want] = [true, false].map(|by_products| {
+            rng::seed(6);
+            let xs = Tensor::randn([2, 1, 5, 7], options).set_requires_grad(true);
+            let ys = if by_products {
+                interpolate_by_products(&xs, 16)
+            } else {
+                xs.upsample_bilinear2d([80, 112], true, None, None)
+            };
+            (&ys * &weights).sum(Kind::Double).backward();
+            [ys.detach(), xs.grad()]
+        });
+        for (got, want) in got.iter().zip(&want) {
+            assert_eq!(got.size(), want.size());
+            assert!((got - want).abs().max().double_value(&[]) < 1e-9);
+        }
+    }
 }

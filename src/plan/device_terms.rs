@@ -27,6 +27,8 @@ pub struct Term {
 pub struct DeviceUsage {
     /// Threads that multiply matrices; each has its own cuBLAS handle. Forward and autograd's backward are two.
     pub num_blas_threads: u64,
+    /// True if cuBLAS has the workspaces that fix the order of its sums.
+    pub deterministic: bool,
     /// Largest convolution workspace of cuDNN, allowed or measured, bytes; 0 without convolutions.
     pub cudnn_workspace: u64,
     /// High-water mark of the private pools of CUDA graphs, bytes; 0 without graphs.
@@ -43,6 +45,7 @@ impl Default for DeviceUsage {
     fn default() -> Self {
         Self {
             num_blas_threads: 2,
+            deterministic: false,
             cudnn_workspace: CUDNN_ALLOWANCE_MIB * MIB,
             graph_pool: 0,
             other_processes: 0,
@@ -69,6 +72,9 @@ pub fn cublas_workspace(capability: (u32, u32)) -> u64 {
     if capability.0 >= 9 { 32 * MIB } else { (4096 * 2 + 16 * 8) * 1024 }
 }
 
+/// Bytes of the cuBLAS workspace `:4096:8`, with which the order of sums is fixed.
+const DETERMINISTIC_CUBLAS: u64 = 32 * MIB;
+
 /// The rows of a device, in the order in which the memory is taken during a run.
 pub fn device_terms(budget: &Budget, usage: &DeviceUsage) -> Vec<Term> {
     let row = |name, bytes, reserved, provenance: &str| Term { name, bytes, reserved, provenance: provenance.into() };
@@ -85,9 +91,9 @@ pub fn device_terms(budget: &Budget, usage: &DeviceUsage) -> Vec<Term> {
         ),
         row(
             "cuBLAS workspaces",
-            handles * cublas_workspace(budget.capability),
+            handles * if usage.deterministic { DETERMINISTIC_CUBLAS } else { cublas_workspace(budget.capability) },
             true,
-            "8.125 MiB before Hopper, else 32 MiB, for each handle and stream, from the caching allocator: source \
+            "8.125 MiB before Hopper, else and with `train.deterministic` 32 MiB, for each handle and stream, from the caching allocator: source \
              code of aten's CublasHandlePool.cpp; for Blackwell some versions of early 2026 still take 8.125 MiB. \
              One handle for each thread (forward, backward): not measured here",
         ),
@@ -193,6 +199,8 @@ mod tests {
         assert_eq!(bytes("24gb", "cuBLAS workspaces", &usage), 2 * 8_519_680);
         assert_eq!(bytes("80gb", "cuBLAS workspaces", &usage), 64 * MIB, "the largest of A100 and H100");
         assert_eq!(bytes("A100", "cuBLASLt workspaces", &usage), 2 * MIB);
+        let fixed = DeviceUsage { deterministic: true, ..usage };
+        assert_eq!(bytes("RTX 4090", "cuBLAS workspaces", &fixed), 64 * MIB);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::Result;
 use crate::event::Silent;
 use crate::tensor::trace::{Trace, TraceBuilder};
 use crate::tensor::weights::Staged;
-use crate::tensor::{Device, Kind, META, Tensor, kernels, ledger, memory, meta, no_grad, synchronize, trace};
+use crate::tensor::{self, Device, Kind, META, Tensor, ledger, memory, meta, no_grad, synchronize, trace};
 use crate::trainer::distributed::World;
 use crate::trainer::graph::SETTLING_STEPS;
 use crate::trainer::precision::Scaler;
@@ -144,6 +144,8 @@ pub struct DryRun {
 /// Facts about steps besides allocations and operators.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StepFacts {
+    /// True if a GPU adds in a fixed order (`train.deterministic`).
+    pub deterministic: bool,
     /// Bytes of a CUDA graph's fixed inputs, where steps are captured.
     pub captured_inputs: Option<Bytes>,
     /// Bytes that a step copies between host memory and the device, in both directions, because optimizer state or fp32
@@ -279,7 +281,8 @@ pub fn plan_after<T: DryRunTask>(
     let place: Place = place.into();
     let target = place.target;
     meta::install()?;
-    kernels::set_mode(config.fused_kernels.kernels());
+    let _deterministic = tensor::Deterministic::enter(config.deterministic);
+    config.prepare_process();
     let _target = meta::enter_target(target);
     let options = trace::Options { counts_host: target == meta::Target::Cpu, costs };
     let mut tracer = trace::begin(options)?;
@@ -397,6 +400,7 @@ fn train<T: DryRunTask>(
         None => (Bytes(2 * moments.0), moments),
     };
     let facts = StepFacts {
+        deterministic: config.deterministic,
         // of the last phase, which is one step
         host_weights: task.host_weights().since(&before),
         captured_inputs: captures.then(|| stepper.graphs.input_bytes()),

@@ -116,7 +116,9 @@ impl Plan {
         let terms = match machine {
             Machine::Cuda(budget, usage) => {
                 let pool = |inputs| replay::graph_pool(trace).0 + further_inputs(inputs);
-                let mut terms = device_terms(budget, &DeviceUsage { graph_pool: inputs.map_or(0, pool), ..*usage });
+                let deterministic = dry_run.steps.deterministic;
+                let usage = DeviceUsage { graph_pool: inputs.map_or(0, pool), deterministic, ..*usage };
+                let mut terms = device_terms(budget, &usage);
                 terms.extend(streamed_layer(&dry_run.steps.host_weights));
                 terms.extend(second_communicator(&dry_run.steps.host_weights, &terms));
                 terms

@@ -192,6 +192,7 @@ mod tests {
                 "train.validate_every_epochs",
                 "train.patience",
                 "train.max_skipped_steps",
+                "train.deterministic",
                 "train.checkpointing",
                 "train.checkpoint_encoder",
                 "train.checkpoint_decoder",

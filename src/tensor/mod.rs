@@ -121,6 +121,46 @@ pub fn is_ieee_fp32() -> bool {
     is_ieee
 }
 
+/// Whether a GPU adds numbers in a fixed order, so that the same inputs give the same bits. Operators that cannot do so
+/// raise an error. Set it before the first matrix product of the process: cuBLAS takes 32 MiB for each thread then.
+///
+/// # Panics
+/// As [`allow_tf32`].
+pub fn set_deterministic(is_on: bool) {
+    // SAFETY: sets flags of libtorch's context.
+    unsafe { native::check(native::prsmed_set_deterministic(is_on)) }.unwrap_or_else(|error| native::raise(error));
+}
+
+/// True after `set_deterministic(true)`.
+pub fn is_deterministic() -> bool {
+    // SAFETY: reads a flag of libtorch's context.
+    unsafe { native::prsmed_is_deterministic() }
+}
+
+/// [`set_deterministic`] until it is dropped.
+#[must_use]
+pub struct Deterministic {
+    before: bool,
+}
+
+impl Deterministic {
+    /// Sets the flag.
+    ///
+    /// # Panics
+    /// As [`allow_tf32`].
+    pub fn enter(is_on: bool) -> Self {
+        let before = is_deterministic();
+        set_deterministic(is_on);
+        Self { before }
+    }
+}
+
+impl Drop for Deterministic {
+    fn drop(&mut self) {
+        set_deterministic(self.before);
+    }
+}
+
 /// Waits until a GPU has completed all queued work. Returns at once for the CPU.
 pub fn synchronize(device: Device) {
     if let Device::Cuda(index) = device {

@@ -141,6 +141,7 @@ fallible! {
     fn prsmed_cudnn_version(out: *mut i64);
     fn prsmed_allow_tf32(is_allowed: bool);
     fn prsmed_is_ieee_fp32(out: *mut bool);
+    fn prsmed_set_deterministic(is_on: bool);
     fn prsmed_group_shutdown(group: *mut c_void);
     fn prsmed_module_follow();
     fn prsmed_trace_begin(counts_host: bool, costs: bool);
@@ -258,6 +259,7 @@ unsafe extern "C" {
     pub(super) fn prsmed_meta_move(tensor: RawTensor, category: i32) -> bool;
     pub(super) fn prsmed_nf4_values(out: *mut f32);
     pub(super) fn prsmed_flash_attention();
+    pub(super) fn prsmed_is_deterministic() -> bool;
     pub(super) fn prsmed_grad_enabled() -> bool;
     pub(super) fn prsmed_unhook_gradient(tensor: RawTensor);
     pub(super) fn prsmed_clear_grad(tensor: RawTensor);

@@ -2,7 +2,7 @@
 
 use super::precision::Precision;
 use crate::setting::settings;
-use crate::tensor::kernels;
+use crate::tensor::{self, kernels};
 use crate::{Error, Result};
 
 settings! {
@@ -53,6 +53,11 @@ settings! {
         /// Lets a GPU round the inputs of fp32 convolutions and matrix products to TF32, which is faster and has the 10-bit
         /// mantissas of fp16. Arithmetic in bf16 and fp16 stays as it is.
         tf32: bool = false, results(Changes), resume(Warn);
+        /// Adds numbers in a fixed order on a GPU, so that the same run gives the same bits, also after a resume. Slower:
+        /// questions that share a sequence are separated by a mask, and `auto` of `train.graph` and
+        /// `train.fused_kernels`, which times both ways, means `off`. The CPU always adds in a fixed order.
+        deterministic: bool = false, results(Rounding), resume(Free),
+            memory("gradients of attention are kept in several parts before they are added");
         /// Activation checkpointing of the language model: `none` keeps all activations, `full` recomputes every layer
         /// in the backward pass, a number recomputes that many first layers.
         checkpointing: FirstLayers = FirstLayers::Full, results(Same), resume(Free),
@@ -109,7 +114,22 @@ settings! {
 impl TrainConfig {
     /// True if steps are captured as CUDA graphs. They need gradients, which `step_in_backward` frees.
     pub fn graph_switch(&self) -> Switch {
-        if self.step_in_backward || self.offload_weights { Switch::Off } else { self.graph }
+        if self.step_in_backward || self.offload_weights { Switch::Off } else { self.untimed(self.graph) }
+    }
+
+    /// Sets what holds for a whole process: custom kernels, the rounding of fp32 and the order of sums on a GPU.
+    ///
+    /// # Panics
+    /// As [`tensor::allow_tf32`].
+    pub fn prepare_process(&self) {
+        kernels::set_mode(self.untimed(self.fused_kernels).kernels());
+        tensor::allow_tf32(self.tf32);
+        tensor::set_deterministic(self.deterministic);
+    }
+
+    /// `auto` takes what was faster in a few steps, and that can differ from run to run.
+    fn untimed(&self, switch: Switch) -> Switch {
+        if self.deterministic && switch == Switch::Auto { Switch::Off } else { switch }
     }
 
     /// Makes the micro-batches smaller, and more of them, until `ranks` processes have equally many or, if that is not

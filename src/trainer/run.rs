@@ -16,7 +16,7 @@ use super::{Picture, Score, Switch, Task, TrainConfig, Validation, plateau, sche
 use crate::event::{Event, Observer, StepReport};
 use crate::tensor::threads::Adaptive;
 use crate::tensor::weights::{self, Staged};
-use crate::tensor::{self, Tensor, guard, kernels, ledger, memory, no_grad};
+use crate::tensor::{Tensor, guard, kernels, ledger, memory, no_grad};
 use crate::{Error, Result};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -216,8 +216,7 @@ impl<'a, T: Task> Engine<'a, T> {
         let steps_per_epoch = task.steps_per_epoch();
         let all = config.epochs * steps_per_epoch;
         let total_steps = if config.max_steps > 0 { all.min(config.max_steps) } else { all };
-        kernels::set_mode(config.fused_kernels.kernels());
-        tensor::allow_tf32(config.tf32);
+        config.prepare_process();
         let last = || weights::readable_folder(&session.folder.join("last"));
         let checkpoint = session.resume.then(last).transpose()?;
         if let Some(folder) = &checkpoint {

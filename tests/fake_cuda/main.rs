@@ -351,7 +351,7 @@ fn fine_tunings_use_the_planned_memory() {
     let cases = [
         "finetune.model=random:tiny train.precision=bf16",
         "finetune.model=random:sd15 finetune.method=lora",
-        "finetune.model=random:sd15 finetune.mode=mask_to_image finetune.unlock_decoder=true",
+        "finetune.model=random:sd15 finetune.mode=mask_to_image finetune.unlock_decoder=true train.deterministic=true",
         "finetune.model=random:sd15 finetune.method=full train.optimizer=adamw8bit train.accumulation=1 \
          train.step_in_backward=true train.clip_norm=0",
         "finetune.model=random:sd15 finetune.method=full train.offload_optimizer=true",
@@ -396,6 +396,8 @@ fn settings_use_the_planned_memory() {
         "train.fused_kernels=on",
         "data.cache_vision=ram",
         "model.decoder=v6",
+        "train.deterministic=true train.accumulation=2",
+        "train.deterministic=true data.questions_per_image=3 train.micro_batch=2 train.graph=auto train.fused_kernels=auto",
         "model.stream_layers=1 train.micro_batch=2",
         "model.stream_layers=full model.quantization=nf4-double train.accumulation=2 model.stream_vision=true",
     ];

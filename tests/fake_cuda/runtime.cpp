@@ -313,9 +313,16 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaSuccess; }
 
 // ---- kernels
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+// libtorch's kernels are compiled for these; a GPU runs those of the next lower one.
+int kernel_version() {
+  int version = 75;
+  for (const int compiled : {80, 86, 90, 100, 120})
+    if (compiled <= capability()) version = compiled;
+  return version;
+}
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* out, const void*) {
   memset(out, 0, sizeof(*out));
-  out->maxThreadsPerBlock = 1024, out->numRegs = 32, out->binaryVersion = out->ptxVersion = capability();
+  out->maxThreadsPerBlock = 1024, out->numRegs = 32, out->binaryVersion = out->ptxVersion = kernel_version();
   return cudaSuccess;
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int, size_t, unsigned) {

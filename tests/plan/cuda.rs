@@ -472,6 +472,25 @@ fn operations_of_packed_questions_are_counted() {
     assert_eq!(found, [(false, 2.0 * product), (true, 5.0 * product)]);
 }
 
+/// The gradient of the queries is kept once for each group of multiprocessors. The flag ends with the plan.
+#[test]
+fn a_plan_in_a_fixed_order_has_more_gradients_of_attention() {
+    let _alone = ready();
+    let peaks = ["false", "true"].map(|deterministic| {
+        let _target = meta::enter_target(meta::Target::Cuda);
+        let _deterministic = prsmed::tensor::Deterministic::enter(deterministic == "true");
+        let (ys, leaves) = self_attention([1, 4, 256, 64], 4, BF16, META, &Mask::Causal);
+        let before = ledger::usage().allocated.0;
+        ledger::reset_peak();
+        Tensor::run_backward(&[&ys.sum(FP32)], &leaves, false, false);
+        ledger::usage().allocated_peak.0 - before
+    });
+    // an A100 has 108
+    let (parts, bytes) = (108_u64.div_ceil(4), 256 * 4 * 64 * 4);
+    assert_eq!(peaks[1] - peaks[0], (parts - 1) * bytes);
+    assert!(!prsmed::tensor::is_deterministic());
+}
+
 /// Bytes that the adapters of q, k, v and o of a layer of the full model move, forward and backward, and the number of
 /// their operators. The gradients of a shared input are summed.
 fn adapters_of_a_layer(are_shared: bool) -> (f64, usize) {

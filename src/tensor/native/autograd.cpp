@@ -220,6 +220,18 @@ char* prsmed_allow_tf32(bool is_allowed) {
   })
 }
 
+// Operators of a GPU add in a fixed order or throw. cuBLAS does so with a workspace of its own choice only, which libtorch
+// reads from the environment before the first product.
+char* prsmed_set_deterministic(bool is_on) {
+  PRSMED_TRY({
+    if (is_on) setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+    at::globalContext().setDeterministicAlgorithms(is_on, /*warn_only=*/false);
+    at::globalContext().setDeterministicFillUninitializedMemory(false);
+  })
+}
+
+bool prsmed_is_deterministic() noexcept { return at::globalContext().deterministicAlgorithms(); }
+
 // True if fp32 convolutions and matrix products of a GPU round nothing to TF32.
 char* prsmed_is_ieee_fp32(bool* out) {
   PRSMED_TRY({

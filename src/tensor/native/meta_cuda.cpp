@@ -90,6 +90,8 @@ Backend choose(const Tensor& q, const Tensor& k, const Tensor& v, const OptT& ma
   return Backend::Math;
 }
 
+bool deterministic() { return at::globalContext().deterministicAlgorithms(); }
+
 // flash_attn/flash_api.cpp, num_splits_heuristic: keys are split if heads and queries do not fill the GPU.
 int64_t flash_splits(int64_t blocks, int64_t width, int64_t keys) {
   const int64_t places = 2 * gpu().multiprocessors, columns = width <= 64 ? 256 : width <= 128 ? 128 : 64;
@@ -145,7 +147,9 @@ Three flash_backward(const Tensor& g, const Tensor& q, const Tensor& k, const Te
   auto dv = at::empty_like(v.transpose(1, 2));
   const int64_t rows = round_up(t, 128);
   auto softmax = at::empty({b, h, rows}, fp32(q));
-  auto dq_sum = at::empty({b, rows, h, round_up(d, d <= 128 ? 32 : 64)}, fp32(q));
+  // blocks of keys add to one gradient of the queries with atomics, or each to its own
+  const int64_t sums = deterministic() ? ceil_div(gpu().multiprocessors, b * h) : 1;
+  auto dq_sum = at::empty({sums, b, rows, h, round_up(d, d <= 128 ? 32 : 64)}, fp32(q));
   Tensor dk_wide, dv_wide;
   if (k.size(1) != h) {  // grouped: a gradient per query head, then summed
     dk_wide = at::empty({b, s, h, d}, q.options());
@@ -211,7 +215,7 @@ int64_t efficient_workspace(const Tensor& q, const Tensor& k, const Tensor& v) {
   int64_t splits = ceil_div(s, columns);
   if (b * h >= 256 && s <= 2 * columns) splits = 1;
   if (sums_keys) splits = std::min(splits, 200 / (b * h));
-  splits = std::max<int64_t>(splits, 1);
+  splits = deterministic() ? 1 : std::max<int64_t>(splits, 1);
   int64_t numbers = 0;
   if (sums_keys) numbers += splits * columns * (round_up(q.size(3), rows) + round_up(v.size(3), rows));
   const int64_t block_bytes = 16 + 4 * rows * columns;  // a lock, a counter and the partial gradient of the queries

@@ -143,7 +143,8 @@ struct PackedAttention : torch::autograd::Function<PackedAttention> {
 
 // True if the flash kernel takes queries and keys of these numbers of heads, in the dtype and on the device of `x`.
 bool takes_segments(const Tensor& x, int64_t heads, int64_t groups) {
-  if (!as_cuda(x)) return false;
+  // gradients of keys that several questions share are added with atomics
+  if (!as_cuda(x) || at::globalContext().deterministicAlgorithms()) return false;
   const auto q = x.reshape({x.size(0), x.size(1), heads, -1}).transpose(1, 2), k = q.narrow(1, 0, groups);
   if (x.is_meta()) return cuda::takes_flash(q, k, k);
   return at::_fused_sdp_choice(q, k, k, std::nullopt, 0.0, false, std::nullopt, /*enable_gqa=*/true) ==
