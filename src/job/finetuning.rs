@@ -7,10 +7,10 @@ use super::together::{check_data, main_only};
 use super::{How, generator, weight_files, write_report};
 use crate::augment::finetune::dry_run::FEATURES_BATCH;
 use crate::augment::finetune::samples::Extract;
-use crate::augment::finetune::{FinetunedRun, Finetuning, SelectBy, Selection, SelectionReport};
+use crate::augment::finetune::{FinetunedRun, Finetuning};
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::quality::{self, FeatureSource, Images};
-use crate::config::{AugmentRun, FinetuneRun, Resolved};
+use crate::config::{FinetuneRun, Resolved};
 use crate::data::manifest::Manifest;
 use crate::data::split;
 use crate::event::Observer;
@@ -53,7 +53,6 @@ pub struct GeneratorFinetuning<'a> {
     how: &'a How<'a>,
     settings: Resolved<FinetuneRun>,
     manifest: Manifest,
-    choice: Option<Selection<'a>>,
     may_search: bool,
     pipeline_config: Option<PipelineConfig>,
 }
@@ -65,33 +64,18 @@ pub struct Prepared<'a> {
     run: FinetuneRun,
     toml: String,
     manifest: Manifest,
-    choice: Option<Selection<'a>>,
     pipeline_config: PipelineConfig,
     features: Option<(FeatureSource, Extract)>,
 }
 
 /// A finished fine-tuning, whose memory is free again.
-pub struct Finetuned<'a> {
+pub struct Finetuned {
     /// Steps, time and best score.
     pub outcome: Outcome,
     /// Settings of one of the processes.
     pub run: FinetuneRun,
     /// Peak of all tensors.
     pub peak: Bytes,
-    choice: Option<Selection<'a>>,
-    pipeline_config: PipelineConfig,
-}
-
-impl Finetuned<'_> {
-    /// Makes pairs with the best checkpoints, trains U-Nets with them and chooses, if the settings ask for it.
-    ///
-    /// # Errors
-    /// Those of [`Selection::run`].
-    pub fn choose(&self, runtime: &Runtime) -> Result<Option<SelectionReport>> {
-        let Some(choice) = &self.choice else { return Ok(None) };
-        memory::release_cache(runtime.device())?;
-        choice.run(&self.pipeline_config).map(Some)
-    }
 }
 
 impl<'a> GeneratorFinetuning<'a> {
@@ -106,12 +90,9 @@ impl<'a> GeneratorFinetuning<'a> {
         let mut manifest = rows.open(how.runtime)?;
         check_data(how.ranks, &manifest)?;
         keep_for_validation(&mut manifest, &settings.config, how.runtime)?;
-        let is_asked = settings.config.finetune.select_by == SelectBy::Segmenter;
-        let choice = || Selection::new(&settings.config, &manifest, &how.out, how.runtime);
-        let choice = main_only(how.ranks, || is_asked.then(choice).transpose())?.flatten();
         let is_given = SEARCHED.iter().any(|key| settings.is_from_a_flag(key));
         let may_search = may_search && !is_given && !how.resume.resumes();
-        Ok(Self { how, settings, manifest, choice, may_search, pipeline_config: None })
+        Ok(Self { how, settings, manifest, may_search, pipeline_config: None })
     }
 
     /// The settings that are the run's own.
@@ -158,7 +139,7 @@ impl<'a> GeneratorFinetuning<'a> {
 impl<'a> super::Job for GeneratorFinetuning<'a> {
     type Config = FinetuneRun;
     type Prepared = Prepared<'a>;
-    type Done = Finetuned<'a>;
+    type Done = Finetuned;
 
     fn config(&self) -> &FinetuneRun {
         &self.settings.config
@@ -189,16 +170,13 @@ impl<'a> super::Job for GeneratorFinetuning<'a> {
             let otherwise = "`prsmed preset --task finetune` searches for settings that fit";
             accept(plan, suggest, ("train", otherwise), &how.memory, how.runtime)?;
         }
-        let run = self.run();
-        self.choice = self.choice.take().map(|choice| choice.with_settings(&run));
-        self.choice.as_ref().map_or(Ok(()), |choice| plan_pairs(choice, self.sizes(), how))
+        Ok(())
     }
 
     fn prepare(mut self) -> Result<Prepared<'a>> {
         self.settings.config = self.run();
-        let Self { how, settings, manifest, choice, pipeline_config, .. } = self;
+        let Self { how, settings, manifest, pipeline_config, .. } = self;
         let (toml, mut run) = (settings.to_toml(), settings.config);
-        let choice = choice.map(|choice| choice.with_settings(&run));
         if let Some(note) = run.train.divide_among(how.ranks.size())? {
             how.runtime.note(note);
         }
@@ -208,11 +186,11 @@ impl<'a> super::Job for GeneratorFinetuning<'a> {
         }
         let features = features(&run, how.runtime)?;
         let pipeline_config = pipeline_config.expect("files are found first");
-        Ok(Prepared { how, run, toml, manifest, choice, pipeline_config, features })
+        Ok(Prepared { how, run, toml, manifest, pipeline_config, features })
     }
 
-    fn train(prepared: Prepared<'a>, observer: Arc<dyn Observer>) -> Result<Finetuned<'a>> {
-        let Prepared { how, run, toml, manifest, choice, pipeline_config, features } = prepared;
+    fn train(prepared: Prepared<'a>, observer: Arc<dyn Observer>) -> Result<Finetuned> {
+        let Prepared { how, run, toml, manifest, pipeline_config, features } = prepared;
         let runtime = how.runtime.clone().with_observer(observer);
         let finetuning = Finetuning {
             run: &run,
@@ -228,10 +206,9 @@ impl<'a> super::Job for GeneratorFinetuning<'a> {
         };
         let FinetunedRun { outcome, task } = finetuning.run()?;
         let peak = memory::overall_peak(runtime.device());
-        // a choice of the best checkpoint has all memory to itself
         drop(task);
         write_report(&outcome, &toml, how);
-        Ok(Finetuned { outcome, run, peak, choice, pipeline_config })
+        Ok(Finetuned { outcome, run, peak })
     }
 }
 
@@ -245,28 +222,6 @@ fn keep_for_validation(manifest: &mut Manifest, run: &FinetuneRun, runtime: &Run
         runtime.note(text);
     }
     Ok(())
-}
-
-/// Shows the memory plan of the pairs, and refuses pairs that cannot fit.
-fn plan_pairs(choice: &Selection, base: &PipelineConfig, how: &How) -> Result<()> {
-    let (machine, generator) = (&how.machine, choice.planned_generator(base)?);
-    let run = AugmentRun { augment: choice.pair_settings().clone(), ..AugmentRun::default() };
-    let plan = match run.plan_of(&generator, Job::Augment, machine) {
-        // the CPU's operators are tried one by one to learn what they need
-        Err(error @ Error::OutOfMemory { .. }) => {
-            how.runtime.warn(format!("no memory plan of the pairs: {error}"));
-            return Ok(());
-        }
-        plan => plan?,
-    };
-    let batch = run.augment.batch;
-    how.runtime.note(format!("memory plan of the pairs, {batch} at once\n{}", plan.table()));
-    if plan.fits {
-        return Ok(());
-    }
-    let fewer = if batch > 1 { "add `--set finetune.generation_batch_size=1`, or " } else { "" };
-    let hint = format!("{fewer}leave out `--select-by segmenter`; `--no-plan` skips this check");
-    Err(Error::config("finetune.select_by", format!("pairs of the candidates: {}", plan.summary()), hint))
 }
 
 /// What computes the features of samples and real images, if samples are measured.

@@ -17,15 +17,6 @@ const TENSORS: &str = "trainer.safetensors";
 /// File of the progress.
 pub(super) const PROGRESS: &str = "trainer.json";
 
-/// A checkpoint that is kept for a choice after the training, see [`super::candidates`].
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Candidate {
-    /// Optimizer steps.
-    pub step: u64,
-    /// Its validation score; higher is better.
-    pub score: f64,
-}
-
 /// Progress of a run.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Progress {
@@ -54,9 +45,6 @@ pub struct Progress {
     /// Steps of the whole training at the time of saving, by which the learning rate falls; 0 if they are not known.
     #[serde(default)]
     pub total_steps: u64,
-    /// The best checkpoints that the task asks for, the best one first.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub candidates: Vec<Candidate>,
 }
 
 impl Progress {
@@ -73,7 +61,6 @@ impl Progress {
             scaler,
             steps_per_epoch,
             total_steps,
-            candidates: Vec::new(),
         }
     }
 

@@ -3,7 +3,6 @@
 //!
 //! It depends only on the [`Task`] trait. Read [`run()`] first: it is the training loop.
 
-pub mod candidates;
 pub mod checkpoint;
 pub mod config;
 mod data_wait;

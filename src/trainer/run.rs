@@ -3,7 +3,6 @@
 //! On a GPU the CPU does not wait for a step: it launches the next one while the GPU still computes, and then reads the
 //! losses of the step before. Validation, checkpoints and the end of the run wait for all steps.
 
-use super::candidates::{self, Candidate};
 use super::checkpoint::{self, Progress};
 use super::data_wait::Waiting;
 use super::distributed::{self, Ranks};
@@ -204,7 +203,6 @@ fn continued<T: Task>(
     }
     progress.total_steps = total_steps;
     stepper.scaler = progress.scaler.clone();
-    progress.candidates = candidates::existing(&progress.candidates, session.folder);
     session.observer.on(&Event::Note(resumed_at(progress.step, total_steps, config)));
     Ok(progress)
 }
@@ -544,7 +542,6 @@ impl<'a, T: Task> Engine<'a, T> {
             (self.progress.without_gain, self.progress.score_kind) = (0, kind.to_owned());
             self.progress.best_values.clear();
             self.progress.scores.clear();
-            self.progress.candidates.clear();
         }
         // JSON has no NaN
         let best_values = values.iter().filter(|(_, value)| value.is_finite()).cloned().collect();
@@ -562,7 +559,6 @@ impl<'a, T: Task> Engine<'a, T> {
         } else {
             self.progress.without_gain += 1;
         }
-        self.keep_candidate(score)?;
         let patience = session.config.patience;
         if !is_noisy {
             return Ok(patience > 0 && self.progress.without_gain >= patience);
@@ -572,20 +568,6 @@ impl<'a, T: Task> Engine<'a, T> {
         scores.drain(..scores.len().saturating_sub(MOST_SCORES));
         let window = usize::try_from(patience).unwrap_or(usize::MAX).min(MOST_SCORES);
         Ok(patience > 0 && plateau::has_stalled(scores, window))
-    }
-
-    /// Saves the validated weights in `candidates/` if their score is among the best ones.
-    fn keep_candidate(&mut self, score: f64) -> Result<()> {
-        let before = self.progress.candidates.clone();
-        let candidate = Candidate { step: self.progress.step, score };
-        let most = self.task.num_candidates();
-        if most > 0
-            && candidates::add(&mut self.progress.candidates, candidate, most)
-            && !self.save_if_possible(&format!("{}/{}", candidates::FOLDER, candidate.name()))?
-        {
-            self.progress.candidates = before;
-        }
-        Ok(())
     }
 
     /// Writes a picture into the run folder and to TensorBoard. A full disk is a warning.
@@ -673,21 +655,9 @@ impl<'a, T: Task> Engine<'a, T> {
         self.profile.end(self.progress.step)?;
         if name == "last" {
             self.saved = Some(self.progress.step);
-            self.prune_candidates();
         }
         self.session.observer.on(&Event::Saved { path, best: name == "best" });
         Ok(())
-    }
-
-    /// Deletes the candidates that `last/` no longer lists.
-    fn prune_candidates(&self) {
-        if self.task.num_candidates() == 0 || !self.session.ranks.is_main() {
-            return;
-        }
-        if let Err(error) = candidates::prune(&self.progress.candidates, self.session.folder) {
-            let text = format!("older checkpoints in `{}/` cannot be deleted: {error}", candidates::FOLDER);
-            self.session.observer.on(&Event::Warning(text));
-        }
     }
 
     fn write(&mut self, path: &Path, state: &[(String, Tensor)]) -> Result<()> {

@@ -154,11 +154,6 @@ pub trait Task {
         Ok(None)
     }
 
-    /// Number of validated checkpoints with the best scores that the engine keeps in `candidates/`, besides `best/`.
-    fn num_candidates(&self) -> usize {
-        0
-    }
-
     /// Writes weights and everything needed to use them into a checkpoint folder.
     ///
     /// # Errors

@@ -6,7 +6,6 @@ mod models;
 mod objectives;
 mod plans;
 mod refusals;
-mod selected;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -39,6 +39,9 @@ fn draw_settings(rng: &mut ChaCha8Rng) -> Vec<String> {
     sets.push(one("finetune.generation_batch_size", &["1", "2"]));
     sets.push(one("finetune.guidance_scale", &["1.0", "4.0"]));
     with_small_steps_in_fp16(&mut sets, "finetune.image_size=");
+    if sets.contains(&"train.precision=fp16".to_owned()) {
+        "finetune.model=random:tiny".clone_into(&mut sets[0]);
+    }
     let mut one = |key: &str, values: &[&str]| format!("{key}={}", values.choose(rng).unwrap());
     if sets.contains(&"finetune.mode=mask_to_image".to_owned()) {
         sets.push(one("finetune.unlock_decoder", &["false", "true"]));

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 /// Rows for one number of real images.
-pub(in crate::augment) struct ArmRows {
+pub(super) struct ArmRows {
     /// Real rows of all splits; the `train` rows are those of the chosen images.
     real: Manifest,
     /// Rows of the pairs whose sources are among the chosen images.
@@ -21,7 +21,7 @@ pub(in crate::augment) struct ArmRows {
     /// For each of `synthetic` the record of its pair.
     pub(super) records: Vec<Record>,
     /// Number of chosen real images.
-    pub(in crate::augment) num_images: usize,
+    pub(super) num_images: usize,
     /// Number of pairs.
     pub(super) num_pairs: usize,
 }
@@ -29,7 +29,7 @@ pub(in crate::augment) struct ArmRows {
 impl ArmRows {
     /// Rows for `limit` real images (0 = all). A synthetic pair is used only when its source is among them. Other pairs
     /// would bring in images that the real arm does not have.
-    pub(in crate::augment) fn new(real: &Manifest, synthetic: &Manifest, limit: usize) -> Result<Self> {
+    pub(super) fn new(real: &Manifest, synthetic: &Manifest, limit: usize) -> Result<Self> {
         let (rows, images) = limited(real, limit);
         let real = Manifest { rows, ..real.clone() };
         let root = &synthetic.root;
@@ -68,19 +68,6 @@ impl ArmRows {
         Ok(Self { real, synthetic, duplicates, records, num_images: images.len(), num_pairs })
     }
 
-    /// Rows without pairs.
-    pub(in crate::augment) fn of_real(real: &Manifest) -> Self {
-        let (rows, images) = limited(real, 0);
-        Self {
-            real: Manifest { rows, ..real.clone() },
-            synthetic: Vec::new(),
-            duplicates: Vec::new(),
-            records: Vec::new(),
-            num_images: images.len(),
-            num_pairs: 0,
-        }
-    }
-
     /// Number of real training rows.
     pub(super) fn num_real(&self) -> usize {
         self.real.rows_of(Split::Train).len()
@@ -98,7 +85,7 @@ impl ArmRows {
     ///
     /// Rows are repeated until one epoch is longer than the training. Otherwise the short last batch of an epoch would
     /// give the arm with fewer rows fewer samples per step, and a ratio above the number of pairs could not be reached.
-    pub(in crate::augment) fn manifest(&self, arm: Arm, num_samples: usize) -> Manifest {
+    pub(super) fn manifest(&self, arm: Arm, num_samples: usize) -> Manifest {
         let is_train = |row: &&Row| row.split == Split::Train;
         let once: Vec<&Row> = self.real.rows.iter().filter(is_train).collect();
         let times = num_samples.div_ceil(once.len().max(1)) + 1;

@@ -23,7 +23,7 @@ const SAVED_AFTER: usize = 25;
 
 /// Scores of one row.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(in crate::augment) struct RowScore {
+pub(super) struct RowScore {
     pub(super) dice: f64,
     pub(super) surface_dice: f64,
     /// Pixels that only the prediction counts to the foreground.
@@ -63,7 +63,7 @@ impl Metric {
 }
 
 /// Rows that every trained segmenter is scored on.
-pub(in crate::augment) struct TestSet<'a> {
+pub(super) struct TestSet<'a> {
     /// `test` or `external`: the name of the file of scores, and in the report.
     pub(super) name: &'static str,
     manifest: &'a Manifest,
@@ -83,13 +83,13 @@ struct Saved {
 
 /// How sets are scored.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::augment) struct Scoring {
+pub(super) struct Scoring {
     /// Foreground labels of masks.
-    pub(in crate::augment) labels: Labels,
+    pub(super) labels: Labels,
     /// Tolerance of the surface Dice.
-    pub(in crate::augment) tolerance_px: f64,
+    pub(super) tolerance_px: f64,
     /// Most rows of a set, spread evenly; 0 = all.
-    pub(in crate::augment) limit: usize,
+    pub(super) limit: usize,
 }
 
 impl<'a> TestSet<'a> {
@@ -100,20 +100,6 @@ impl<'a> TestSet<'a> {
         if set.rows.is_empty() {
             let hint = "give some rows the split `test`: the ablation scores real images that no arm was trained on";
             return Err(Error::data(&real.root, "there are no `test` rows", hint));
-        }
-        Ok(set)
-    }
-
-    /// The `val` rows of `real` whose images are not also training images.
-    pub(in crate::augment) fn of_val_rows(
-        real: &'a Manifest,
-        scoring: Scoring,
-        observer: &dyn Observer,
-    ) -> Result<Self> {
-        let set = Self::unseen("val", real, (real, real.rows_of(Split::Val)), scoring, observer)?;
-        if set.rows.is_empty() {
-            let hint = "give rows of other images than the training images the split `val`";
-            return Err(Error::data(&real.root, "there are no `val` rows of images that are not trained", hint));
         }
         Ok(set)
     }
@@ -162,12 +148,12 @@ impl<'a> TestSet<'a> {
     }
 
     /// Number of rows.
-    pub(in crate::augment) fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.rows.len()
     }
 
     /// The class of each image, in the order of first rows.
-    pub(in crate::augment) fn groups(&self) -> Vec<String> {
+    pub(super) fn groups(&self) -> Vec<String> {
         let mut seen = HashSet::new();
         let firsts = self.rows.iter().zip(&self.images).filter(|(_, image)| seen.insert(*image));
         firsts.map(|(&row, _)| self.manifest.rows[row].modality.clone()).collect()
@@ -175,7 +161,7 @@ impl<'a> TestSet<'a> {
 
     /// Mean score of each image, in the order of [`Self::groups`]. Rows about one image are not independent samples;
     /// confidence intervals over rows would be too narrow.
-    pub(in crate::augment) fn by_image(&self, scores: &[RowScore], metric: Metric) -> Vec<f64> {
+    pub(super) fn by_image(&self, scores: &[RowScore], metric: Metric) -> Vec<f64> {
         by_image(&self.images, scores.iter().map(|score| metric.of(score)))
     }
 
@@ -192,7 +178,7 @@ impl<'a> TestSet<'a> {
 
     /// The scores that are known in the folder of a run; fewer than there are rows after an interruption, and none if
     /// they are of other rows.
-    pub(in crate::augment) fn known(&self, folder: &Path) -> Result<Vec<RowScore>> {
+    pub(super) fn known(&self, folder: &Path) -> Result<Vec<RowScore>> {
         let Ok(text) = files::read(&self.file(folder), files::MAX_TABLE) else { return Ok(Vec::new()) };
         let Ok(saved) = serde_json::from_slice::<Saved>(&text) else { return Ok(Vec::new()) };
         let is_same = saved.rows.len() <= self.rows.len() && saved.set_sha256 == self.identity()?;
@@ -207,7 +193,7 @@ impl<'a> TestSet<'a> {
     ///
     /// # Errors
     /// [`Error::Data`] for a row that cannot be read; [`Error::NotFinite`]; [`Error::Interrupted`] after saving.
-    pub(in crate::augment) fn score(&self, model: &Trained, folder: &Path, runtime: &Runtime) -> Result<Vec<RowScore>> {
+    pub(super) fn score(&self, model: &Trained, folder: &Path, runtime: &Runtime) -> Result<Vec<RowScore>> {
         let mut saved = Saved { set_sha256: self.identity()?, rows: self.known(folder)? };
         let observer = runtime.observer();
         let total = self.rows.len() as u64;

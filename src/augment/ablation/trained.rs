@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// A segmenter with the weights after the last step of its training.
-pub(in crate::augment) enum Trained {
+pub(super) enum Trained {
     PrsMed(Box<Run>),
     Unet(Box<UnetTask>),
 }
@@ -24,7 +24,7 @@ impl Trained {
     ///
     /// # Errors
     /// As [`Training::run`]; [`Error::Interrupted`].
-    pub(in crate::augment) fn train(
+    pub(super) fn train(
         segmenter: Segmenter,
         config: RunConfig,
         manifest: Arc<Manifest>,

@@ -31,7 +31,7 @@ const WEIGHTS_FILE: &str = "unet.safetensors";
 const NO_CLIP: u32 = 1;
 
 /// The network, its rows and the settings of its training.
-pub(in crate::augment) struct UnetTask {
+pub(super) struct UnetTask {
     model: UnetSegmenter,
     store: Store,
     sizes: Config,
@@ -42,7 +42,7 @@ pub(in crate::augment) struct UnetTask {
 }
 
 /// A micro-batch on the device.
-pub(in crate::augment) struct UnetBatch {
+pub(super) struct UnetBatch {
     /// `[b, 3, s, s]` u8.
     image: Tensor,
     /// `[b, 1, s, s]` fp32 in 0..=1.

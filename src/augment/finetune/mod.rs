@@ -17,14 +17,10 @@ pub mod network;
 pub mod objective;
 pub mod prior;
 pub mod samples;
-pub mod select_by;
-pub mod selection;
 pub mod settings;
 pub mod step;
 pub mod task;
 pub mod training;
 
-pub use select_by::SelectBy;
-pub use selection::{Selection, SelectionReport};
 pub use settings::{FinetuneConfig, FinetuneRun, Method, Mode};
 pub use training::{FinetunedRun, Finetuning};

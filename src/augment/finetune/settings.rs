@@ -3,8 +3,7 @@
 use super::cache::Condition;
 use super::loss_weights::Weights;
 use super::prior::PriorImages;
-use super::select_by::{PairMode, SelectBy};
-use crate::augment::settings::{self as generate, GeneratorSettings, PredictionChoice, RANDOM};
+use crate::augment::settings::{GeneratorSettings, PredictionChoice, RANDOM};
 use crate::hub::Need;
 use crate::nn::LoraConfig;
 use crate::setting::{Setting, settings};
@@ -123,24 +122,6 @@ settings! {
         features: String = crate::models::inception::WEIGHTS.into(), results(Changes), resume(Warn);
         /// TOML file with captions, in the form of `data/prompts.toml` (the list `whole`); empty = the embedded ones.
         prompts: String = String::new(), results(Changes), resume(Fixed);
-        /// What chooses `best/` in the end: `metric` (the validation loss, or the KID of samples) or `segmenter`: the
-        /// checkpoint whose pairs help a small U-Net most on the `val` rows, see `finetune.keep_best`.
-        select_by: SelectBy = SelectBy::Metric, results(Changes), resume(Free);
-        /// With `select_by=segmenter`: checkpoints with the best validation scores that are kept in `candidates/`, each as
-        /// large as `best/`, for the choice after the training.
-        keep_best: usize = 3, results(Same), resume(Free), range(1.0..=100.0);
-        /// With `select_by=segmenter`: pairs that each candidate makes at most, of training images that are spread evenly over
-        /// the classes. They are made as by `augment generate`, with `finetune.inference_steps_training`,
-        /// `finetune.guidance_scale` and `finetune.generation_batch_size`.
-        select_pairs: usize = 200, results(Changes), resume(Free), range(4.0..);
-        /// With `select_by=segmenter`: mode of these pairs: `keep_lesion`, `edit_lesion`, `insert_lesion` or
-        /// `mask_to_image`; `auto` = `mask_to_image` for a ControlNet, else `keep_lesion`.
-        select_mode: PairMode = PairMode::Auto, results(Changes), resume(Free);
-        /// With `select_by=segmenter`: optimizer steps of each U-Net, with batches of 8.
-        select_steps: u64 = 400, results(Changes), resume(Free), range(1.0..);
-        /// With `select_by=segmenter`: U-Nets that are trained on real images alone, and on the pairs of each candidate.
-        /// Their seeds are `train.seed` and the following numbers.
-        select_seeds: usize = 3, results(Changes), resume(Free), range(2.0..=50.0);
     }
 }
 
@@ -270,36 +251,6 @@ impl FinetuneConfig {
         Err(Error::config(key, reason, hint))
     }
 
-    /// Refuses a choice by segmenter that cannot work.
-    fn check_selection(&self, validate_every_epochs: u64) -> Result<()> {
-        if self.select_by == SelectBy::Metric {
-            return Ok(());
-        }
-        if validate_every_epochs == 0 {
-            let reason = "candidates for `segmenter` are kept at validations, which are off";
-            let hint = "set `train.validate_every_epochs=1`, or `finetune.select_by=metric`";
-            return Err(Error::config("finetune.select_by", reason, hint));
-        }
-        let (key, is_controlnet) = ("finetune.select_mode", self.mode == Mode::MaskToImage);
-        match self.select_mode.resolved(is_controlnet) {
-            generate::Mode::MaskToImage if !is_controlnet => {
-                let reason = format!("`mask_to_image` needs a ControlNet, and `{}` trains none", self.mode.name());
-                let hint = "set `finetune.mode=mask_to_image`, or use `keep_lesion`, `edit_lesion` or `insert_lesion`";
-                Err(Error::config(key, reason, hint))
-            }
-            mode if is_controlnet && mode != generate::Mode::MaskToImage => {
-                let reason = format!("pairs of mode `{}` do not use the ControlNet that is trained", mode.name());
-                Err(Error::config(key, reason, "use `auto` or `mask_to_image`"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Number of checkpoints that are kept for the choice after the training.
-    pub fn num_candidates(&self) -> usize {
-        if self.select_by == SelectBy::Segmenter { self.keep_best } else { 0 }
-    }
-
     /// Weights of the losses of a ControlNet.
     pub fn controlnet_losses(&self) -> Weights {
         Weights { contrast: self.region_contrast, margin: self.region_contrast_margin, siamese: self.siamese }
@@ -379,7 +330,6 @@ impl FinetuneRun {
             return Err(Error::config("train.step_in_backward", reason, hint));
         }
         config.check_prior()?;
-        config.check_selection(self.train.validate_every_epochs)?;
         if config.buckets && config.num_samples_for_metrics > 0 {
             let reason = "is not possible together with samples at validations, which are square";
             return Err(Error::config(

@@ -281,10 +281,6 @@ impl Task for FinetuneTask {
         Ok(score.map(|score| Validation { score, values, pictures }))
     }
 
-    fn num_candidates(&self) -> usize {
-        self.denoiser.config.num_candidates()
-    }
-
     fn save(&self, folder: &mut Staged) -> Result<()> {
         self.denoiser.network.save(folder)?;
         if let Some(prior) = &self.data.prior {

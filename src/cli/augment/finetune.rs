@@ -1,7 +1,7 @@
 //! `prsmed augment finetune`.
 
 use crate::augment::finetune::network::{CONTROLNET_FOLDER, LORA_FILE, UNET_FOLDER, WEIGHTS_FILE};
-use crate::augment::finetune::{FinetuneConfig, Method, Mode, SelectBy, SelectionReport};
+use crate::augment::finetune::{FinetuneConfig, Method, Mode};
 use crate::cli::args::{ResumeArgs, RootArgs, sets_of};
 use crate::cli::context::Context;
 use crate::cli::memory::ProfileArgs;
@@ -22,13 +22,11 @@ use std::path::{Path, PathBuf};
 /// lesion masks (`--mode mask_to_image`). Images and captions are encoded once into OUT/cache. Memory is planned first; if
 /// the settings do not fit the GPU, others are searched. OUT/best has the weights with the best score (the loss on `val`
 /// rows, or the distance of samples to real images), OUT/last the newest, in files that `prsmed augment generate` and
-/// diffusers read. With `--select-by segmenter`, the best checkpoints make pairs at the end, and the one whose pairs help a
-/// small U-Net most becomes OUT/best; OUT/selection has the scores. Ctrl-C saves and stops; `--resume` continues.
+/// diffusers read. Ctrl-C saves and stops; `--resume` continues.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed augment finetune --data-root data --out runs/lora
   prsmed augment finetune --data-root data --out runs/lora --preset lora-sd15 --set finetune.rank=32
-  prsmed augment finetune --data-root data --out runs/lora --select-by segmenter
   prsmed augment finetune --data-root data --out runs/lora --gpus 4
   prsmed augment finetune --data-root data --out runs/lora --resume
   prsmed augment finetune --data-root phantoms --out runs/try --preset tiny
@@ -59,10 +57,6 @@ pub(in crate::cli) struct Args {
     /// What is trained, except with `--mode mask_to_image` [default: lora]
     #[arg(long, value_enum)]
     method: Option<Method>,
-    /// What chooses OUT/best in the end: the validation score, or what a small U-Net gains on `val` rows from the pairs
-    /// of the best checkpoints [default: metric]
-    #[arg(long, value_enum)]
-    select_by: Option<SelectBy>,
     /// Same as `--set train.seed=N`
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -110,8 +104,7 @@ fn finetune(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outc
     if !ranks.is_main() {
         return Ok(Outcome::Done);
     }
-    let chosen = finetuned.choose(&context.runtime)?;
-    print_result(&finetuned, chosen.as_ref(), args, context)
+    print_result(&finetuned, args, context)
 }
 
 fn resolve(args: &Args, how: &How, context: &Context) -> Result<Resolved<FinetuneRun>> {
@@ -119,7 +112,6 @@ fn resolve(args: &Args, how: &How, context: &Context) -> Result<Resolved<Finetun
         ("finetune.model", "--model", args.model.clone()),
         ("finetune.mode", "--mode", args.mode.map(|mode| mode.name().to_owned())),
         ("finetune.method", "--method", args.method.map(|method| method.name().to_owned())),
-        ("finetune.select_by", "--select-by", args.select_by.map(|choice| choice.name().to_owned())),
         ("train.seed", "--seed", args.seed.map(|seed| seed.to_string())),
         ("train.precision", "--precision", args.precision.clone()),
     ];
@@ -163,7 +155,6 @@ fn next_command(config: &FinetuneConfig, weights: &Path, data: &str) -> Option<S
 
 fn print_result(
     Finetuned { outcome, run, peak, .. }: &Finetuned,
-    chosen: Option<&SelectionReport>,
     args: &Args,
     context: &Context,
 ) -> anyhow::Result<Outcome> {
@@ -192,9 +183,6 @@ fn print_result(
         weights.display(),
         next_command(config, &weights, &args.data.shown()).map_or_else(String::new, |next| format!("\nnext: {next}"))
     ))?;
-    if let Some(report) = chosen {
-        context.output.line(report.table())?;
-    }
     context.output.record(&json!({
         "kind": "result",
         "run": args.out,
@@ -206,7 +194,6 @@ fn print_result(
         "skipped_steps": outcome.skipped_steps,
         "images_per_s": images_per_s,
         "memory": { "measured": peak },
-        "selection": chosen,
     }))?;
     Ok(Outcome::Done)
 }
