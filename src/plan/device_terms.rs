@@ -93,8 +93,9 @@ pub fn device_terms(budget: &Budget, usage: &DeviceUsage) -> Vec<Term> {
             "cuBLAS workspaces",
             handles * if usage.deterministic { DETERMINISTIC_CUBLAS } else { cublas_workspace(budget.capability) },
             true,
-            "8.125 MiB before Hopper, else and with `train.deterministic` 32 MiB, for each handle and stream, from the caching allocator: source \
-             code of aten's CublasHandlePool.cpp; for Blackwell some versions of early 2026 still take 8.125 MiB. \
+            "8.125 MiB before Hopper, else and with `train.deterministic` 32 MiB, for each handle and stream, from the \
+             caching allocator: source code of aten's CublasHandlePool.cpp; for Blackwell some versions of early 2026 \
+             still take 8.125 MiB. \
              One handle for each thread (forward, backward): not measured here",
         ),
         row(

@@ -55,7 +55,7 @@ settings! {
         tf32: bool = false, results(Changes), resume(Warn);
         /// Adds numbers in a fixed order on a GPU, so that the same run gives the same bits, also after a resume. Slower:
         /// questions that share a sequence are separated by a mask, and `auto` of `train.graph` and
-        /// `train.fused_kernels`, which times both ways, means `off`. The CPU always adds in a fixed order.
+        /// `train.fused_kernels`, which times both ways, means `off`. On a CPU it depends on the threads alone.
         deterministic: bool = false, results(Rounding), resume(Free),
             memory("gradients of attention are kept in several parts before they are added");
         /// Activation checkpointing of the language model: `none` keeps all activations, `full` recomputes every layer
