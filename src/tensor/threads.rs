@@ -8,7 +8,7 @@
 //! Results depend on the number of threads in their last bits. Only the program adapts it, and only if the user has not
 //! set a number (`OMP_NUM_THREADS`); a library's caller must ask for it with [`adapt_to_load`].
 
-use super::{Device, num_threads, set_num_threads};
+use super::{Device, is_deterministic, num_threads, set_num_threads};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -42,10 +42,10 @@ pub struct Adaptive {
 }
 
 impl Adaptive {
-    /// For a job on `device`. Adapts nothing unless that is the CPU, [`adapt_to_load`] was called and there are several
-    /// threads.
+    /// For a job on `device`. Adapts nothing unless that is the CPU, [`adapt_to_load`] was called, there are several
+    /// threads, and the order of sums is free.
     pub fn begin(device: Device) -> Self {
-        let is_adaptive = device == Device::Cpu && IS_ADAPTIVE.load(Ordering::Relaxed);
+        let is_adaptive = device == Device::Cpu && IS_ADAPTIVE.load(Ordering::Relaxed) && !is_deterministic();
         let most = if is_adaptive { num_threads() } else { 1 };
         Self { most, last: None, noted: None }
     }

@@ -55,7 +55,8 @@ settings! {
         tf32: bool = false, results(Changes), resume(Warn);
         /// Adds numbers in a fixed order on a GPU, so that the same run gives the same bits, also after a resume. Slower:
         /// questions that share a sequence are separated by a mask, and `auto` of `train.graph` and
-        /// `train.fused_kernels`, which times both ways, means `off`. On a CPU it depends on the threads alone.
+        /// `train.fused_kernels`, which times both ways, means `off`. On a CPU the number of threads fixes the order, and it
+        /// then does not follow the load of the machine.
         deterministic: bool = false, results(Rounding), resume(Free),
             memory("gradients of attention are kept in several parts before they are added");
         /// Activation checkpointing of the language model: `none` keeps all activations, `full` recomputes every layer
