@@ -299,7 +299,10 @@ static FOLDER: Mutex<()> = Mutex::new(());
 #[test]
 fn nvrtc_compiles_every_kernel_for_every_gpu() {
     let _turn = FOLDER.lock();
-    for capability in CAPABILITIES {
+    // each takes seconds: scripts/soak compiles for all
+    let is_long = std::env::var_os("PRSMED_SOAK").is_some();
+    let all = CAPABILITIES.into_iter().filter(|capability| is_long || [75, 90, 120].contains(capability));
+    for capability in all {
         let compiled = compile(capability).unwrap();
         assert!(compiled.is_native && compiled.code > Bytes(10_000), "{capability}: {compiled:?}");
     }
