@@ -5,6 +5,7 @@ use super::*;
 use prsmed::tensor::trace::{self, BlockChange, Trace};
 use prsmed::tensor::{Kind, Tensor};
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 mod coverage;
 mod elementwise;
@@ -186,4 +187,35 @@ fn planned_memory_of_each_operator_equals_measured_memory() {
         }
     }
     assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
+}
+
+/// An operator that is run once for each size, with `rows` that no other test has.
+fn summed(rows: i64) -> Case {
+    case("aten::cumsum", format!("{rows} rows"), move |on| {
+        let xs = Tensor::ones([rows, 333], (Kind::Float, on));
+        plain(move || xs.cumsum(1, Kind::Float))
+    })
+}
+
+#[test]
+fn what_other_threads_allocate_is_not_in_a_plan() {
+    let _alone = ready();
+    let alone: Vec<Bytes> = (2000..2040).map(|rows| planned(&summed(rows)).0).collect();
+    let stop = AtomicBool::new(false);
+    let beside: Vec<Bytes> = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                drop(Tensor::ones([1000], (Kind::Float, Device::Cpu)));
+            }
+        });
+        let beside = (2040..2080).map(|rows| planned(&summed(rows)).0).collect();
+        stop.store(true, Ordering::Relaxed);
+        beside
+    });
+    let grown = |pair: &[Bytes]| pair[1].peak - pair[0].peak;
+    let expected = grown(&alone[..2]);
+    assert!(
+        expected > 0 && alone.windows(2).chain(beside.windows(2)).all(|pair| grown(pair) == expected),
+        "{alone:?} {beside:?}"
+    );
 }

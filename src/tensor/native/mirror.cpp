@@ -1,6 +1,6 @@
 // Mirror: runs an operator with new shapes once on the CPU under a tracing allocator (inputs are pages that are never
 // touched, so they need no memory). Later it repeats the allocations on meta in the same order; they are cached by
-// shape. For one planning thread: during a trace the process's CPU allocator is this one.
+// shape. During a trace the process's CPU allocator is this one; it passes on what other threads ask for.
 #include "mirror.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -28,7 +28,10 @@ struct Step {
   int64_t bytes;
 };
 
-// CPU allocator that records allocations. Installed only during a trace.
+// True in the thread that traces, and in the workers of its parallel loops: each thread has workers of its own.
+thread_local bool is_traced = false;
+
+// CPU allocator that records the allocations of traced threads. Installed only during a trace.
 struct TraceAllocator final : c10::Allocator {
   std::mutex lock;
   std::vector<Step> steps;
@@ -52,6 +55,7 @@ struct TraceAllocator final : c10::Allocator {
     c10::free_cpu(header);
   }
   c10::DataPtr allocate(size_t bytes) override {
+    if (!is_traced) return before->allocate(bytes);
     const auto device = c10::Device(c10::kCPU);
     if (bytes == 0) return {nullptr, nullptr, &release, device};
     char* base = static_cast<char*>(c10::alloc_cpu(bytes + 64));
@@ -67,6 +71,7 @@ struct TraceAllocator final : c10::Allocator {
   void copy_data(void* to, const void* from, size_t n) const override { default_copy_data(to, from, n); }
 
   void clear() {
+    std::lock_guard<std::mutex> guard(lock);  // other threads may free what was traced before
     steps.clear();
     live.clear();
     held = peak = 0;
@@ -74,9 +79,14 @@ struct TraceAllocator final : c10::Allocator {
   void begin() {
     clear();
     before = c10::GetCPUAllocator();
+    at::parallel_for(0, at::get_num_threads(), 1, [](int64_t, int64_t) { is_traced = true; });
+    is_traced = true;
     c10::SetCPUAllocator(this, 255);
   }
-  void end() { c10::SetCPUAllocator(before, 255); }
+  void end() {
+    c10::SetCPUAllocator(before, 255);
+    is_traced = false;
+  }
   static TraceAllocator& get() {
     static auto* r = new TraceAllocator;
     return *r;
