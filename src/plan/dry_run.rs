@@ -2,6 +2,7 @@
 //!
 //! Every phase calls the engine's own functions. This module contains no formulas.
 
+use super::communication::Gradients;
 use crate::Result;
 use crate::event::Silent;
 use crate::tensor::trace::{Trace, TraceBuilder};
@@ -10,7 +11,9 @@ use crate::tensor::{self, Device, Kind, META, Tensor, ledger, memory, meta, no_g
 use crate::trainer::distributed::World;
 use crate::trainer::graph::SETTLING_STEPS;
 use crate::trainer::precision::Scaler;
-use crate::trainer::{DryRunTask, HostUse, Ranks, Shard, StepInfo, Stepper, Switch, TrainConfig, checkpoint};
+use crate::trainer::{
+    DryRunTask, HostUse, Parameter, Ranks, Shard, StepInfo, Stepper, Switch, TrainConfig, checkpoint,
+};
 use crate::units::Bytes;
 use std::collections::HashMap;
 use std::time::Instant;
@@ -134,7 +137,7 @@ pub struct DryRun {
     /// Its allocations and operators.
     pub trace: Trace,
     /// Micro-batches of a step, and how many of them ran.
-    micro_batches: (usize, usize),
+    pub(super) micro_batches: (usize, usize),
     /// Buffers of the input pipeline; zero without data.
     pub buffers: Buffers,
     /// Further facts about its steps.
@@ -154,9 +157,11 @@ pub struct StepFacts {
     /// Host memory of optimizer state and, with `train.offload_weights`, of fp32 weights, their gradients and their
     /// moving average.
     pub host_state: Bytes,
-    /// Frozen weights in host memory; `sent` counts those of the micro-batches that ran in the phase whose time is
-    /// predicted.
+    /// Frozen weights in host memory or divided among processes; `sent` and `collected` count those of the micro-batches
+    /// that ran in the phase whose time is predicted.
     pub host_weights: HostUse,
+    /// Gradients that several processes add.
+    pub gradients: Gradients,
 }
 
 /// Host memory of a run besides tensors: bytes of its input pipeline, and which kernels it needs.
@@ -399,8 +404,11 @@ fn train<T: DryRunTask>(
         Some(masters) => (masters.copied_bytes(count.whole), masters.host_bytes(config)),
         None => (Bytes(2 * moments.0), moments),
     };
+    let bytes = |param: &Parameter| (param.tensor.numel() * param.tensor.kind().elt_size_in_bytes()) as u64;
+    let gradients = Bytes(stepper.optimizer.params().iter().map(bytes).sum());
     let facts = StepFacts {
         deterministic: config.deterministic,
+        gradients: Gradients { bytes: gradients, zero_stage: config.zero_stage },
         // of the last phase, which is one step
         host_weights: task.host_weights().since(&before),
         captured_inputs: captures.then(|| stepper.graphs.input_bytes()),

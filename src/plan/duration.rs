@@ -1,7 +1,10 @@
 //! Predicted time of a whole training, from the predicted time of one optimizer step.
 
 use super::time;
+use crate::data::manifest::{Manifest, Split};
 use crate::trainer::TrainConfig;
+use std::collections::HashMap;
+use std::path::Path;
 
 /// Samples of a training and how they are grouped: questions about one image are one group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -24,6 +27,15 @@ impl Samples {
             let groups = count.div_ceil(most.max(1) as u64);
             Self { samples: sum.samples + count, groups: sum.groups + groups }
         })
+    }
+
+    /// The training rows of a manifest.
+    pub fn of_rows(manifest: &Manifest, most: usize) -> Self {
+        let mut counts: HashMap<&Path, u64> = HashMap::new();
+        for row in manifest.rows.iter().filter(|row| row.split == Split::Train) {
+            *counts.entry(row.image_path.as_path()).or_default() += 1;
+        }
+        Self::of_images(counts.into_values(), most)
     }
 
     /// Questions of a group on average, rounded; at least 1.

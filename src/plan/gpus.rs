@@ -50,6 +50,9 @@ pub struct Gpu {
     pub fp32: Option<f64>,
     /// Dense TF32 tensor-core rate in TFLOPS; `None` where the format does not exist.
     pub tf32: Option<f64>,
+    /// NVLink between the GPUs of a machine: bandwidth of NCCL's ring in GB/s (10^9 bytes) and direction. Of an A100, in its
+    /// SXM form.
+    pub nvlink: Option<f64>,
     /// Memory in MiB that a process uses before its first tensor. `None` if no published measurement was found.
     pub context_mib: Option<u64>,
     /// Source of `context_mib`.
@@ -132,6 +135,7 @@ impl Gpu {
             has_own_rates: rates.is_some(),
             rates: rates.unwrap_or_else(|| bare(f64::from(self.gb)).rates),
             note,
+            nvlink: None,
             reading: None,
             host_free: None,
         }
@@ -157,6 +161,8 @@ pub struct Budget {
     pub has_own_rates: bool,
     /// Origin of `total_bytes`, for the user.
     pub note: String,
+    /// Bandwidth of NVLink to the other GPUs of its machine, bytes/s; `None` without it, or if that is not known.
+    pub nvlink: Option<f64>,
     /// What `prsmed calibrate` measured on this GPU, if it did.
     pub reading: Option<Box<Reading>>,
     /// Free memory of the host, if the GPU is one of this machine.
@@ -320,7 +326,10 @@ fn listed(gpu: &'static Gpu, text: &str) -> Result<Budget, NotFound> {
     };
     let remark = gpu.remark.as_ref().map_or_else(String::new, |remark| format!("; {remark}"));
     let without = if has_bf16(gpu.capability) { "" } else { "; it has no bf16" };
-    Ok(gpu.budget(format!("{}{choice}: {}{remark}{without}", gpu.name, gpu.memory_source)))
+    let budget = gpu.budget(format!("{}{choice}: {}{remark}{without}", gpu.name, gpu.memory_source));
+    // A100s exist with and without it
+    let has_nvlink = gpu.capability != (8, 0) || text.to_lowercase().contains("sxm");
+    Ok(Budget { nvlink: gpu.nvlink.filter(|_| has_nvlink).map(|rate| rate * 1e9), ..budget })
 }
 
 /// A GPU that is not listed, or not with this size: the memory of the size, and the compute capability of the listed GPU
@@ -410,6 +419,7 @@ fn bare(gb: f64) -> Budget {
         rates: slowest(if not_below.is_empty() { &stand_ins } else { &not_below }),
         has_own_rates: true,
         note,
+        nvlink: None,
         reading: None,
         host_free: None,
     }
@@ -457,6 +467,7 @@ fn slice(text: &str) -> Option<Budget> {
             of: format!("{}, {sevenths} of its 7 slices", gpu.name),
         },
         note: format!("slice {} of {}: 95 % of {gb} GB", profile.trim(), gpu.name),
+        nvlink: None,
         reading: None,
         host_free: None,
     })

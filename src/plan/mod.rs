@@ -4,6 +4,7 @@
 //! It knows no model: the job is given as a task.
 
 pub mod calibrate;
+pub mod communication;
 pub mod detect;
 pub mod device_terms;
 pub mod dry_run;
@@ -11,9 +12,9 @@ pub mod duration;
 pub mod gpus;
 pub mod host;
 pub mod matmul;
+pub mod measured;
 pub mod reading;
 pub mod report;
-pub mod scaling;
 pub mod search;
 pub mod speed;
 pub mod time;

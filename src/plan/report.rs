@@ -1,6 +1,7 @@
 //! The plan of a job: memory of each phase (tensors, allocator, device), predicted time, and whether it fits the
 //! device.
 
+use super::communication::Link;
 use super::device_terms::{DeviceUsage, Term, device_terms};
 use super::dry_run::{Buffers, DryRun, Job, Place};
 use super::gpus::{self, Budget};
@@ -9,6 +10,7 @@ use super::speed::Speed;
 use super::time::{self, PhaseTime};
 use super::unsupported::refusal;
 use super::{detect, host};
+use crate::metrics::text_table::columns;
 use crate::replay::{self, PhaseMemory};
 use crate::tensor::Device;
 use crate::tensor::meta::{self, Target};
@@ -77,6 +79,9 @@ pub struct Plan {
     /// Time of one optimizer step (one validation batch, one prediction); `None` if the rates of the device are not
     /// known.
     pub time: Option<PhaseTime>,
+    /// Connection with the other GPUs of its machine.
+    #[serde(skip)]
+    pub link: Option<Link>,
     /// The time by which settings are compared: `time`, or that of typical GPUs of the same size.
     #[serde(skip)]
     pub compared_time: Option<PhaseTime>,
@@ -166,6 +171,7 @@ impl Plan {
             with_graphs: None,
             budget,
             time: compared_time.filter(|_| machine.knows_rates()),
+            link: machine.link(),
             compared_time,
             flops: time::flops(&dry_run.trace, phase_of(*job), dry_run.repeats()),
             terms,
@@ -188,11 +194,11 @@ impl Plan {
 
     /// The plan as text.
     pub fn table(&self) -> String {
-        let mut rows = vec![["phase", "allocated", "reserved", "device"].map(str::to_owned)];
+        let mut rows = vec![["phase", "allocated", "reserved", "device"].map(str::to_owned).to_vec()];
         for phase in &self.phases {
             let numbers = [phase.memory.allocated_peak, phase.memory.reserved_peak, phase.device_peak];
             let [a, r, d] = numbers.map(|bytes| bytes.to_string());
-            rows.push([phase.memory.name.to_owned(), a, r, d]);
+            rows.push(vec![phase.memory.name.to_owned(), a, r, d]);
         }
         let mut lines = vec![columns(&rows)];
         let peak = self.phases.iter().find(|phase| phase.memory.name == self.peak_phase);
@@ -214,6 +220,7 @@ impl Plan {
         }
         if let Some(time) = self.time {
             let bound = if time.host_bound { ", limited by the CPU" } else { "" };
+            let exchange = self.exchange(&time).unwrap_or_default();
             let what = match self.job {
                 Job::Train | Job::Step => "an optimizer step",
                 Job::Eval => "a validation batch",
@@ -221,7 +228,7 @@ impl Plan {
                 Job::Augment => "denoising a batch",
             };
             let (seconds, tera) = (time::text(time.seconds), time.flops / 1e12);
-            lines.push(format!("{what}: {seconds} predicted, {tera:.1} TFLOP{bound}"));
+            lines.push(format!("{what}: {seconds} predicted{exchange}, {tera:.1} TFLOP{bound}"));
         }
         if self.time.is_none() && self.compared_time.is_some() {
             lines.push(NO_RATES.to_owned());
@@ -234,6 +241,13 @@ impl Plan {
         }
         lines.push(self.summary());
         lines.join("\n")
+    }
+
+    /// Time in which it exchanges data with other GPUs, for the user; `None` for a single GPU.
+    fn exchange(&self, time: &PhaseTime) -> Option<String> {
+        let link = self.link.filter(|_| time.communication_seconds > 0.0)?;
+        let (seconds, rate) = (time::text(time.communication_seconds), link.bytes_per_s / 1e9);
+        Some(format!(" ({seconds} of it exchanges data with other GPUs over {}, {rate:.0} GB/s)", link.name))
     }
 
     /// Whether it fits, in one sentence.
@@ -427,22 +441,33 @@ impl Machine {
         }
     }
 
+    /// Its connection with other GPUs like it in one machine; `None` for a CPU.
+    fn link(&self) -> Option<Link> {
+        let Self::Cuda(budget, _) = self else { return None };
+        Some(match budget.nvlink {
+            Some(bytes_per_s) => Link { name: "NVLink", bytes_per_s },
+            None => Link { name: "PCI Express", bytes_per_s: budget.speed().bus? },
+        })
+    }
+
     fn time(&self, job: Job, dry_run: &DryRun) -> Option<PhaseTime> {
         let speed = self.speed()?;
         if dry_run.trace.costs.is_empty() {
             return None;
         }
-        let time = time::phase(&dry_run.trace, phase_of(job), dry_run.repeats(), &speed)?;
-        let steps = &dry_run.steps;
-        let weights = &steps.host_weights;
-        let copied = match self {
-            Self::Cuda(..) if weights.sent > Bytes(0) => {
-                let hidden = time::of_layers(&dry_run.trace, phase_of(job), &weights.layers, &speed);
-                dry_run.repeats() * hidden.waiting(weights, &speed)
-            }
-            _ => 0.0,
-        };
-        let time = time.waiting(copied).with_transfers(steps.copied, &speed);
+        let (steps, repeats, ranks) = (&dry_run.steps, dry_run.repeats(), self.num_ranks());
+        let time = time::phase(&dry_run.trace, phase_of(job), repeats, &speed)?;
+        let time = self.link().map_or(time, |link| {
+            let weights = &steps.host_weights;
+            let layers = time::of_layers(&dry_run.trace, phase_of(job), &weights.layers, &speed);
+            let count = weights.layers.iter().map(|(_, count)| count).sum();
+            let sent = speed.transfer_seconds(weights.sent.0 as f64);
+            let copied = repeats * layers.waiting(count, sent);
+            let all = repeats * layers.waiting(count, sent + link.collect_seconds(weights.collected, ranks));
+            let reduced = link.reduce_seconds(steps.gradients, dry_run.micro_batches.0, ranks);
+            time.waiting(copied).communicating(all - copied + reduced)
+        });
+        let time = time.with_transfers(steps.copied, &speed);
         Some(if steps.captured_inputs.is_some() { time.with_graphs() } else { time })
     }
 }
@@ -477,22 +502,6 @@ fn wrapped(label: &str, parts: impl Iterator<Item = String>) -> String {
         column = start + part.len();
     }
     text
-}
-
-/// Aligns rows as columns, the first one to the left and the others to the right.
-fn columns<const N: usize>(rows: &[[String; N]]) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..N).map(width).collect();
-    let line = |row: &[String; N]| {
-        let cells: Vec<String> = row
-            .iter()
-            .zip(&widths)
-            .enumerate()
-            .map(|(i, (cell, width))| if i == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") })
-            .collect();
-        cells.join("  ") + "\n"
-    };
-    rows.iter().map(line).collect()
 }
 
 /// Divided layers are collected by a communicator of their own.
@@ -542,16 +551,35 @@ mod tests {
     use super::*;
     use crate::config::Sources;
 
-    /// The plan of the tiny model with frozen layers on `gpus` GPUs.
-    fn plan(gpus: usize, divides: bool) -> Plan {
+    /// The plan of the tiny model with frozen layers on `gpus` such GPUs.
+    fn plan_on(gpu: &str, gpus: usize, divides: bool) -> Plan {
         let _lock = crate::tensor::rng::TEST_LOCK.lock();
         let divides = format!("model.divide_layers={divides}");
         let sets = ["model.train_base=false", &divides, "train.micro_batch=1", "train.accumulation=2"];
         let sets = sets.iter().map(|set| ((*set).to_owned(), "--set".to_owned())).collect();
         let sources = Sources { preset: Some("tiny".to_owned()), sets, ..Sources::default() };
         let config = sources.resolve().unwrap().config;
-        let machine = Machine::named("24gb").unwrap().with_ranks(0, gpus);
-        Plan::of(&config.dry_run(Job::Step, config.longest_example(), &machine, false).unwrap(), &machine)
+        let machine = Machine::named(gpu).unwrap().with_ranks(0, gpus);
+        Plan::of(&config.dry_run(Job::Step, config.longest_example(), &machine, true).unwrap(), &machine)
+    }
+
+    fn plan(gpus: usize, divides: bool) -> Plan {
+        plan_on("24gb", gpus, divides)
+    }
+
+    #[test]
+    fn several_gpus_take_time_to_exchange_data() {
+        let seconds = |plan: &Plan| plan.time.unwrap().communication_seconds;
+        assert_eq!(seconds(&plan(1, true)), 0.0);
+        let (whole, divided) = (plan(2, false), plan(2, true));
+        // two GPUs send their gradients once over PCI Express; divided layers come in addition
+        let gradients: f64 = 12e9 * seconds(&whole);
+        assert!(gradients.fract().min(1.0 - gradients.fract()) < 1e-3 && gradients > 1e5, "{gradients} bytes");
+        assert!(seconds(&divided) > seconds(&whole), "{divided:?}");
+        assert!(divided.table().contains("exchanges data with other GPUs over PCI Express, 12 GB/s"));
+        let nvlink = plan_on("NVIDIA A100-SXM4-80GB", 2, false);
+        assert!((235e9 * seconds(&nvlink) - gradients).abs() < 1.0, "the same bytes over NVLink");
+        assert!(plan_on("A100 80GB PCIe", 2, false).table().contains("PCI Express"));
     }
 
     #[test]

@@ -90,6 +90,7 @@ impl Problem for Rule {
             fits: peak.0 <= self.budget,
             budget: Offer { device: "a GPU".into(), bytes: Bytes(self.budget), note: String::new() },
             time: Some(time),
+            link: None,
             compared_time: Some(time),
             flops: 0.0,
             host_weights: Bytes(0),

@@ -6,7 +6,6 @@
 use super::speed::Speed;
 use crate::tensor::module_path::{self, ModuleId};
 use crate::tensor::trace::{Cost, Trace};
-use crate::trainer::HostUse;
 use crate::units::Bytes;
 use std::collections::HashMap;
 
@@ -23,6 +22,8 @@ pub struct PhaseTime {
     pub seconds: f64,
     /// Predicted seconds without CPU work: the time of a step that is replayed as a CUDA graph.
     pub gpu_seconds: f64,
+    /// Of these, seconds in which it exchanges data with other GPUs.
+    pub communication_seconds: f64,
     /// Whether the CPU is predicted to need longer than the GPU.
     pub host_bound: bool,
 }
@@ -33,6 +34,12 @@ impl PhaseTime {
     pub fn waiting(self, seconds: f64) -> Self {
         let (all, gpu_seconds) = (self.seconds.max(self.gpu_seconds + seconds), self.gpu_seconds + seconds);
         Self { seconds: all, gpu_seconds, host_bound: self.host_bound && all > gpu_seconds, ..self }
+    }
+
+    /// The time with `seconds` in which it exchanges data with other GPUs and does nothing else.
+    #[must_use]
+    pub fn communicating(self, seconds: f64) -> Self {
+        Self { communication_seconds: seconds, ..self.waiting(seconds) }
     }
 
     /// Adds the time of `copied` bytes between host memory and the GPU. It is counted in full, although some of it
@@ -72,8 +79,8 @@ pub fn phase(trace: &Trace, name: &str, repeats: f64, speed: &Speed) -> Option<P
     Some(PhaseTime { operators, seconds: gpu.max(host), gpu_seconds: gpu, host_bound: host > gpu, ..time })
 }
 
-/// Seconds of the GPU in layers whose weights are copied from host memory, once in the forward and once in the backward
-/// pass. Meanwhile the next layer is copied.
+/// Seconds of the GPU in layers whose weights come from host memory or from other GPUs, once in the forward and once in the
+/// backward pass. Meanwhile the next layer comes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LayerTime {
     forward: f64,
@@ -81,12 +88,11 @@ pub struct LayerTime {
 }
 
 impl LayerTime {
-    /// Seconds in which the GPU waits for the copies of the layers: those that take longer than the computation of a
-    /// layer, and the first one of each pass.
-    pub fn waiting(self, weights: &HostUse, speed: &Speed) -> f64 {
-        let layers: usize = weights.layers.iter().map(|(_, count)| count).sum();
+    /// Seconds in which the GPU waits for the weights of `layers`, which take `coming` seconds: for those that take longer
+    /// than the computation of a layer, and for the first one of each pass.
+    pub fn waiting(self, layers: usize, coming: f64) -> f64 {
         let passes = if self.backward > 0.0 { 2.0 } else { 1.0 };
-        let copies = speed.transfer_seconds(weights.sent.0 as f64) / passes;
+        let copies = coming / passes;
         let first = copies / (layers as f64).max(1.0);
         let computed = if passes > 1.0 { vec![self.forward, self.backward] } else { vec![self.forward] };
         computed.into_iter().map(|seconds| first + (copies - first - seconds).max(0.0)).sum()
@@ -193,9 +199,8 @@ mod tests {
     #[test]
     fn copies_hide_behind_the_layers_that_are_copied_and_nothing_else() {
         let speed = Speed::assumed(&gpus::find("RTX 4090").unwrap().rates);
-        let use_of = |sent: u64| HostUse { sent: Bytes(sent), layers: vec![("llm.layers", 4)], ..HostUse::default() };
         // 2 s of copies, half of them in each pass, the first of four layers with nothing to hide behind
-        let waiting = |forward, backward| LayerTime { forward, backward }.waiting(&use_of(24_000_000_000), &speed);
+        let waiting = |forward, backward| LayerTime { forward, backward }.waiting(4, 2.0);
         assert!((waiting(0.75, 3.0) - 2.0 * 0.25).abs() < 1e-9);
         assert!((waiting(0.5, 3.0) - (0.25 + 0.25 + 0.25)).abs() < 1e-9, "the forward pass is too short");
         assert!((waiting(0.0, 0.0) - 2.0).abs() < 1e-9, "without a backward pass all copies are one pass's");
@@ -217,7 +222,7 @@ mod tests {
         let costs = vec![cost(streamed, false), cost(streamed, true), cost(resident, false), cost(other, true)];
         let ops = vec![String::new(), "aten::mm".into()];
         let trace = Trace { costs, ops, marks: vec![("step", 0, 0)], ..Trace::default() };
-        let time = of_layers(&trace, "step", &use_of(0).layers, &speed);
+        let time = of_layers(&trace, "step", &[("llm.layers", 4)], &speed);
         let one = speed.seconds(1e13, 1e8, 2, false);
         assert!((time.forward - one).abs() < 1e-12 && (time.backward - one).abs() < 1e-12, "{time:?}");
     }

@@ -429,6 +429,7 @@ impl DryRunTask for SegmentDryRun {
         HostUse {
             bytes: sum(HostWeights::bytes),
             sent: sum(HostWeights::sent),
+            collected: sum(HostWeights::collected),
             divided_block: self.model.llm().host_weights().divided_block(),
             layers: layers.collect(),
         }

@@ -56,6 +56,7 @@ pub struct HostWeights {
     /// The layer whose copy was started ahead of its use.
     ahead: Mutex<Option<Copied>>,
     sent: AtomicU64,
+    collected: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -113,7 +114,7 @@ impl HostWeights {
 
     fn with_layers(layers: Vec<Layer>, device: Device, peers: Option<Peers>) -> Self {
         let ahead = Mutex::new(None);
-        Self { device, layers, peers, ahead, sent: AtomicU64::new(0) }
+        Self { device, layers, peers, ahead, sent: AtomicU64::new(0), collected: AtomicU64::new(0) }
     }
 
     /// These layers, divided among `peers`, with the values that the first rank has. The parts of the first `on_host`
@@ -167,6 +168,11 @@ impl HostWeights {
     /// Bytes that were copied to the device so far.
     pub fn sent(&self) -> Bytes {
         Bytes(self.sent.load(Ordering::Relaxed))
+    }
+
+    /// Bytes of divided layers that were collected from all ranks so far.
+    pub fn collected(&self) -> Bytes {
+        Bytes(self.collected.load(Ordering::Relaxed))
     }
 
     /// Runs `work` on layer `i` of a model: on a copy on the device if its frozen weights are here.
@@ -229,6 +235,7 @@ impl HostWeights {
             let (block, copy) = self.send_block(&self.layers[layer], bytes);
             return Copied { layer, block, copy, gather: Vec::new() };
         };
+        self.collected.fetch_add(u64::try_from(bytes).expect("a size"), Ordering::Relaxed);
         let (part, copy) = self.part_on_device(&self.layers[layer]);
         // the copy waits for all earlier users of free memory, so the parts may be collected in this block after it
         let block = Tensor::empty([bytes], (Kind::Uint8, self.device));

@@ -174,6 +174,8 @@ pub struct HostUse {
     pub bytes: Bytes,
     /// Bytes that were copied to the device so far.
     pub sent: Bytes,
+    /// Bytes of divided layers that were collected from all processes so far.
+    pub collected: Bytes,
     /// Size of the largest layer that processes divide; 0 if they divide none.
     pub divided_block: Bytes,
     /// Module path and number of layers, for each part of the model that has some.
@@ -181,10 +183,11 @@ pub struct HostUse {
 }
 
 impl HostUse {
-    /// This use, with the bytes that were copied since `before`.
+    /// This use, with the bytes that were copied and collected since `before`.
     #[must_use]
     pub fn since(self, before: &Self) -> Self {
-        Self { sent: Bytes(self.sent.0 - before.sent.0), ..self }
+        let collected = Bytes(self.collected.0 - before.collected.0);
+        Self { sent: Bytes(self.sent.0 - before.sent.0), collected, ..self }
     }
 }
 
