@@ -3,26 +3,11 @@
 use super::context::Context;
 use super::plan::SettingsArgs;
 use super::report::Outcome;
-use crate::config::RunConfig;
-use crate::data::manifest::Manifest;
-use crate::event::Event;
-use crate::job::machine;
-use crate::job::measure::{self, Count, Job, Measurement, Work};
-use crate::job::memory::suggest;
+use crate::job::bench::{Bench, Flops, Part, Peak};
+use crate::job::measure::{Count, Measurement, Work};
 use crate::metrics::order::median;
-use crate::models::prsmed;
-use crate::plan::dry_run::{self, Buffers, DryRun, Job as Planned, Measured, Meter};
-use crate::plan::host::Host;
-use crate::plan::matmul;
-use crate::plan::report::{Machine, Plan};
-use crate::plan::time;
-use crate::segment::dry_run::{Example, SegmentDryRun};
-use crate::segment::{Training, init, vision_features};
-use crate::tensor::meta::Target;
-use crate::tensor::{self, Device, Kind, META, memory};
-use crate::trainer::graph::settling_steps;
-use crate::trainer::precision::Precision;
-use crate::trainer::{DryRunTask, FirstLayers, Ranks, Switch};
+use crate::plan::report::Plan;
+use crate::tensor::{self, Device, memory};
 use crate::units::Bytes;
 use crate::{Error, Result};
 use serde_json::{Value, json};
@@ -88,15 +73,6 @@ pub(super) struct Args {
     no_plan: bool,
 }
 
-/// Part of the model that runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Part {
-    /// Everything
-    All,
-    /// The language model on its own loss, zeros for the image
-    Llm,
-}
-
 /// A device by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum On {
@@ -106,45 +82,32 @@ enum On {
     Cuda,
 }
 
-/// Timed settings.
-struct Case {
-    config: RunConfig,
-    sizes: prsmed::Config,
-    example: Example,
-    machine: Machine,
-    part: Part,
-    work: Work,
-}
-
-/// Phases of a plan that `bench` runs.
-const RUN: [&str; 5] = ["load", "first step", "capture", "step", "predict"];
-
-/// FLOP of a step.
-#[derive(Debug, Clone, Copy, serde::Serialize)]
-struct Flops {
-    /// FLOP as defined in the help.
-    model: f64,
-    /// FLOP of every product that runs, including recomputation.
-    executed: f64,
-}
-
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let device = device(args.device)?;
-    let case = Case::new(args, device, Vec::new(), context)?;
+    let base = bench(args, Vec::new(), context)?;
     let other = args.compare.as_ref().map(|sets| {
         let sets = sets.split_whitespace().map(|set| (set.to_owned(), "--compare".to_owned())).collect();
-        Case::new(args, device, sets, context)
+        bench(args, sets, context)
     });
     let other = other.transpose()?;
-    let planned = case.plan_or_refuse(args, context)?;
+    let planned = base.plan(&context.memory, &context.runtime)?;
     if let Some(other) = &other {
-        other.plan_or_refuse(args, context)?;
-        return compare(args, (&case, other), device, context);
+        other.plan(&context.memory, &context.runtime)?;
+        return compare(args, (&base, other), context);
     }
-    let measurement = case.measure(args, device, context)?;
-    let rate = peak_rate(args, &case, device)?;
+    let measurement = base.measure(&context.runtime)?;
+    let peak = base.peak(args.measure_peak)?;
     let flops = planned.as_ref().and_then(|(_, flops)| *flops).filter(|_| args.data_root.is_none());
-    print_result(&case, &measurement, planned.as_ref().map(|(plan, _)| plan), (flops, rate), context)
+    print_result(&base, &measurement, planned.as_ref().map(|(plan, _)| plan), (flops, peak), context)
+}
+
+fn bench(args: &Args, sets: Vec<(String, String)>, context: &Context) -> Result<Bench> {
+    let (texts, device) = ((args.text_tokens, args.answer_tokens), device(args.device)?);
+    let mut bench = Bench::new(args.settings.resolve(sets)?, device, texts, &context.runtime)?;
+    (bench.work, bench.part) = (args.task, args.part);
+    bench.count = Count { warmup: args.warmup, steps: args.steps };
+    bench.data_root.clone_from(&args.data_root);
+    (bench.parts, bench.plans) = (args.parts, !args.no_plan);
+    Ok(bench)
 }
 
 fn device(on: Option<On>) -> Result<Device> {
@@ -157,179 +120,14 @@ fn device(on: Option<On>) -> Result<Device> {
     }
 }
 
-impl Case {
-    fn new(args: &Args, device: Device, sets: Vec<(String, String)>, context: &Context) -> Result<Self> {
-        let config = args.settings.resolve(sets)?;
-        let longest = config.longest_example();
-        let text_tokens = args.text_tokens.unwrap_or(longest.text_tokens);
-        let rest = longest.text_tokens - longest.answer_tokens;
-        let answer_tokens = args.answer_tokens.unwrap_or_else(|| text_tokens.saturating_sub(rest).max(1));
-        if text_tokens < answer_tokens + 2 {
-            let reason = format!("{answer_tokens} ids of an answer leave no room for a question in {text_tokens}");
-            return Err(Error::config("--answer-tokens", reason, "give a text at least two ids more than its answer"));
-        }
-        let example = Example { text_tokens, answer_tokens, ..longest };
-        let sizes = init::planned_sizes(&config.model, config.lora, example.num_classes)?;
-        let machine = match device {
-            Device::Cpu => Machine::Cpu(Host::detect()),
-            _ => machine::here(&context.runtime)?,
-        };
-        Ok(Self { config, sizes, example, machine, part: args.part, work: args.task })
-    }
-
-    /// The task on `device`.
-    fn build(&self, device: Device) -> Result<SegmentDryRun> {
-        let RunConfig { model, train, .. } = &self.config;
-        let task = SegmentDryRun::random(model, &self.sizes, train, self.example, (device, Ranks::default()))?;
-        let task = task.with_feature_cache(self.config.data.caches_features());
-        Ok(if self.part == Part::Llm { task.language_alone() } else { task })
-    }
-
-    fn dry_run(&self) -> Result<DryRun> {
-        self.machine.check_precision("train.precision", self.config.train.precision)?;
-        vision_features::refuse_trained_tower(&self.config.data, self.config.model.train_base)?;
-        self.machine.set_planned_gpu();
-        let job = if self.work == Work::Train { Planned::Train } else { Planned::Predict };
-        let mut dry_run = dry_run::plan(job, &self.config.train, self.machine.target(), true, |_| self.build(META))?;
-        let half_precision = self.config.train.precision != Precision::Fp32;
-        dry_run.buffers = Buffers { half_precision, ..Buffers::default() };
-        Ok(dry_run)
-    }
-
-    /// The plan of a step, and its FLOP where they are known; `None` with `--no-plan`.
-    fn plan_or_refuse(&self, args: &Args, context: &Context) -> Result<Option<(Plan, Option<Flops>)>> {
-        if args.no_plan {
-            return Ok(None);
-        }
-        let dry_run = self.dry_run()?;
-        let plan = Plan::of(&dry_run, &self.machine);
-        let run = plan.phases.iter().filter(|phase| RUN.contains(&phase.memory.name));
-        if run.map(|phase| phase.device_peak).max() > Some(plan.budget.bytes) {
-            context.progress.on(&Event::Note(format!("memory plan\n{}", plan.table())));
-            let hint = "`prsmed plan` lists changes that save memory; `--no-plan` skips this check";
-            return Err(Error::config("bench", plan.summary(), hint));
-        }
-        context.memory.remember(plan.clone(), suggest(&self.config, &(), dry_run::Job::Train, &self.machine, &plan));
-        let flops = if self.work == Work::Train { Some(self.flops(dry_run)?) } else { None };
-        Ok(Some((plan, flops)))
-    }
-
-    /// True if steps with CUDA graphs fit; needed for `train.graph=auto`.
-    fn has_room_for_graphs(&self) -> Result<bool> {
-        let is_open = self.config.train.graph_switch() == Switch::Auto && self.machine.target() == Target::Cuda;
-        if !is_open || self.work != Work::Train {
-            return Ok(true);
-        }
-        let mut config = self.config.clone();
-        config.train.graph = Switch::On;
-        let captured = Self { config, sizes: self.sizes.clone(), machine: self.machine.clone(), ..*self };
-        Ok(Plan::of(&captured.dry_run()?, &self.machine).fits)
-    }
-
-    fn flops(&self, dry_run: DryRun) -> Result<Flops> {
-        let executed = time::flops(&dry_run.trace, "step", dry_run.repeats());
-        let train = &self.config.train;
-        let once = (train.checkpointing, train.checkpoint_encoder) == (FirstLayers::None, FirstLayers::None);
-        let plain = if once && !train.checkpoint_decoder {
-            dry_run
-        } else {
-            let mut config = self.config.clone();
-            config.train.checkpointing = FirstLayers::None;
-            config.train.checkpoint_encoder = FirstLayers::None;
-            config.train.checkpoint_decoder = false;
-            Self { config, sizes: self.sizes.clone(), machine: self.machine.clone(), ..*self }.dry_run()?
-        };
-        let others = time::flops_where(&plain.trace, "step", plain.repeats(), |path| !path.starts_with("llm.layers"));
-        let task = self.build(META)?;
-        let tokens = task.tokens(&task.example(true)) as f64 * train.accumulation as f64;
-        let layers = layer_flops(&self.sizes, self.config.model.train_base, tokens);
-        Ok(Flops { model: others + layers, executed })
-    }
-
-    fn measure(&self, args: &Args, device: Device, context: &Context) -> Result<Measurement> {
-        let settling = match self.work {
-            Work::Train => settling_steps(self.config.train.graph_switch(), device),
-            Work::Predict => 0,
-        };
-        let count = Count { warmup: args.warmup.max(settling), steps: args.steps };
-        let has_room = args.no_plan || self.has_room_for_graphs()?;
-        let job = Job { device, count, has_room, observer: context.progress.as_ref(), interrupt: &context.interrupt };
-        match &args.data_root {
-            Some(root) => self.on_data(job, root, context),
-            None => measure::examples(job, self.work, &self.config.train, args.parts, || self.build(device)),
-        }
-    }
-
-    /// Times steps on real rows, with the loader of a training.
-    fn on_data(&self, job: Job, root: &std::path::Path, context: &Context) -> Result<Measurement> {
-        if (self.work, self.part) != (Work::Train, Part::All) {
-            let hint = "leave out `--task`, `--part` or `--data-root`";
-            return Err(Error::config("--data-root", "only whole training steps take data", hint));
-        }
-        let mut config = self.config.clone();
-        config.train = measure::settings(&config.train, job.count);
-        let model = &config.model;
-        if let Some(spec) =
-            [&model.base, &model.vision_tower, &model.image_encoder].iter().find(|s| s.starts_with("hub:"))
-        {
-            let hint = "set `model.base` to a folder or `random`, or leave out `--data-root`";
-            return Err(Error::config("model.base", format!("`{spec}` may need a download"), hint));
-        }
-        let mut meter = Measured::begin(job.device)?;
-        meter.begin("load")?;
-        let folder = tempfile::tempdir().map_err(Error::io("the folder of temporary files", "write"))?;
-        let runtime = context.runtime.clone().on(job.device);
-        let training = Training::new(config.clone(), Manifest::open(root, None)?, folder.path(), &runtime)?;
-        measure::training(job, &training.prepare()?.task, &config.train, meter)
-    }
-}
-
-/// FLOP of the language model's layers in a step of `tokens` tokens.
-fn layer_flops(sizes: &prsmed::Config, trains_base: bool, tokens: f64) -> f64 {
-    // 2 forward, 2 for the gradient of the activations, 2 for that of a trained weight
-    let each = if trains_base { 6.0 } else { 4.0 };
-    each * layer_weights(sizes) * tokens
-}
-
-/// Weights of the language model's layers that every token passes; adapters and norms are not counted.
-fn layer_weights(sizes: &prsmed::Config) -> f64 {
-    let llm = &sizes.llm;
-    let (d, groups) = (llm.hidden_size, llm.num_key_value_heads * llm.head_dim());
-    let layer = 2 * d * d + 2 * d * groups + 3 * d * llm.intermediate_size;
-    (layer * llm.num_hidden_layers) as f64
-}
-
-/// Peak rate of the device, and its source.
-#[derive(Debug, Clone, serde::Serialize)]
-struct Peak {
-    flops_per_s: f64,
-    source: String,
-}
-
-fn peak_rate(args: &Args, case: &Case, device: Device) -> Result<Peak> {
-    let kind = case.config.train.precision.kind();
-    let name = if kind == Kind::Float { "fp32" } else { "half-precision" };
-    match &case.machine {
-        Machine::Cuda(budget, _) if !args.measure_peak && budget.has_own_rates => {
-            let rates = &budget.rates;
-            let flops_per_s = if kind == Kind::Float { rates.fp32 } else { rates.half };
-            Ok(Peak { flops_per_s, source: format!("{name}, table of GPUs: {}", rates.of) })
-        }
-        _ => {
-            memory::release_cache(device)?;
-            Ok(Peak { flops_per_s: matmul::rate(device, kind)?, source: format!("{name} products measured here") })
-        }
-    }
-}
-
 /// Runs the settings without and with the change, in turn.
-fn compare(args: &Args, (base, other): (&Case, &Case), device: Device, context: &Context) -> anyhow::Result<Outcome> {
+fn compare(args: &Args, (base, other): (&Bench, &Bench), context: &Context) -> anyhow::Result<Outcome> {
     let change = args.compare.as_deref().unwrap_or_default();
     let mut pairs = Vec::new();
     for _ in 0..args.rounds {
         let pair = [base, other].map(|case| {
-            let measured = case.measure(args, device, context);
-            memory::release_cache(device).and(measured)
+            let measured = case.measure(&context.runtime);
+            memory::release_cache(case.device).and(measured)
         });
         let [without, with] = pair;
         pairs.push((without?, with?));
@@ -364,7 +162,7 @@ fn compare(args: &Args, (base, other): (&Case, &Case), device: Device, context: 
 
 /// Prints the results as lines and as a record.
 fn print_result(
-    case: &Case,
+    case: &Bench,
     measurement: &Measurement,
     planned: Option<&Plan>,
     (flops, peak): (Option<Flops>, Peak),
@@ -379,7 +177,7 @@ fn print_result(
     let mut record = serde_json::to_value(measurement)?;
     let more = json!({
         "kind": "bench",
-        "device": case.machine.offer().device,
+        "device": case.device_name(),
         "threads": tensor::num_threads(),
         "median_seconds": seconds,
         "median_wait_seconds": wait,
@@ -415,7 +213,7 @@ fn planned_peaks(plan: &Plan) -> Value {
 }
 
 fn lines(
-    case: &Case,
+    case: &Bench,
     measurement: &Measurement,
     planned: Option<&Plan>,
     (flops, peak): (Option<Flops>, &Peak),
@@ -431,7 +229,7 @@ fn lines(
         format!(
             "{} on {}, micro-batch {} x {}",
             if case.work == Work::Train { "training steps" } else { "predictions" },
-            case.machine.offer().device,
+            case.device_name(),
             train.micro_batch,
             train.accumulation
         ),
@@ -482,18 +280,4 @@ fn memory_line(measurement: &Measurement, planned: Option<&Plan>) -> String {
         in_words(step.map(|step| step.memory.reserved_peak)),
         in_words(step.map(|step| step.device_peak)),
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_token_takes_4_flop_for_each_weight_of_a_frozen_layer_and_6_for_a_trained_one() {
-        let sizes = RunConfig::preset_with("tiny", &[]).unwrap().planned_sizes().unwrap();
-        // three layers: queries and output, keys and values, feed-forward network
-        let weights = 3.0 * f64::from(2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 256);
-        let found = [false, true].map(|trains_base| layer_flops(&sizes, trains_base, 10.0));
-        assert_eq!(found, [40.0 * weights, 60.0 * weights]);
-    }
 }

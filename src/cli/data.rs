@@ -10,6 +10,7 @@ use crate::data::fingerprint::{Fingerprint, ValueRange};
 use crate::data::manifest::Split;
 use crate::data::phantom::{self, PhantomOptions, VolumeOptions};
 use crate::event::Event;
+use crate::metrics::text_table::columns;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -133,21 +134,7 @@ fn fingerprint_table(report: &CheckReport) -> String {
     let head = ["modality", "images", "patients", "width", "height", "mm/pixel", "grey", "foreground %", "labels"];
     let mut table = vec![head.into_iter().chain(["absent", "unknown"]).map(str::to_owned).collect::<Vec<_>>()];
     table.extend(report.fingerprint.iter().map(fingerprint_cells));
-    let widths: Vec<usize> = (0..table[0].len())
-        .map(|column| table.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
-        .collect();
-    let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths).enumerate();
-        let text: String = cells
-            .map(
-                |(column, (cell, width))| {
-                    if column == 0 { format!("{cell:<width$}") } else { format!("  {cell:>width$}") }
-                },
-            )
-            .collect();
-        text + "\n"
-    };
-    let text: String = table.iter().map(line).collect();
+    let text = columns(&table);
     format!("{text}{} image files are copies of another one", report.copies)
 }
 

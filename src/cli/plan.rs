@@ -6,23 +6,20 @@ use super::ranks::{self, Job as Together};
 use super::report::Outcome;
 use crate::config::learning_rate::suggestion;
 use crate::config::{AugmentRun, FinetuneRun, Resolved, RunConfig, Settings, Sources};
-use crate::data::manifest::{Manifest, Split};
+use crate::data::manifest::Manifest;
 use crate::event::Event;
 use crate::job::memory::remedy_lines;
 use crate::job::planned::{Planned, Remedy};
 use crate::job::{generator, machine, weight_files};
-use crate::plan::dry_run::{self, DryRun, Job, Measured, Phase};
-use crate::plan::duration::{Duration, Samples};
+use crate::plan::dry_run::{DryRun, Job, Phase};
+use crate::plan::duration::Samples;
 use crate::plan::report::{Machine, NO_RATES, Plan};
-use crate::plan::timeline;
-use crate::segment::dry_run::SegmentDryRun;
+use crate::plan::{measured, timeline};
 use crate::tensor::meta::Target;
-use crate::tensor::{Device, default_device, kernels};
+use crate::tensor::{Device, default_device};
 use crate::trainer::Ranks;
-use crate::units::Bytes;
 use crate::{Error, Result, files};
 use serde_json::json;
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 /// Settings to plan.
@@ -204,7 +201,7 @@ impl Task {
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if args.measure && args.machine.ranks() > 1 && context.rendezvous.is_none() {
-        return Ok(Outcome::Ended(ranks::launch(args.machine.ranks(), context)?));
+        return Ok(Outcome::Ended(ranks::start(args.machine.ranks(), context)?));
     }
     args.timeline.as_deref().map(check_timeline).transpose()?;
     let machine = args.machine.machine(context)?;
@@ -230,7 +227,12 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let mut record = serde_json::to_value(&plan)?;
     if asks_for_time {
         let config = args.settings.resolved_on(Vec::new(), &machine)?.config;
-        let duration = training_time(args, config, &plan, &machine)?;
+        let most = config.data.questions_per_image;
+        let of = match (&args.data_root, args.samples) {
+            (Some(root), _) => Samples::of_rows(&Manifest::open(root, None)?, most),
+            (None, samples) => Samples::even(samples.unwrap_or_default(), most),
+        };
+        let duration = config.duration(of, &plan, &machine)?;
         let unknown = || match machine.target() {
             Target::Cpu => "training time: not predicted for the CPU before `prsmed calibrate` measured it".to_owned(),
             Target::Cuda => NO_RATES.to_owned(),
@@ -246,8 +248,8 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
             return Err(Error::config("--measure", plan.summary(), hint).into());
         }
         let measured = measure(args, &machine, context)?;
-        context.output.line(measured_lines(&plan, &measured))?;
-        record["measured"] = measured_record(&plan, &measured)?;
+        context.output.line(measured::text(&plan, &measured))?;
+        record["measured"] = measured::record(&plan, &measured)?;
     }
     record["kind"] = json!("plan");
     record["remedies"] = json!(helping);
@@ -296,33 +298,6 @@ fn planned(args: &Args, job: Job, machine: &Machine, context: &Context) -> Resul
     }
 }
 
-/// Predicted time of a training on the samples of the flags; `None` on a CPU without a reading.
-fn training_time(args: &Args, mut config: RunConfig, plan: &Plan, machine: &Machine) -> Result<Option<Duration>> {
-    let most = config.data.questions_per_image;
-    let of = match (&args.data_root, args.samples) {
-        (Some(root), _) => questions_of(&Manifest::open(root, None)?, most),
-        (None, samples) => Samples::even(samples.unwrap_or_default(), most),
-    };
-    let questions = of.questions_of_a_group();
-    let time = if questions < most {
-        // shorter steps than those of the memory plan
-        config.data.questions_per_image = questions;
-        config.plan_for(Job::Train, machine)?.time
-    } else {
-        plan.time
-    };
-    Ok(time.map(|time| Duration::new(of, &config.train, time.seconds)))
-}
-
-/// Training rows of a manifest, by image.
-fn questions_of(manifest: &Manifest, most: usize) -> Samples {
-    let mut counts: HashMap<&Path, u64> = HashMap::new();
-    for row in manifest.rows.iter().filter(|row| row.split == Split::Train) {
-        *counts.entry(row.image_path.as_path()).or_default() += 1;
-    }
-    Samples::of_images(counts.into_values(), most)
-}
-
 fn refuse_to_measure(machine: &Machine) -> Result<()> {
     let is_here = (machine.target() == Target::Cpu) == (default_device() == Device::Cpu);
     if is_here {
@@ -356,63 +331,8 @@ fn measure_training(args: &Args, ranks: Ranks, machine: &Machine, context: &Cont
         let pipeline_config = generator::planned_to_finetune(&run, &context.runtime)?;
         return Ok(run.measure(&pipeline_config, default_device(), ranks)?);
     }
-    let job = args.task.job();
-    let mut config = args.settings.resolved_on(Vec::new(), machine)?.config;
-    config.train.divide_among(args.machine.ranks())?;
-    let (device, sizes, example) = (default_device(), config.planned_sizes()?, config.longest_example());
-    kernels::check(device)?;
-    config.train.prepare_process();
-    let build = |ranks: Ranks| {
-        let task = SegmentDryRun::random(&config.model, &sizes, &config.train, example, (device, ranks))?;
-        Ok(task.with_feature_cache(job != Job::Eval && config.data.caches_features()))
-    };
-    let mut meter = Measured::begin(device)?;
-    dry_run::dry_run(job, &config.train, ranks, &build, &mut meter)?;
-    Ok(meter.finish()?)
-}
-
-/// Measured and planned bytes of each phase.
-fn measured_lines(plan: &Plan, measured: &[Phase]) -> String {
-    let mut lines = vec!["measured with random weights (planned, error of the plan):".to_owned()];
-    for phase in measured {
-        let parts = compared(plan, phase).into_iter().map(|(label, measured, planned)| {
-            let error = 100.0 * relative_error(planned, measured);
-            format!("{label} {measured} ({planned}, {error:+.1} %)")
-        });
-        let parts: Vec<String> = parts.collect();
-        if !parts.is_empty() {
-            lines.push(format!("  {}: {}", phase.name, parts.join(", ")));
-        }
-    }
-    lines.join("\n")
-}
-
-/// Measured and planned bytes of a phase: of tensors, of the allocator and, on a GPU, of the device.
-fn compared(plan: &Plan, phase: &Phase) -> Vec<(&'static str, Bytes, Bytes)> {
-    let Some(planned) = plan.phases.iter().find(|planned| planned.memory.name == phase.name) else { return Vec::new() };
-    let device = phase.device_used.map(|used| ("device", used, planned.device_peak));
-    let tensors = ("allocated", phase.allocated_peak, planned.memory.allocated_peak);
-    let reserved = ("reserved", phase.reserved_peak, planned.memory.reserved_peak);
-    [tensors, reserved].into_iter().chain(device).collect()
-}
-
-/// How much larger the plan is than the measurement, as a share of the measurement.
-fn relative_error(planned: Bytes, measured: Bytes) -> f64 {
-    planned.0 as f64 / measured.0.max(1) as f64 - 1.0
-}
-
-/// The measured phases with the errors of the plan.
-fn measured_record(plan: &Plan, measured: &[Phase]) -> Result<serde_json::Value> {
-    let internal = |error: serde_json::Error| Error::Internal { reason: error.to_string() };
-    let phase = |phase: &Phase| {
-        let errors = compared(plan, phase)
-            .into_iter()
-            .map(|(label, measured, planned)| (label.to_owned(), json!(relative_error(planned, measured))));
-        let mut record = serde_json::to_value(phase).map_err(internal)?;
-        record["plan_errors"] = serde_json::Value::Object(errors.collect());
-        Ok(record)
-    };
-    measured.iter().map(phase).collect::<Result<Vec<_>>>().map(serde_json::Value::Array)
+    let config = args.settings.resolved_on(Vec::new(), machine)?.config.divided_among(args.machine.ranks())?;
+    Ok(config.measure(args.task.job(), default_device(), ranks)?)
 }
 
 fn title(task: Task) -> &'static str {

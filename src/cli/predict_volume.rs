@@ -8,13 +8,13 @@ use crate::data::prepared::Intensity;
 use crate::data::volume::{self, Axis, Cleanup, Levels, Modality, Segment, Volume, Window, write};
 use crate::event::Event;
 use crate::segment::Assembly;
-use crate::segment::predict_volume::{SliceRange, VolumePrediction, VolumeSettings, predict_volume, slice_image};
+use crate::segment::predict_volume::{SliceRange, VolumeSettings, predict_volume, slice_image};
 use crate::segment::setup::Description;
 use crate::{Error, Result, files};
 use image::DynamicImage;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Flags for volumes.
 #[derive(Debug, Clone, clap::Args)]
@@ -219,7 +219,12 @@ impl VolumeArgs {
         }
         // the record says which window `auto` was
         settings.window = settings.window.chosen_for(volume);
-        let mut record = self.record(volume, &settings, &found, (common, start.elapsed()));
+        // without their folders, which may name a patient
+        let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let files =
+            [("image", name(common.image)), ("run", name(common.run)), ("mask", self.out.as_deref().and_then(name))];
+        let mut record = found.record(volume, &settings, files);
+        record["seconds"] = json!(start.elapsed().as_secs_f64());
         let familiarity = assembly.familiarity(common.question);
         familiarity.add_to(&mut record);
         if let Some(path) = &self.record_out {
@@ -227,56 +232,9 @@ impl VolumeArgs {
                 serde_json::to_string_pretty(&record).map_err(|error| Error::Internal { reason: error.to_string() })?;
             files::write_output(path, (text + "\n").as_bytes()).map_err(Error::io(path, "write"))?;
         }
-        context.output.line(summary(&found))?;
+        context.output.line(found.summary())?;
         familiarity.warning().map_or(Ok(()), |warning| context.output.line(format!("attention: {warning}")))?;
         context.output.record(&record)?;
         Ok(Outcome::Done)
     }
-
-    /// Files are named without their folders, which may name a patient.
-    fn record(
-        &self,
-        volume: &Volume,
-        settings: &VolumeSettings,
-        found: &VolumePrediction,
-        (common, elapsed): (&Common, Duration),
-    ) -> Value {
-        let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
-        json!({
-            "kind": "result",
-            "version": env!("CARGO_PKG_VERSION"),
-            "image": name(common.image),
-            "run": name(common.run),
-            "mask": self.out.as_deref().and_then(name),
-            "settings": settings,
-            "modality": volume.modality.code(),
-            "size": volume.grid.size,
-            "spacing_mm": volume.grid.spacing(),
-            "orientation": volume.grid.affine.orientation(),
-            "levels": found.levels,
-            "notes": volume.notes,
-            "num_slices": found.slices.len(),
-            "num_found": num_found(found),
-            "slices": found.slices,
-            "raw_volume_ml": found.raw_ml,
-            "volume_ml": found.volume_ml,
-            "range": found.range,
-            "seconds": elapsed.as_secs_f64(),
-        })
-    }
-}
-
-fn num_found(found: &VolumePrediction) -> usize {
-    found.slices.iter().filter(|slice| slice.confidence.is_found).count()
-}
-
-fn summary(found: &VolumePrediction) -> String {
-    let range = found.range.map_or_else(String::new, |[first, last]| format!(" in slices {first} to {last}"));
-    let cleaned = if (found.raw_ml - found.volume_ml).abs() > 1e-9 {
-        format!(" ({:.2} ml before the clean-up)", found.raw_ml)
-    } else {
-        String::new()
-    };
-    let count = found.slices.len();
-    format!("mask: {:.2} ml{range}{cleaned}; found in {} of {count} slices", found.volume_ml, num_found(found))
 }

@@ -4,22 +4,16 @@ use super::context::Context;
 use super::plan::{MachineArgs, SettingsArgs};
 use super::report::Outcome;
 use crate::Error;
-use crate::config::RunConfig;
 use crate::config::learning_rate::{Suggestion, suggestion};
 use crate::event::Event;
 use crate::job::memory::remedy_lines;
 use crate::job::planned::{Fitted, Planned as _};
-use crate::job::training_settings::{SEARCHING, described, nothing_fits, search_for};
-use crate::job::{finetuning, generator, weight_files};
-use crate::nn::Quantization;
+use crate::job::training_settings::{SEARCHING, search_for};
+use crate::job::{finetuning, found, generator, weight_files};
 use crate::plan::dry_run::Job;
 use crate::plan::report::Machine;
-use crate::plan::search::{Candidate, Compromise, HEADROOM_FRAC, MUCH_FASTER, Tried};
-use crate::segment::setup::BatchNorm;
-use crate::segment::task::CacheVision;
+use crate::plan::search::HEADROOM_FRAC;
 use crate::tensor::meta::Target;
-use crate::trainer::FirstLayers;
-use crate::units::Bytes;
 use serde_json::json;
 
 /// Find the fastest settings that fit a GPU
@@ -113,11 +107,11 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let may_shrink = args.image_size.is_none() && args.objective == Objective::Speed;
     let effective_batch = args.effective_batch.map_or(config.samples_of_a_step(), usize::from);
     let search = || search_for(&resolved, &machine, effective_batch, may_shrink);
-    let found = context.runtime.with_patience(SEARCHING, search)?;
+    let searched = context.runtime.with_patience(SEARCHING, search)?;
     let device = machine.offer().device;
-    let Some(best) = found.fitting.first() else {
-        context.progress.on(&Event::Warning(nothing_fits(&found, &device)));
-        context.output.record(&json!({ "kind": "preset", "fits": false, "smallest": found.smallest }))?;
+    let Some(best) = searched.fitting.first() else {
+        context.progress.on(&Event::Warning(found::nothing_fits(&searched, &device)));
+        context.output.record(&json!({ "kind": "preset", "fits": false, "smallest": searched.smallest }))?;
         return Ok(Outcome::No);
     };
     let chosen = config.with(&best.choice).divided_among(machine.num_ranks())?;
@@ -125,12 +119,13 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     context.output.line(&toml)?;
     let learning_rate = suggestion(&resolved, chosen.samples_of_a_step());
     let mut notes = vec![best.plan.table()];
-    notes.extend(notes_of(config, best, &chosen));
+    notes.extend(found::notes(config, best, &chosen));
     notes.extend(learning_rate.as_ref().map(Suggestion::text));
-    if let Some(second) = found.fitting.get(1) {
-        notes.push(format!("runner-up: {}", described(second)));
+    if let Some(second) = searched.fitting.get(1) {
+        notes.push(format!("runner-up: {}", found::described(second)));
     }
-    notes.push(format!("searched {} settings, of which {} were planned", found.num_considered, found.num_planned));
+    notes
+        .push(format!("searched {} settings, of which {} were planned", searched.num_considered, searched.num_planned));
     context.progress.on(&Event::Note(notes.join("\n")));
     context.output.record(&json!({
         "kind": "preset",
@@ -138,31 +133,13 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         "choice": best.choice,
         "plan": best.plan,
         "tried": best.tried,
-        "runner_up": found.fitting.get(1),
-        "considered": found.num_considered,
-        "planned": found.num_planned,
+        "runner_up": searched.fitting.get(1),
+        "considered": searched.num_considered,
+        "planned": searched.num_planned,
         "learning_rate": learning_rate,
         "toml": toml,
     }))?;
     Ok(Outcome::Done)
-}
-
-/// What the search changed and tried.
-fn notes_of(config: &RunConfig, best: &Candidate, chosen: &RunConfig) -> Vec<String> {
-    let mut notes = Vec::new();
-    notes.extend(compromise_notes(config, best.choice.compromise));
-    notes.extend(best.tried.iter().map(tried_note));
-    notes.extend(changed_notes(config, chosen));
-    if best.choice.image_size < config.model.image_size {
-        let (wanted, now) = (config.model.image_size, best.choice.image_size);
-        notes.push(format!("nothing fits with images of {wanted} pixels: using {now}, which makes masks coarser"));
-    }
-    if config.model.batch_norm == BatchNorm::Batch && best.choice.micro_batch != config.train.micro_batch {
-        let note = "`model.batch_norm=batch` computes statistics per micro-batch, whose size changed: results change";
-        notes.push(note.to_owned());
-    }
-    notes.extend(fewer_questions(config.data.questions_per_image, best));
-    notes
 }
 
 /// The fastest batch of the generator that fits.
@@ -221,105 +198,4 @@ fn fitted<T: Fitted>(
         .output
         .record(&json!({ "kind": "preset", "fits": true, "settings": fitted, "plan": plan, "toml": toml }))?;
     Ok(Outcome::Done)
-}
-
-/// A note if fewer questions share an image than the settings allow.
-fn fewer_questions(packed: usize, best: &Candidate) -> Option<String> {
-    let (samples, questions) = (best.choice.samples(), best.choice.questions);
-    (packed > 1 && !samples.is_multiple_of(packed)).then(|| {
-        let (below, above) = (samples / packed * packed, samples.next_multiple_of(packed));
-        let near = if below == 0 { above.to_string() } else { format!("{below} or {above}") };
-        format!(
-            "using {questions} questions per image, because {packed} do not divide the effective batch of {samples}; \
-             `--effective-batch` {near} allows {packed}, which is faster"
-        )
-    })
-}
-
-/// Notes about changes of the arithmetic.
-pub(super) fn compromise_notes(config: &RunConfig, compromise: Compromise) -> Vec<String> {
-    let mut notes = Vec::new();
-    if compromise.quantization != config.model.quantization {
-        let scales = if compromise.quantization == Quantization::Nf4Double { ", with 8-bit scales" } else { "" };
-        notes.push(format!(
-            "frozen layers of the language model use 4 bits{scales}: nothing fits otherwise, or only with frozen layers in \
-             host memory and steps that take more than {MUCH_FASTER} times as long"
-        ));
-    }
-    if compromise.optimizer != config.train.optimizer {
-        notes.push("the optimizer state uses 8 bits: nothing else fits, or only much slower settings".to_owned());
-    }
-    notes
-}
-
-/// What a setting would save, and whether it is used.
-fn tried_note(tried: &Tried) -> String {
-    let Tried { what, saves_frac, fits, is_used } = tried;
-    let percent = saves_frac * 100.0;
-    let decision = match (is_used, fits) {
-        (true, _) => "used",
-        (false, true) => "not used",
-        (false, false) => "not used, does not fit",
-    };
-    format!("`{what}` would save {percent:.1} % of a step's time: {decision}")
-}
-
-/// Notes about settings that the search changed.
-fn changed_notes(before: &RunConfig, now: &RunConfig) -> Vec<String> {
-    let mut notes = Vec::new();
-    if now.data.cache_vision == CacheVision::Disk && before.data.cache_vision == CacheVision::Off {
-        let most = Bytes((now.data.cache_vision_mib as u64) << 20);
-        notes.push(format!(
-            "`data.cache_vision=disk`: the first epoch computes the vision features, later epochs read them from the \
-             cache folder, which takes at most {most} (about {} images)",
-            now.images_kept()
-        ));
-    }
-    if now.model.stream_layers != FirstLayers::None && before.model.stream_layers == FirstLayers::None {
-        let note =
-            "`model.stream_layers`: each step copies frozen layers from host memory, which must have room for them";
-        notes.push(note.to_owned());
-    }
-    if now.train.fused_kernels != before.train.fused_kernels {
-        let note = "`train.fused_kernels=auto`: the first steps decide whether custom CUDA kernels are faster";
-        notes.push(note.to_owned());
-    }
-    if before.train.step_in_backward && !now.train.step_in_backward {
-        let count = now.train.accumulation;
-        notes.push(format!("`train.step_in_backward` is off: a step has {count} micro-batches"));
-    }
-    if now.train.step_in_backward && !before.train.step_in_backward {
-        notes.push("`train.step_in_backward=true`: each parameter is updated in the backward pass".to_owned());
-    }
-    notes
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The preset `tiny` with a frozen base, without clipping, and with these settings.
-    fn config(sets: &[&str]) -> RunConfig {
-        let frozen = ["model.train_base=false", "train.clip_norm=0"];
-        RunConfig::preset_with("tiny", &[&frozen[..], sets].concat()).unwrap()
-    }
-
-    /// Asserts that a change gives one note, which begins with `start`.
-    fn assert_noted(before: &RunConfig, now: &RunConfig, start: &str) {
-        let notes = changed_notes(before, now);
-        assert!(notes.len() == 1 && notes[0].starts_with(start), "{start}: {notes:?}");
-    }
-
-    #[test]
-    fn settings_that_the_search_changed_are_named() {
-        let [off, ram, disk] = ["off", "ram", "disk"].map(|cache| config(&[&format!("data.cache_vision={cache}")]));
-        assert_noted(&off, &disk, "`data.cache_vision=disk`: the first epoch computes the vision features");
-        for (before, now) in [(&off, &off), (&off, &ram), (&ram, &disk), (&disk, &disk), (&disk, &off)] {
-            assert_eq!(changed_notes(before, now), [""; 0]);
-        }
-        let at_once = config(&["train.step_in_backward=true"]);
-        assert_noted(&off, &at_once, "`train.step_in_backward=true`: each parameter is updated in the backward pass");
-        assert_noted(&at_once, &config(&["train.accumulation=4"]), "`train.step_in_backward` is off: a step has 4 ");
-        assert_noted(&off, &config(&["train.fused_kernels=auto"]), "`train.fused_kernels=auto`: the first steps ");
-    }
 }

@@ -1,23 +1,13 @@
-//! Several processes of one training: variables of `torchrun` and Slurm, and `--gpus N`, which starts the processes.
+//! This process in a job of several: variables of `torchrun` and Slurm, or `--gpus N`, which starts the processes.
 
 use super::context::Context;
 use super::report::Outcome;
 use crate::event::{Event, Observer};
 use crate::tensor::{self, Device};
 use crate::trainer::distributed::monitor::{Cause, Monitor};
-use crate::trainer::distributed::variables::{JOB_KEY, STORE_FD};
-use crate::trainer::distributed::{Ranks, Rendezvous, World};
+use crate::trainer::distributed::{Ranks, Rendezvous, World, launch};
 use crate::{Error, Result};
-use std::ffi::OsString;
-use std::os::fd::AsRawFd;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
-
-/// Time in which the other processes end after one has failed.
-const GRACE: Duration = Duration::from_secs(20);
 
 /// The number of GPUs of a job.
 #[derive(Debug, clap::Args)]
@@ -44,7 +34,7 @@ impl GpuArgs {
     ) -> anyhow::Result<Outcome> {
         let gpus = self.gpus.map_or(1, usize::from);
         match &context.rendezvous {
-            None if gpus > 1 && !is_alone => return Ok(Outcome::Ended(launch(gpus, context)?)),
+            None if gpus > 1 && !is_alone => return Ok(Outcome::Ended(start(gpus, context)?)),
             Some(joined) if self.gpus.is_some() && gpus != joined.size => {
                 let reason = format!("{} processes were started from outside", joined.size);
                 return Err(Error::config("--gpus", reason, "remove it").into());
@@ -158,122 +148,13 @@ pub(super) fn choose_gpu(rendezvous: &Rendezvous) -> Result<()> {
     tensor::set_default_gpu(index)
 }
 
-/// Starts `count` processes with the arguments of this one, and waits for them. Returns the exit code of the first one
-/// that failed, else 0.
-///
-/// # Errors
-/// [`Error::Io`] if a process cannot be started; [`Error::Config`] in a process of a job.
-pub(super) fn launch(count: usize, context: &Context) -> Result<u8> {
-    if std::env::var_os("RANK").is_some() {
-        // a process that a job started would start the same processes again, without an end
-        let hint = "unset `RANK`, or start all processes with `torchrun`";
-        return Err(Error::config("--gpus", "this process belongs to a job already, by the variable `RANK`", hint));
-    }
-    let program = std::env::current_exe().map_err(Error::io("prsmed", "find"))?;
-    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).map_err(Error::io("127.0.0.1", "listen on"))?;
-    let port = listener.local_addr().map_err(Error::io("127.0.0.1", "listen on"))?.port();
-    let key = format!("{:032x}", rand::random::<u128>());
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let mut children = Vec::new();
-    for rank in 0..count {
-        let mut command = Command::new(&program);
-        command.args(&args).env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
-        command
-            .env("WORLD_SIZE", count.to_string())
-            .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", port.to_string())
-            .env(JOB_KEY, &key);
-        if !context.env.sets_threads && context.runtime.device() == Device::Cpu {
-            command.env("OMP_NUM_THREADS", (cores / count).max(1).to_string());
-        }
-        if std::env::var_os("GLOO_SOCKET_IFNAME").is_none() {
-            command.env("GLOO_SOCKET_IFNAME", "lo");
-        }
-        let socket = (rank == 0).then(|| listener.as_raw_fd());
-        match socket {
-            Some(socket) => command.env(STORE_FD, socket.to_string()),
-            None => command.env_remove(STORE_FD).stdout(Stdio::null()),
-        };
-        // SAFETY: both system calls are allowed between fork and exec. They ask for a signal at the end of this process,
-        // and keep the socket open.
-        unsafe {
-            command.pre_exec(move || {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
-                if socket.is_some_and(|socket| libc::fcntl(socket, libc::F_SETFD, 0) < 0) {
-                    return Err(std::io::Error::last_os_error());
-                }
-                Ok(())
-            });
-        }
-        children.push(command.stdin(Stdio::null()).spawn().map_err(Error::io(&program, "start"))?);
-    }
-    drop(listener);
-    wait_for(children, context).map_err(Error::io(&program, "wait for"))
-}
-
-/// Waits for all `children`; passes a request to stop on to them, and ends them after one has failed.
-fn wait_for(children: Vec<Child>, context: &Context) -> std::io::Result<u8> {
-    let (mut code, mut failed_at, mut passed_on) = (0, None, false);
-    let (mut cause, mut has_killed) = (None, false);
-    let mut children: Vec<(usize, Child)> = children.into_iter().enumerate().collect();
-    while !children.is_empty() {
-        std::thread::sleep(Duration::from_millis(50));
-        if context.interrupt.load(Ordering::SeqCst) && !passed_on {
-            passed_on = true;
-            signal(&children, libc::SIGUSR1);
-        }
-        let mut open = Vec::new();
-        for (rank, mut child) in children {
-            let Some(status) = child.try_wait()? else {
-                open.push((rank, child));
-                continue;
-            };
-            let ended = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(2);
-            let is_first = failed_at.is_none();
-            if ended != 0 && is_first {
-                failed_at = Some(Instant::now());
-            }
-            // the others notice the end of a killed process at once, and may end before it is seen here
-            let signal = status.signal().filter(|_| !has_killed && cause.is_none());
-            if ended != 0 && (is_first || signal.is_some()) {
-                code = u8::try_from(ended).unwrap_or(2);
-            }
-            cause = cause.or(signal.map(|signal| killed(rank, signal)));
-        }
-        children = open;
-        if failed_at.is_some_and(|at: Instant| at.elapsed() > GRACE) {
-            has_killed = true;
-            signal(&children, libc::SIGKILL);
-        }
-    }
+/// Starts `count` processes like this one, and waits for them. Returns their exit code.
+pub(super) fn start(count: usize, context: &Context) -> Result<u8> {
+    let shares_cores = !context.env.sets_threads && context.runtime.device() == Device::Cpu;
+    let launch::Ended { code, cause } = launch::launch(count, shares_cores, &context.interrupt)?;
     // the last line, below what the other processes said of their lost connections
-    if let Some(cause) = cause {
-        say(cause);
-    }
+    cause.into_iter().for_each(say);
     Ok(code)
-}
-
-/// What is known of a process that a signal has ended.
-fn killed(rank: usize, signal: i32) -> String {
-    let why = match signal {
-        libc::SIGKILL => "SIGKILL. The system sends it when memory is short (see `dmesg`), and so do batch systems",
-        libc::SIGTERM => "SIGTERM. Batch systems send it at the end of the time",
-        libc::SIGSEGV => "SIGSEGV, a defect; please report it",
-        libc::SIGABRT => "SIGABRT, a defect; please report it",
-        libc::SIGBUS => "SIGBUS. A file that was read became shorter, or its disk failed",
-        _ => return format!("the job ended because signal {signal} ended the process of rank {rank}"),
-    };
-    format!("the job ended because a signal ended the process of rank {rank}: {why}")
-}
-
-fn signal(children: &[(usize, Child)], signal: i32) {
-    for (_, child) in children {
-        if let Ok(id) = i32::try_from(child.id()) {
-            // SAFETY: sends a signal to a child that was not waited for.
-            unsafe { libc::kill(id, signal) };
-        }
-    }
 }
 
 /// Shows warnings only, with the number of the process: for all but the first one.
@@ -296,6 +177,7 @@ mod tests {
     use crate::data::manifest::Manifest;
     use crate::fixture::{self, Root};
     use crate::job::together::{COMPARED, check_data_up_to, main_only};
+    use std::process::{Command, Stdio};
 
     /// Runs `work` as each of two ranks: processes that run the test `name` again.
     fn as_two_ranks(name: &str, work: impl Fn(Ranks)) {

@@ -3,23 +3,15 @@
 
 use super::context::Context;
 use super::plan::{MachineArgs, SettingsArgs};
-use super::preset::compromise_notes;
 use super::report::Outcome;
 use crate::Error;
-use crate::config::{Resolved, RunConfig, Settings as _};
-use crate::job::training_settings::{SEARCHING, search_for};
+use crate::config::{Resolved, RunConfig};
+use crate::job::solve::{self, Number};
+use crate::job::training_settings::SEARCHING;
 use crate::job::weight_files;
-use crate::models::tiny_vit::STRIDE;
-use crate::plan::device_terms::DeviceUsage;
-use crate::plan::dry_run::Job;
-use crate::plan::gpus::{self, Gpu};
-use crate::plan::report::{Machine, Plan};
+use crate::plan::report::Machine;
 use crate::plan::search::HEADROOM_FRAC;
-use crate::plan::search::{has_headroom, largest};
-use crate::trainer::precision::Precision;
 use serde_json::json;
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 
 /// Find the largest value of one setting that fits a GPU, or the smallest or fewest GPUs
 ///
@@ -51,9 +43,9 @@ pub(super) struct Args {
 }
 
 impl Args {
-    /// Whether `plan` fits and leaves the reserve free.
-    fn fits(&self, plan: &Plan) -> bool {
-        has_headroom(plan, if self.no_reserve { 0.0 } else { HEADROOM_FRAC })
+    /// Share of the memory that stays free.
+    fn headroom_frac(&self) -> f64 {
+        if self.no_reserve { 0.0 } else { HEADROOM_FRAC }
     }
 }
 
@@ -74,11 +66,6 @@ enum Unknown {
     Gpus,
 }
 
-/// Settings by which several processes divide what does not depend on the batch.
-const DIVIDED: [&str; 2] = ["train.zero_stage=2", "model.divide_layers=true"];
-/// Largest number of GPUs that is tried.
-const MOST_GPUS: usize = 64;
-
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if args.machine.gpus.is_some() && matches!(args.unknown, Unknown::Gpu | Unknown::Gpus) {
         let hint = "leave it out; `--for gpus` finds the number, and `--for gpu` is for one GPU";
@@ -92,140 +79,65 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let machine = args.machine.machine(context)?;
     let config = args.settings.resolved_with_note(Vec::new(), &machine, context)?.config;
     weight_files::check_architectures(&config.model, &context.runtime)?;
-    if args.unknown == Unknown::Gpus {
-        return fewest_gpus(args, &config, &machine, context);
-    }
-    let (key, first, last, unit) = match args.unknown {
-        Unknown::MicroBatch => ("train.micro_batch", 1, 1024, 1),
-        Unknown::ImageSize => ("model.image_size", 4, 512, usize::try_from(STRIDE)?),
-        Unknown::LoraRank => ("lora.rank", 1, 4096, 1),
-        Unknown::Tokens | Unknown::Gpu | Unknown::Gpus => ("model.max_text_tokens", 32, 8192, 1),
+    let number = match args.unknown {
+        Unknown::MicroBatch => Number::MicroBatch,
+        Unknown::ImageSize => Number::ImageSize,
+        Unknown::LoraRank => Number::LoraRank,
+        Unknown::Tokens => Number::Tokens,
+        Unknown::Gpu | Unknown::Gpus => return fewest_gpus(args, &config, &machine, context),
     };
-    let mut best: Option<(usize, Plan)> = None;
-    let found = largest(first..=last, |steps| {
-        let value = steps * unit;
-        let plan = with(&config, args.unknown, value).plan_for(Job::Train, &machine)?;
-        let fits = args.fits(&plan);
-        if fits && best.as_ref().is_none_or(|(known, _)| *known < value) {
-            best = Some((value, plan));
-        }
-        Ok(fits)
-    })?;
-    let offer = machine.offer();
-    let Some((value, plan)) = best.filter(|_| found.is_some()) else {
-        let least = first * unit;
+    let (key, offer) = (number.key(), machine.offer());
+    let Some((value, plan, is_last)) = number.largest(&config, &machine, args.headroom_frac())? else {
         let reserve = if args.no_reserve { "" } else { " with 3 % of its memory free (`--no-reserve`)" };
+        let least = number.least();
         context.output.line(format!("{key}={least} does not fit {}{reserve}; try `prsmed preset`", offer.device))?;
         context.output.record(&json!({ "kind": "solve", "key": key, "value": null, "budget": offer }))?;
         return Ok(Outcome::No);
     };
-    let more = if found == Some(last) { " (the largest that was tried)" } else { "" };
+    let more = if is_last { " (the largest that was tried)" } else { "" };
     context.output.line(format!("{key}={value}{more}\n{}", plan.summary()))?;
     context.output.record(&json!({ "kind": "solve", "key": key, "value": value, "plan": plan }))?;
     Ok(Outcome::Done)
 }
 
-fn with(config: &RunConfig, unknown: Unknown, value: usize) -> RunConfig {
-    let mut config = config.clone();
-    let number = i64::try_from(value).unwrap_or(i64::MAX);
-    match unknown {
-        Unknown::MicroBatch => config.train.micro_batch = value,
-        Unknown::ImageSize => config.model.image_size = number,
-        Unknown::LoraRank => config.lora.rank = number,
-        Unknown::Tokens => config.model.max_text_tokens = value,
-        Unknown::Gpu | Unknown::Gpus => {}
-    }
-    config
-}
-
-/// The smallest number of GPUs like `machine` that fit and divide a step evenly, with the given settings or else with
-/// [`DIVIDED`].
 fn fewest_gpus(args: &Args, config: &RunConfig, machine: &Machine, context: &Context) -> anyhow::Result<Outcome> {
-    let images = config.train.micro_batch * config.train.accumulation;
-    let mut ways = vec![(config.clone(), String::new())];
-    if !config.model.train_base && !DIVIDED.iter().all(|set| config.with_sets(set).is_ok_and(|same| same == *config)) {
-        ways.push((config.with_sets(&DIVIDED.join(" "))?, format!(" with {}", DIVIDED.join(" "))));
-    }
-    let offer = machine.offer();
-    for (config, with) in &ways {
-        let first = if with.is_empty() { 1 } else { 2 };
-        for count in (first..=images.min(MOST_GPUS)).filter(|count| images.is_multiple_of(*count)) {
-            let machine = machine.clone().with_ranks(0, count);
-            let plan = config.clone().divided_among(count)?.plan_for(Job::Train, &machine)?;
-            if !args.fits(&plan) {
-                continue;
-            }
-            let gpus = if count == 1 { "1 GPU".to_owned() } else { format!("{count} GPUs{with}") };
-            context.output.line(format!("{gpus}\n{}", plan.summary()))?;
-            let record =
-                json!({ "kind": "solve", "key": "gpus", "value": count, "settings": with.trim(), "plan": plan });
-            context.output.record(&record)?;
-            return Ok(Outcome::Done);
-        }
-    }
-    let hint = format!(
-        "a step has {images} images, so at most {images} GPUs share it; `prsmed preset --gpus N` searches other settings"
-    );
-    context.output.line(format!("no number of {} is enough: {hint}", offer.device))?;
-    context.output.record(&json!({ "kind": "solve", "key": "gpus", "value": null, "budget": offer }))?;
-    Ok(Outcome::No)
+    let Some((count, sets, plan)) = solve::fewest_gpus(config, machine, args.headroom_frac())? else {
+        let images = config.train.micro_batch * config.train.accumulation;
+        let hint = format!(
+            "a step has {images} images, so at most {images} GPUs share it; `prsmed preset --gpus N` searches other settings"
+        );
+        let offer = machine.offer();
+        context.output.line(format!("no number of {} is enough: {hint}", offer.device))?;
+        context.output.record(&json!({ "kind": "solve", "key": "gpus", "value": null, "budget": offer }))?;
+        return Ok(Outcome::No);
+    };
+    let with = if sets.is_empty() { String::new() } else { format!(" with {sets}") };
+    let gpus = if count == 1 { "1 GPU".to_owned() } else { format!("{count} GPUs{with}") };
+    context.output.line(format!("{gpus}\n{}", plan.summary()))?;
+    let record = json!({ "kind": "solve", "key": "gpus", "value": count, "settings": with.trim(), "plan": plan });
+    context.output.record(&record)?;
+    Ok(Outcome::Done)
 }
 
-/// The smallest listed GPU that fits. GPUs of one architecture share a dry run and differ only in device terms.
 fn smallest_gpu(args: &Args, resolved: &Resolved, context: &Context) -> anyhow::Result<Outcome> {
-    let config = &resolved.config;
-    let needs_bf16 = config.train.precision == Precision::Bf16;
-    let mut gpus: Vec<&'static Gpu> = gpus::sized().collect();
-    gpus.sort_by_key(|gpu| (gpu.gb, gpu.total_bytes()));
-    let mut dry_runs = HashMap::new();
-    let mut least = None;
-    for gpu in gpus {
-        let machine = Machine::Cuda(gpu.budget(gpu.memory_source.clone()), DeviceUsage::default());
-        if machine.check_gpu().is_err() || needs_bf16 && !machine.has_bf16() {
-            continue;
+    let (gpu, plan) = match solve::smallest_gpu(&resolved.config, args.headroom_frac())? {
+        Ok(found) => found,
+        Err(needs) => {
+            let text = needs.map_or_else(String::new, |bytes| format!(": it needs {bytes}"));
+            context.output.line(format!("no listed GPU is large enough{text}"))?;
+            context.output.record(&json!({ "kind": "solve", "key": "gpu", "value": null, "device_peak": needs }))?;
+            return Ok(Outcome::No);
         }
-        let dry_run = match dry_runs.entry(gpu.capability) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(entry) => {
-                entry.insert(config.dry_run(Job::Train, config.longest_example(), &machine, false)?)
-            }
-        };
-        let plan = Plan::of(dry_run, &machine);
-        if args.fits(&plan) {
-            context.output.line(format!("{} ({} GB)\n{}", gpu.name, gpu.gb, plan.summary()))?;
-            let smaller = context.runtime.with_patience(SEARCHING, || smallest_with_preset(resolved, gpu.gb))?;
-            if let Some((gb, notes)) = &smaller {
-                let text = format!("{gb} GB are enough with the settings that `prsmed preset --gpu {gb}gb` finds");
-                context.output.line([&[text][..], notes.as_slice()].concat().join("\n"))?;
-            }
-            let gb = smaller.map(|(gb, _)| gb);
-            let record =
-                json!({ "kind": "solve", "key": "gpu", "value": gpu.name, "plan": plan, "gb_with_preset": gb });
-            context.output.record(&record)?;
-            return Ok(Outcome::Done);
-        }
-        least = Some(plan);
+    };
+    context.output.line(format!("{} ({} GB)\n{}", gpu.name, gpu.gb, plan.summary()))?;
+    let search = || solve::smallest_with_preset(resolved, gpu.gb);
+    let smaller = context.runtime.with_patience(SEARCHING, search)?;
+    if let Some((gb, notes)) = &smaller {
+        let text = format!("{gb} GB are enough with the settings that `prsmed preset --gpu {gb}gb` finds");
+        context.output.line([&[text][..], notes.as_slice()].concat().join("\n"))?;
     }
-    let needs = least.map(|plan| plan.device_peak);
-    let text = needs.map_or_else(String::new, |bytes| format!(": it needs {bytes}"));
-    context.output.line(format!("no listed GPU is large enough{text}"))?;
-    context.output.record(&json!({ "kind": "solve", "key": "gpu", "value": null, "device_peak": needs }))?;
-    Ok(Outcome::No)
-}
-
-/// Sizes of GPUs in GB.
-const SIZES: [u32; 9] = [4, 6, 8, 12, 16, 24, 32, 40, 48];
-
-/// GB of the smallest GPU, below `gb`, for which `prsmed preset` finds settings with images of the same size, and notes about
-/// those settings that change results.
-fn smallest_with_preset(resolved: &Resolved, gb: u32) -> crate::Result<Option<(u32, Vec<String>)>> {
-    for size in SIZES.into_iter().filter(|size| *size < gb) {
-        let budget = gpus::find(&format!("{size}gb")).expect("a size is a budget");
-        let machine = Machine::Cuda(budget, DeviceUsage::default());
-        let found = search_for(resolved, &machine, resolved.config.samples_of_a_step(), false)?;
-        if let Some(best) = found.fitting.first() {
-            return Ok(Some((size, compromise_notes(&resolved.config, best.choice.compromise))));
-        }
-    }
-    Ok(None)
+    let gb = smaller.map(|(gb, _)| gb);
+    let record = json!({ "kind": "solve", "key": "gpu", "value": gpu.name, "plan": plan, "gb_with_preset": gb });
+    context.output.record(&record)?;
+    Ok(Outcome::Done)
 }

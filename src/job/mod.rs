@@ -18,9 +18,11 @@
 //! # Ok::<(), prsmed::Error>(())
 //! ```
 
+pub mod bench;
 pub mod evaluation;
 pub mod finetuning;
 mod finetuning_plan;
+pub mod found;
 pub mod generation;
 mod generation_plan;
 pub mod generator;
@@ -31,6 +33,7 @@ pub mod memory;
 pub mod planned;
 pub mod resume;
 pub mod rows;
+pub mod solve;
 pub mod task;
 pub mod together;
 pub mod training;

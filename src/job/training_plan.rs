@@ -7,7 +7,8 @@ use crate::config::RunConfig;
 use crate::data::classical::Augment;
 use crate::data::manifest::{Manifest, Split};
 use crate::models::prsmed;
-use crate::plan::dry_run::{self, Buffers, DryRun, Job};
+use crate::plan::dry_run::{self, Buffers, DryRun, Job, Measured, Phase};
+use crate::plan::duration::{Duration, Samples};
 use crate::plan::report::{Machine, Plan};
 use crate::plan::search::{Choice, Compromise, Effort, Problem, Saving, Use};
 use crate::runtime::Runtime;
@@ -16,10 +17,10 @@ use crate::segment::init;
 use crate::segment::setup::{self, BatchNorm, ModelConfig};
 use crate::segment::task::{self, CacheVision};
 use crate::segment::vision_features;
-use crate::tensor::META;
 use crate::tensor::meta::Target;
+use crate::tensor::{Device, META, kernels};
 use crate::trainer::precision::Precision;
-use crate::trainer::{FirstLayers, Switch, TrainConfig};
+use crate::trainer::{FirstLayers, Ranks, Switch, TrainConfig};
 use std::collections::HashSet;
 
 /// Modality classes of a plan without data.
@@ -82,6 +83,40 @@ impl RunConfig {
         })?;
         dry_run.buffers = self.buffers(job, sizes);
         Ok(dry_run)
+    }
+
+    /// Runs `job` by `ranks` with random weights on `device`, and measures its memory.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch.
+    pub fn measure(&self, job: Job, device: Device, ranks: Ranks) -> Result<Vec<Phase>> {
+        let (sizes, example) = (self.planned_sizes()?, self.longest_example());
+        kernels::check(device)?;
+        self.train.prepare_process();
+        let build = |ranks: Ranks| {
+            let task = SegmentDryRun::random(&self.model, &sizes, &self.train, example, (device, ranks))?;
+            Ok(task.with_feature_cache(job != Job::Eval && self.data.caches_features()))
+        };
+        let mut meter = Measured::begin(device)?;
+        dry_run::dry_run(job, &self.train, ranks, &build, &mut meter)?;
+        meter.finish()
+    }
+
+    /// Predicted time of a training on `of`, whose memory plan is `plan`; `None` on a CPU without a reading.
+    ///
+    /// # Errors
+    /// Those of [`Planned::plan_of`].
+    pub fn duration(&self, of: Samples, plan: &Plan, machine: &Machine) -> Result<Option<Duration>> {
+        let questions = of.questions_of_a_group();
+        let time = if questions < self.data.questions_per_image {
+            // shorter steps than those of the memory plan
+            let mut config = self.clone();
+            config.data.questions_per_image = questions;
+            config.plan_for(Job::Train, machine)?.time
+        } else {
+            plan.time
+        };
+        Ok(time.map(|time| Duration::new(of, &self.train, time.seconds)))
     }
 
     /// Memory of `job` besides tensors, with a full input pipeline.

@@ -1,20 +1,19 @@
 //! Settings of a training that depend on the machine or on another run.
 
+use super::found::nothing_fits;
 use super::together::main_only;
 use super::training_plan::Searched;
 use super::{How, weight_files};
 use crate::config::{Resolved, Settings as _, Sources};
 use crate::hub::Spec;
-use crate::nn::Quantization;
+use crate::plan::detect;
 use crate::plan::report::Machine;
-use crate::plan::search::{Candidate, Choice, Found, HEADROOM_FRAC, Space, Use, search};
-use crate::plan::{detect, time};
+use crate::plan::search::{Found, HEADROOM_FRAC, Space, Use, search};
 use crate::runtime::Runtime;
 use crate::segment::setup::Build;
 use crate::segment::{init, needs};
 use crate::tensor::meta::Target;
 use crate::tensor::{Device, Kind};
-use crate::trainer::{FirstLayers, OptimizerKind};
 use crate::{Error, Result};
 use std::path::Path;
 
@@ -56,83 +55,6 @@ pub fn search_for(resolved: &Resolved, machine: &Machine, effective_batch: usize
     let searched = Searched::new(config, machine)?;
     let is_given = ["model.stream_layers", "model.stream_vision"].iter().any(|key| resolved.is_from_a_flag(key));
     search(&if is_given { searched.keeping_host_layers() } else { searched }, &space)
-}
-
-/// The message if nothing fits: what is needed, and what would help.
-pub fn nothing_fits(found: &Found, device: &str) -> String {
-    let least = found.smallest.as_ref().map_or_else(String::new, |smallest| {
-        format!(
-            "; the smallest settings need {} of {} ({})",
-            smallest.plan.device_peak,
-            smallest.plan.budget.bytes,
-            described(smallest)
-        )
-    });
-    format!(
-        "no settings fit {device} with 3 % of its memory kept free{least}\nshorter texts, smaller images or a lower \
-         LoRA rank need less memory; `prsmed solve --for gpu` names the smallest GPU that fits"
-    )
-}
-
-/// A candidate in one line.
-pub fn described(candidate: &Candidate) -> String {
-    let choice = &candidate.choice;
-    let Choice { saving, compromise, .. } = choice;
-    let mut checkpointed = Vec::new();
-    if saving.checkpoint_encoder != FirstLayers::None {
-        checkpointed.push("encoder".to_owned());
-    }
-    match saving.checkpointing {
-        FirstLayers::None => {}
-        FirstLayers::Count(layers) => checkpointed.push(format!("{layers} layers")),
-        FirstLayers::Full => checkpointed.push("all layers".to_owned()),
-    }
-    if saving.checkpoint_decoder {
-        checkpointed.push("decoder".to_owned());
-    }
-    let mut parts = vec![match checkpointed.as_slice() {
-        [] => "no checkpointing".to_owned(),
-        parts => format!("checkpointing of {}", parts.join(", ")),
-    }];
-    if saving.step_in_backward && choice.accumulation == 1 {
-        parts.push("updates in the backward pass".to_owned());
-    }
-    match saving.stream_layers {
-        FirstLayers::None => {}
-        FirstLayers::Count(layers) => parts.push(format!("weights of {layers} layers in host memory")),
-        FirstLayers::Full => parts.push("weights of all layers in host memory".to_owned()),
-    }
-    if saving.stream_vision {
-        parts.push("vision tower in host memory".to_owned());
-    }
-    if saving.offload_optimizer {
-        parts.push("optimizer state offloaded to the CPU".to_owned());
-    }
-    if choice.cache_features {
-        parts.push("vision feature cache".to_owned());
-    }
-    if choice.use_graphs {
-        parts.push("CUDA graphs".to_owned());
-    }
-    match compromise.quantization {
-        Quantization::None => {}
-        Quantization::Nf4 => parts.push("frozen layers in 4 bits".to_owned()),
-        Quantization::Nf4Double => parts.push("frozen layers in 4 bits with 8-bit scales".to_owned()),
-    }
-    if compromise.optimizer == OptimizerKind::AdamW8bit {
-        parts.push("8-bit optimizer state".to_owned());
-    }
-    let time =
-        candidate.step_seconds().map_or_else(String::new, |seconds| format!(", {} per step", time::text(seconds)));
-    format!(
-        "micro-batch {} x {} with {} questions per image, {}, {} pixels: {}{time}",
-        choice.micro_batch,
-        choice.accumulation,
-        choice.questions,
-        parts.join(", "),
-        choice.image_size,
-        candidate.device_peak()
-    )
 }
 
 /// The settings that a training takes from the run whose weights it starts from, a path or `hub:...`, and the setting that

@@ -12,6 +12,7 @@ use crate::metrics::segmentation::is_foreground;
 use crate::{Error, Result};
 use image::DynamicImage;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -106,6 +107,52 @@ pub struct VolumePrediction {
     pub volume_ml: f64,
     /// First and last slice with a mask; `None` for an empty mask.
     pub range: Option<[usize; 2]>,
+}
+
+impl VolumePrediction {
+    /// Number of slices in which the target was found.
+    pub fn num_found(&self) -> usize {
+        self.slices.iter().filter(|slice| slice.confidence.is_found).count()
+    }
+
+    /// What was found, in one line.
+    pub fn summary(&self) -> String {
+        let range = self.range.map_or_else(String::new, |[first, last]| format!(" in slices {first} to {last}"));
+        let cleaned = if (self.raw_ml - self.volume_ml).abs() > 1e-9 {
+            format!(" ({:.2} ml before the clean-up)", self.raw_ml)
+        } else {
+            String::new()
+        };
+        let (count, found) = (self.slices.len(), self.num_found());
+        format!("mask: {:.2} ml{range}{cleaned}; found in {found} of {count} slices", self.volume_ml)
+    }
+
+    /// What was done and found, as JSON. `files` are names for the record.
+    pub fn record(&self, volume: &Volume, settings: &VolumeSettings, files: [(&str, Option<String>); 3]) -> Value {
+        let mut record = json!({ "kind": "result", "version": env!("CARGO_PKG_VERSION") });
+        for (key, name) in files {
+            record[key] = json!(name);
+        }
+        let found = json!({
+            "settings": settings,
+            "modality": volume.modality.code(),
+            "size": volume.grid.size,
+            "spacing_mm": volume.grid.spacing(),
+            "orientation": volume.grid.affine.orientation(),
+            "levels": self.levels,
+            "notes": volume.notes,
+            "num_slices": self.slices.len(),
+            "num_found": self.num_found(),
+            "slices": self.slices,
+            "raw_volume_ml": self.raw_ml,
+            "volume_ml": self.volume_ml,
+            "range": self.range,
+        });
+        if let (Value::Object(record), Value::Object(found)) = (&mut record, found) {
+            record.extend(found);
+        }
+        record
+    }
 }
 
 impl VolumeSettings {

@@ -204,11 +204,12 @@ fn slice_answer(job: &Job, view: View, mut prediction: Prediction, shared: &Shar
 }
 
 fn volume_answer(job: &Job, settings: &VolumeSettings, prediction: VolumePrediction) -> Result<VolumeAnswer> {
+    let num_found = prediction.num_found();
     let VolumePrediction { mask, slices, raw_ml, volume_ml, range, .. } = prediction;
     Ok(VolumeAnswer {
         settings: settings.clone(),
         num_slices: slices.len(),
-        num_found: slices.iter().filter(|slice| slice.confidence.is_found).count(),
+        num_found,
         slices,
         raw_volume_ml: raw_ml,
         volume_ml,

@@ -10,6 +10,7 @@
 //!
 //! Sources: PyTorch Distributed (Li et al. 2020); ZeRO (Rajbhandari et al. 2020).
 
+pub mod launch;
 mod meeting;
 pub mod monitor;
 mod optimizer_state;

@@ -1,0 +1,206 @@
+//! What a search for settings has found, in words.
+
+use crate::config::RunConfig;
+use crate::nn::Quantization;
+use crate::plan::search::{Candidate, Choice, Compromise, Found, MUCH_FASTER, Tried};
+use crate::plan::time;
+use crate::segment::setup::BatchNorm;
+use crate::segment::task::CacheVision;
+use crate::trainer::{FirstLayers, OptimizerKind};
+use crate::units::Bytes;
+
+/// The message if nothing fits: what is needed, and what would help.
+pub fn nothing_fits(found: &Found, device: &str) -> String {
+    let least = found.smallest.as_ref().map_or_else(String::new, |smallest| {
+        format!(
+            "; the smallest settings need {} of {} ({})",
+            smallest.plan.device_peak,
+            smallest.plan.budget.bytes,
+            described(smallest)
+        )
+    });
+    format!(
+        "no settings fit {device} with 3 % of its memory kept free{least}\nshorter texts, smaller images or a lower \
+         LoRA rank need less memory; `prsmed solve --for gpu` names the smallest GPU that fits"
+    )
+}
+
+/// A candidate in one line.
+pub fn described(candidate: &Candidate) -> String {
+    let choice = &candidate.choice;
+    let Choice { saving, compromise, .. } = choice;
+    let mut checkpointed = Vec::new();
+    if saving.checkpoint_encoder != FirstLayers::None {
+        checkpointed.push("encoder".to_owned());
+    }
+    match saving.checkpointing {
+        FirstLayers::None => {}
+        FirstLayers::Count(layers) => checkpointed.push(format!("{layers} layers")),
+        FirstLayers::Full => checkpointed.push("all layers".to_owned()),
+    }
+    if saving.checkpoint_decoder {
+        checkpointed.push("decoder".to_owned());
+    }
+    let mut parts = vec![match checkpointed.as_slice() {
+        [] => "no checkpointing".to_owned(),
+        parts => format!("checkpointing of {}", parts.join(", ")),
+    }];
+    if saving.step_in_backward && choice.accumulation == 1 {
+        parts.push("updates in the backward pass".to_owned());
+    }
+    match saving.stream_layers {
+        FirstLayers::None => {}
+        FirstLayers::Count(layers) => parts.push(format!("weights of {layers} layers in host memory")),
+        FirstLayers::Full => parts.push("weights of all layers in host memory".to_owned()),
+    }
+    if saving.stream_vision {
+        parts.push("vision tower in host memory".to_owned());
+    }
+    if saving.offload_optimizer {
+        parts.push("optimizer state offloaded to the CPU".to_owned());
+    }
+    if choice.cache_features {
+        parts.push("vision feature cache".to_owned());
+    }
+    if choice.use_graphs {
+        parts.push("CUDA graphs".to_owned());
+    }
+    match compromise.quantization {
+        Quantization::None => {}
+        Quantization::Nf4 => parts.push("frozen layers in 4 bits".to_owned()),
+        Quantization::Nf4Double => parts.push("frozen layers in 4 bits with 8-bit scales".to_owned()),
+    }
+    if compromise.optimizer == OptimizerKind::AdamW8bit {
+        parts.push("8-bit optimizer state".to_owned());
+    }
+    let time =
+        candidate.step_seconds().map_or_else(String::new, |seconds| format!(", {} per step", time::text(seconds)));
+    format!(
+        "micro-batch {} x {} with {} questions per image, {}, {} pixels: {}{time}",
+        choice.micro_batch,
+        choice.accumulation,
+        choice.questions,
+        parts.join(", "),
+        choice.image_size,
+        candidate.device_peak()
+    )
+}
+
+/// What the search changed and tried: `chosen` are the settings `config` with the choice of `best`.
+pub fn notes(config: &RunConfig, best: &Candidate, chosen: &RunConfig) -> Vec<String> {
+    let mut notes = Vec::new();
+    notes.extend(compromise_notes(config, best.choice.compromise));
+    notes.extend(best.tried.iter().map(tried_note));
+    notes.extend(changed_notes(config, chosen));
+    if best.choice.image_size < config.model.image_size {
+        let (wanted, now) = (config.model.image_size, best.choice.image_size);
+        notes.push(format!("nothing fits with images of {wanted} pixels: using {now}, which makes masks coarser"));
+    }
+    if config.model.batch_norm == BatchNorm::Batch && best.choice.micro_batch != config.train.micro_batch {
+        let note = "`model.batch_norm=batch` computes statistics per micro-batch, whose size changed: results change";
+        notes.push(note.to_owned());
+    }
+    notes.extend(fewer_questions(config.data.questions_per_image, best));
+    notes
+}
+
+/// A note if fewer questions share an image than the settings allow.
+fn fewer_questions(packed: usize, best: &Candidate) -> Option<String> {
+    let (samples, questions) = (best.choice.samples(), best.choice.questions);
+    (packed > 1 && !samples.is_multiple_of(packed)).then(|| {
+        let (below, above) = (samples / packed * packed, samples.next_multiple_of(packed));
+        let near = if below == 0 { above.to_string() } else { format!("{below} or {above}") };
+        format!(
+            "using {questions} questions per image, because {packed} do not divide the effective batch of {samples}; \
+             `--effective-batch` {near} allows {packed}, which is faster"
+        )
+    })
+}
+
+/// Notes about changes of the arithmetic.
+pub fn compromise_notes(config: &RunConfig, compromise: Compromise) -> Vec<String> {
+    let mut notes = Vec::new();
+    if compromise.quantization != config.model.quantization {
+        let scales = if compromise.quantization == Quantization::Nf4Double { ", with 8-bit scales" } else { "" };
+        notes.push(format!(
+            "frozen layers of the language model use 4 bits{scales}: nothing fits otherwise, or only with frozen layers in \
+             host memory and steps that take more than {MUCH_FASTER} times as long"
+        ));
+    }
+    if compromise.optimizer != config.train.optimizer {
+        notes.push("the optimizer state uses 8 bits: nothing else fits, or only much slower settings".to_owned());
+    }
+    notes
+}
+
+/// What a setting would save, and whether it is used.
+fn tried_note(tried: &Tried) -> String {
+    let Tried { what, saves_frac, fits, is_used } = tried;
+    let percent = saves_frac * 100.0;
+    let decision = match (is_used, fits) {
+        (true, _) => "used",
+        (false, true) => "not used",
+        (false, false) => "not used, does not fit",
+    };
+    format!("`{what}` would save {percent:.1} % of a step's time: {decision}")
+}
+
+/// Notes about settings that the search changed.
+fn changed_notes(before: &RunConfig, now: &RunConfig) -> Vec<String> {
+    let mut notes = Vec::new();
+    if now.data.cache_vision == CacheVision::Disk && before.data.cache_vision == CacheVision::Off {
+        let most = Bytes((now.data.cache_vision_mib as u64) << 20);
+        notes.push(format!(
+            "`data.cache_vision=disk`: the first epoch computes the vision features, later epochs read them from the \
+             cache folder, which takes at most {most} (about {} images)",
+            now.images_kept()
+        ));
+    }
+    if now.model.stream_layers != FirstLayers::None && before.model.stream_layers == FirstLayers::None {
+        let note =
+            "`model.stream_layers`: each step copies frozen layers from host memory, which must have room for them";
+        notes.push(note.to_owned());
+    }
+    if now.train.fused_kernels != before.train.fused_kernels {
+        let note = "`train.fused_kernels=auto`: the first steps decide whether custom CUDA kernels are faster";
+        notes.push(note.to_owned());
+    }
+    if before.train.step_in_backward && !now.train.step_in_backward {
+        let count = now.train.accumulation;
+        notes.push(format!("`train.step_in_backward` is off: a step has {count} micro-batches"));
+    }
+    if now.train.step_in_backward && !before.train.step_in_backward {
+        notes.push("`train.step_in_backward=true`: each parameter is updated in the backward pass".to_owned());
+    }
+    notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The preset `tiny` with a frozen base, without clipping, and with these settings.
+    fn config(sets: &[&str]) -> RunConfig {
+        let frozen = ["model.train_base=false", "train.clip_norm=0"];
+        RunConfig::preset_with("tiny", &[&frozen[..], sets].concat()).unwrap()
+    }
+
+    /// Asserts that a change gives one note, which begins with `start`.
+    fn assert_noted(before: &RunConfig, now: &RunConfig, start: &str) {
+        let notes = changed_notes(before, now);
+        assert!(notes.len() == 1 && notes[0].starts_with(start), "{start}: {notes:?}");
+    }
+
+    #[test]
+    fn settings_that_the_search_changed_are_named() {
+        let [off, ram, disk] = ["off", "ram", "disk"].map(|cache| config(&[&format!("data.cache_vision={cache}")]));
+        assert_noted(&off, &disk, "`data.cache_vision=disk`: the first epoch computes the vision features");
+        for (before, now) in [(&off, &off), (&off, &ram), (&ram, &disk), (&disk, &disk), (&disk, &off)] {
+            assert_eq!(changed_notes(before, now), [""; 0]);
+        }
+        let at_once = config(&["train.step_in_backward=true"]);
+        assert_noted(&off, &at_once, "`train.step_in_backward=true`: each parameter is updated in the backward pass");
+        assert_noted(&at_once, &config(&["train.accumulation=4"]), "`train.step_in_backward` is off: a step has 4 ");
+        assert_noted(&off, &config(&["train.fused_kernels=auto"]), "`train.fused_kernels=auto`: the first steps ");
+    }
+}
