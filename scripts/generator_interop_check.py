@@ -1,9 +1,9 @@
 """Checks that diffusers loads what `prsmed augment finetune` writes: every tensor is used, none is missing, and all values
 are equal.
 
-    generator_interop_check.py CHECKPOINT UNET_CONFIG
+    generator_interop_check.py CHECKPOINT UNET_CONFIG [CHECKPOINT UNET_CONFIG ...]
 
-CHECKPOINT has `unet/` (all weights), `controlnet/`, or `pytorch_lora_weights.safetensors` with `kohya_lora.safetensors`; a
+Each CHECKPOINT has `unet/` (all weights), `controlnet/`, or `pytorch_lora_weights.safetensors` with `kohya_lora.safetensors`; a
 LoRA is loaded into a UNet with the sizes of UNET_CONFIG. Prints a line for each; exits with code 1 and the reason if something differs.
 """
 
@@ -74,8 +74,8 @@ def kohya(path, plain, config):
         raise SystemExit(f"kohya LoRA: {names[0]} is no name of kohya's for this model")
 
 
-def main():
-    folder, config = Path(sys.argv[1]), Path(sys.argv[2])
+def check(folder, config):
+    print(f"== {folder}")
     if (folder / "unet").is_dir():
         network(folder / "unet", UNet2DConditionModel)
     if (folder / "controlnet").is_dir():
@@ -86,4 +86,6 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    paths = [Path(argument) for argument in sys.argv[1:]]
+    for pair in zip(paths[::2], paths[1::2], strict=True):
+        check(*pair)
