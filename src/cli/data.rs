@@ -79,6 +79,12 @@ fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
     context.output.line(fingerprint_table(&report))?;
     context.output.line(String::new())?;
     context.output.line(count_table(&report))?;
+    let root = args.root.display();
+    context.output.line(if report.is_good() {
+        format!("next: prsmed train --data-root {root}")
+    } else {
+        format!("next: mend the rows above, or leave them out: prsmed train --data-root {root} --skip-bad-rows")
+    })?;
     let mut record = json!({ "kind": "result", "good": report.is_good() });
     if let (Some(record), serde_json::Value::Object(fields)) = (record.as_object_mut(), serde_json::to_value(&report)?)
     {
@@ -230,6 +236,7 @@ fn make_phantoms(args: &PhantomArgs, context: &Context) -> anyhow::Result<Outcom
         report.rows,
         args.out.display()
     ))?;
+    context.output.line(format!("next: prsmed train --data-root {} --preset tiny", args.out.display()))?;
     context.output.record(&report)?;
     Ok(Outcome::Done)
 }
@@ -252,6 +259,9 @@ fn make_phantom_volumes(args: &PhantomArgs, volumes: usize, context: &Context) -
         report.slices,
         args.out.display()
     ))?;
+    let out = args.out.display();
+    let prepare = "--modality phantom_CT --out DATA --window soft-tissue --negatives";
+    context.output.line(format!("next: prsmed data prepare --images {out}/scans --masks {out}/labels {prepare}"))?;
     context.output.record(&report)?;
     Ok(Outcome::Done)
 }

@@ -104,7 +104,7 @@ fn score(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
 fn single(scoring: &Scoring, run: &Path, context: &Context) -> anyhow::Result<()> {
     let Some((out, evaluation)) = scoring.single(run)? else { return Ok(()) };
     context.output.line(&evaluation.summary)?;
-    context.output.line(format!("report in {}", out.display()))?;
+    context.output.line(format!("report in {}\nnext: prsmed serve {}", out.display(), run.display()))?;
     context.output.record(&json!({
         "kind": "result",
         "split": scoring.split.name(),

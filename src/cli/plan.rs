@@ -118,10 +118,7 @@ impl MachineArgs {
         let machine = match self.gpu.as_str() {
             "auto" => machine::detected(&context.runtime)?,
             "cpu" => machine::this_cpu(&context.runtime),
-            named => Machine::named(named).map_err(|error| {
-                let hint = error.hint();
-                Error::config("--gpu", error.to_string(), hint)
-            })?,
+            named => named_machine(named)?,
         };
         let rank = context.rendezvous.as_ref().map_or(0, |joined| joined.rank);
         Ok(machine.with_ranks(rank, self.ranks()))
@@ -131,6 +128,14 @@ impl MachineArgs {
     pub(super) fn ranks(&self) -> usize {
         self.gpus.map_or(1, usize::from)
     }
+}
+
+/// The machine with this name, for example `24gb`.
+pub(super) fn named_machine(gpu: &str) -> Result<Machine> {
+    Machine::named(gpu).map_err(|error| {
+        let hint = error.hint();
+        Error::config("--gpu", error.to_string(), hint)
+    })
 }
 
 /// Predict the memory and time of a job before it runs

@@ -156,6 +156,9 @@ pub(super) fn prepare_root(args: &PrepareArgs, context: &Context) -> anyhow::Res
         args.out.display(),
         report.skipped.len()
     ))?;
+    if report.images > 0 {
+        context.output.line(format!("next: prsmed data check {}", args.out.display()))?;
+    }
     context.output.record(&report)?;
     Ok(Outcome::Done)
 }

@@ -6,11 +6,13 @@ use super::report::Outcome;
 use crate::Error;
 use crate::config::learning_rate::{Suggestion, suggestion};
 use crate::event::Event;
+use crate::job::advice::{self, EvenBatch};
 use crate::job::memory::remedy_lines;
 use crate::job::planned::{Fitted, Planned as _};
 use crate::job::training_settings::{SEARCHING, search_for};
 use crate::job::{finetuning, found, generator, weight_files};
 use crate::plan::dry_run::Job;
+use crate::plan::duration::{Duration, Samples};
 use crate::plan::report::Machine;
 use crate::plan::search::HEADROOM_FRAC;
 use crate::tensor::meta::Target;
@@ -58,6 +60,9 @@ pub(super) struct Args {
     /// fine-tune the generator
     #[arg(long, value_enum, default_value_t = Task::Train)]
     task: Task,
+    /// For trainings: predict the time of a training on so many questions
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    samples: Option<u64>,
     /// For training. speed: the fastest step; quality: also a moving average of the weights, and never a smaller image
     #[arg(long, value_enum, default_value_t = Objective::Speed)]
     objective: Objective,
@@ -118,14 +123,16 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let toml = chosen.to_commented_preset(&best.plan);
     context.output.line(&toml)?;
     let learning_rate = suggestion(&resolved, chosen.samples_of_a_step());
-    let mut notes = vec![best.plan.table()];
+    let even = advice::even_batches(&resolved, &machine, best, may_shrink)?;
+    let of = args.samples.map(|samples| Samples::even(samples, chosen.data.questions_per_image));
+    let training = of.zip(best.step_seconds()).map(|(of, seconds)| Duration::new(of, &chosen.train, seconds));
+    let mut notes = vec![found::described(best), best.plan.summary()];
+    notes.extend(training.map(|training| training.text(&machine.speed_source())));
+    notes.extend(EvenBatch::text(&even, &machine));
     notes.extend(found::notes(config, best, &chosen));
     notes.extend(learning_rate.as_ref().map(Suggestion::text));
-    if let Some(second) = searched.fitting.get(1) {
-        notes.push(format!("runner-up: {}", found::described(second)));
-    }
-    notes
-        .push(format!("searched {} settings, of which {} were planned", searched.num_considered, searched.num_planned));
+    notes.extend(found::summary(&searched));
+    notes.push(next_command(&machine));
     context.progress.on(&Event::Note(notes.join("\n")));
     context.output.record(&json!({
         "kind": "preset",
@@ -137,9 +144,18 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         "considered": searched.num_considered,
         "planned": searched.num_planned,
         "learning_rate": learning_rate,
+        "even_batches": even,
+        "training": training,
         "toml": toml,
     }))?;
     Ok(Outcome::Done)
+}
+
+/// What the settings are for.
+fn next_command(machine: &Machine) -> String {
+    let count = machine.num_ranks();
+    let gpus = if count > 1 { format!(" --gpus {count}") } else { String::new() };
+    format!("next: save the settings, then `prsmed train --data-root DATA --config FILE{gpus}`")
 }
 
 /// The fastest batch of the generator that fits.
@@ -192,7 +208,7 @@ fn fitted<T: Fitted>(
     };
     let toml = fitted.to_commented_preset(&plan);
     context.output.line(&toml)?;
-    let notes: Vec<String> = std::iter::once(plan.table()).chain(changes(&fitted)).collect();
+    let notes: Vec<String> = std::iter::once(plan.summary()).chain(changes(&fitted)).collect();
     context.progress.on(&Event::Note(notes.join("\n")));
     context
         .output

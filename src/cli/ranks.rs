@@ -21,6 +21,11 @@ pub(super) struct GpuArgs {
 }
 
 impl GpuArgs {
+    /// The number of GPUs.
+    pub(super) fn count(&self) -> usize {
+        self.gpus.map_or(1, usize::from)
+    }
+
     /// Runs `work` in this process: alone, or as one of a job. With `--gpus N` as many processes are started, unless
     /// `is_alone`.
     ///
@@ -32,7 +37,7 @@ impl GpuArgs {
         context: &Context,
         work: impl FnOnce(Ranks) -> anyhow::Result<Outcome>,
     ) -> anyhow::Result<Outcome> {
-        let gpus = self.gpus.map_or(1, usize::from);
+        let gpus = self.count();
         match &context.rendezvous {
             None if gpus > 1 && !is_alone => return Ok(Outcome::Ended(start(gpus, context)?)),
             Some(joined) if self.gpus.is_some() && gpus != joined.size => {

@@ -11,6 +11,7 @@ use super::report::Outcome;
 use crate::Result;
 use crate::config::{Resolved, RunConfig, Sources};
 use crate::event::Event;
+use crate::hub::HubOptions;
 use crate::job::training::{SegmenterTraining, Trained};
 use crate::job::{self, How, training_settings};
 use crate::segment::Run;
@@ -36,7 +37,8 @@ use std::path::{Path, PathBuf};
   prsmed train --data-root data --out runs/a --resume
   prsmed train --data-root data --extra made --synthetic-ratio 0.5 --out runs/b
   prsmed train --data-root data --out runs/a --profile-memory every=100
-  prsmed train --data-root data --preset gpu-24gb --out runs/c")]
+  prsmed train --data-root data --preset gpu-24gb --out runs/c
+  prsmed train --data-root data --check --gpu \"RTX A5000\"")]
 pub(super) struct Args {
     #[command(flatten)]
     data: RootArgs,
@@ -90,6 +92,15 @@ pub(super) struct Args {
     /// Most that tensors may take, for example 20gb; plans ignore it
     #[arg(long, value_name = "SIZE")]
     memory_limit: Option<Bytes>,
+    /// Check all that the training needs and start nothing: settings, rows, weights on this disk, memory plan
+    ///
+    /// With `--gpu` it plans for the GPU of another machine, so it can run on the login node of a cluster. Nothing is
+    /// downloaded or written. Exit code 0 if the training can start.
+    #[arg(long, conflicts_with = "print_config")]
+    check: bool,
+    /// With `--check`: the GPU that will train, as in `prsmed plan --gpu`
+    #[arg(long, value_name = "GPU", requires = "check")]
+    gpu: Option<String>,
     /// Print the resolved settings as TOML and stop
     #[arg(long)]
     print_config: bool,
@@ -100,7 +111,33 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+    if args.check {
+        return check(args, context);
+    }
     args.gpus.run(args.print_config, context, |ranks| train(args, ranks, context))
+}
+
+fn check(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+    // the compute node may have no network
+    let hub = HubOptions { offline: true, ..context.env.hub.clone() };
+    let runtime = context.runtime.clone().with_hub(hub);
+    let mut how = How::new(&args.out, &runtime)?;
+    if let Some(gpu) = &args.gpu {
+        how.machine = plan::named_machine(gpu)?;
+    }
+    how.machine = how.machine.with_ranks(0, args.gpus.count());
+    how.resume = args.resume.resume();
+    how.plans = !args.no_plan;
+    let resolved = resolve(args, &how, context)?.fit_precision(PRECISION, &how.machine)?;
+    let resolved = plan::noted(resolved, PRECISION, context);
+    let rows = args.data.rows(&args.extra)?;
+    job::check(&how, |how| SegmenterTraining::new(resolved, &rows, how))?;
+    let device = how.machine.offer().device;
+    context
+        .output
+        .line(format!("the training can start on {device}: settings, rows, weights and memory were checked"))?;
+    context.output.record(&json!({ "kind": "check", "ready": true, "device": device }))?;
+    Ok(Outcome::Done)
 }
 
 fn train(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome> {
@@ -240,7 +277,8 @@ fn resolve(args: &Args, how: &How, context: &Context) -> Result<Resolved> {
     // settings that are newer than the run's file have their defaults
     let sources = how.resume.sources::<RunConfig>(&args.out, given, context.progress.as_ref())?;
     let nothing_asked = sources.preset.is_none() && sources.file.is_none();
-    if nothing_asked && tensor::default_device() != Device::Cpu {
+    let has_gpu = args.gpu.is_some() || tensor::default_device() != Device::Cpu;
+    if nothing_asked && has_gpu {
         return training_settings::for_this_gpu(sources.sets, how, !args.print_config);
     }
     if nothing_asked {
@@ -249,7 +287,7 @@ fn resolve(args: &Args, how: &How, context: &Context) -> Result<Resolved> {
         context.progress.on(&Event::Note(text.into()));
     }
     let resolved = sources.resolve()?;
-    if !args.print_config {
+    if !args.print_config && args.gpu.is_none() {
         training_settings::refuse_gpu_preset_without_gpu(&resolved, how.runtime)?;
     }
     Ok(resolved)

@@ -164,7 +164,7 @@ impl<'a> super::Job for GeneratorFinetuning<'a> {
         let searches = self.may_search && ranks.any(!fits)?;
         let found = if searches { self.search(planned.as_ref())? } else { None };
         if let Some(plan) = found.or(planned) {
-            how.runtime.note(format!("memory plan\n{}", plan.table()));
+            how.runtime.note(format!("memory plan:{}", plan.brief()));
             let run = self.settings.config.divided_among(ranks.size())?;
             let suggest = suggest(&run, self.sizes(), Job::Train, &how.machine, &plan);
             let otherwise = "`prsmed preset --task finetune` searches for settings that fit";

@@ -86,6 +86,13 @@ pub fn described(candidate: &Candidate) -> String {
     )
 }
 
+/// The second best settings, and how many were searched.
+pub fn summary(found: &Found) -> Vec<String> {
+    let second = found.fitting.get(1).map(|second| format!("runner-up: {}", described(second)));
+    let count = format!("searched {} settings, of which {} were planned", found.num_considered, found.num_planned);
+    second.into_iter().chain([count]).collect()
+}
+
 /// What the search changed and tried: `chosen` are the settings `config` with the choice of `best`.
 pub fn notes(config: &RunConfig, best: &Candidate, chosen: &RunConfig) -> Vec<String> {
     let mut notes = Vec::new();

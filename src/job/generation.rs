@@ -129,7 +129,7 @@ impl PairGeneration {
         let texts = generation.texts()?;
         let needs = (texts.texts.len(), filter.as_ref());
         let plan = Plan::of(&run.dry_run(pipeline_config, needs, &how.machine, true)?, &how.machine);
-        runtime.note(format!("memory plan for a batch of {}\n{}", run.augment.batch, plan.table()));
+        runtime.note(format!("memory plan for a batch of {}:{}", run.augment.batch, plan.brief()));
         let suggest = suggest(run, pipeline_config, Job::Augment, &how.machine, &plan);
         let otherwise = "`prsmed preset --task augment` searches for settings that fit";
         accept(plan.clone(), suggest, ("augment", otherwise), &how.memory, runtime)?;

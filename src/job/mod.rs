@@ -18,6 +18,7 @@
 //! # Ok::<(), prsmed::Error>(())
 //! ```
 
+pub mod advice;
 pub mod bench;
 pub mod evaluation;
 pub mod finetuning;
@@ -204,6 +205,18 @@ pub fn run<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Resul
     let params = params(job.config());
     let prepared = job.prepare()?;
     recorded(connection, how, &params, |observer| J::train(prepared, observer))
+}
+
+/// Checks what [`run`] needs and starts nothing: run folder, rows, checkpoint, files and memory plan. Writes nothing.
+///
+/// # Errors
+/// As [`run`], before its training begins.
+pub fn check<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Result<J>) -> Result<()> {
+    how.resume.check(&how.out)?;
+    let mut job = make(how)?;
+    let checkpoint = job.checkpoint()?;
+    job.find_files(checkpoint.as_deref())?;
+    if how.plans { job.plan() } else { Ok(()) }
 }
 
 /// Limits tensor memory; call before the first tensor on a GPU.

@@ -130,7 +130,7 @@ impl<'a, C: Trained> super::Job for TaskTraining<'a, C> {
                 plan = self.config().plan_of(&(), Job::Train, machine)?;
             }
         }
-        runtime.note(format!("memory plan\n{}", plan.table()));
+        runtime.note(format!("memory plan:{}", plan.brief()));
         let suggest = suggest(self.config(), &(), Job::Train, machine, &plan);
         ranks.agree(accept(plan, suggest, ("train", "no single change fits: combine several"), memory, runtime))
     }

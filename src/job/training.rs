@@ -65,7 +65,7 @@ impl<'a> SegmenterTraining<'a> {
             runtime.note(suggestion.text());
         }
         let (toml, mut config) = (settings.to_toml(), settings.config);
-        if let Some(note) = config.train.divide_among(how.ranks.size())? {
+        if let Some(note) = config.train.divide_among(how.machine.num_ranks())? {
             runtime.note(note);
         }
         let manifest = rows.open(runtime)?;
@@ -150,7 +150,7 @@ pub fn check_memory(config: &RunConfig, machine: &Machine, memory: &Memory, runt
         }
         plan => plan?,
     };
-    runtime.note(format!("memory plan for the longest texts allowed\n{}", plan.table()));
+    runtime.note(format!("memory plan for the longest texts allowed:{}", plan.brief()));
     let suggest = suggest(config, &(), Job::Train, machine, &plan);
     accept(plan, suggest, ("train", "`prsmed preset` searches for settings that fit"), memory, runtime)
 }

@@ -55,6 +55,8 @@ pub struct Duration {
     pub of: Samples,
     /// Optimizer steps of an epoch.
     pub steps_per_epoch: u64,
+    /// `train.epochs`.
+    pub epochs: u64,
     /// Optimizer steps of the training (`train.epochs`, `train.max_steps`).
     pub steps: u64,
     /// Predicted seconds of a step.
@@ -72,17 +74,18 @@ impl Duration {
         let all = steps_per_epoch.saturating_mul(config.epochs);
         let steps = if config.max_steps > 0 { all.min(config.max_steps) } else { all };
         let [epoch_seconds, seconds] = [steps_per_epoch, steps].map(|count| count as f64 * step_seconds);
-        Self { of, steps_per_epoch, steps, step_seconds, epoch_seconds, seconds }
+        Self { of, steps_per_epoch, epochs: config.epochs, steps, step_seconds, epoch_seconds, seconds }
     }
 
     /// The prediction in one line. `source`: where the time of a step comes from.
     pub fn text(&self, source: &str) -> String {
         format!(
-            "training on {} samples: {} steps an epoch, {}; {} steps in all, {} ({source}; without validation)",
+            "training on {} samples: {} steps an epoch, {}; {} steps in {} epochs, {} ({source}; without validation)",
             self.of.samples,
             self.steps_per_epoch,
             long(self.epoch_seconds),
             self.steps,
+            self.epochs,
             long(self.seconds)
         )
     }
@@ -110,7 +113,9 @@ mod tests {
         let whole = Duration::new(of, &config, 0.5);
         assert_eq!((whole.steps_per_epoch, whole.steps, whole.epoch_seconds, whole.seconds), (42, 420, 21.0, 210.0));
         let text = whole.text("measured");
-        assert!(text.starts_with("training on 1000 samples: 42 steps an epoch, 21.00 s; 420 steps in all, 4 min"));
+        assert!(
+            text.starts_with("training on 1000 samples: 42 steps an epoch, 21.00 s; 420 steps in 10 epochs, 4 min")
+        );
         let short = Duration::new(of, &TrainConfig { max_steps: 50, ..config }, 0.5);
         assert_eq!((short.steps_per_epoch, short.steps, short.seconds), (42, 50, 25.0));
     }

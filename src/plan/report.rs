@@ -221,14 +221,8 @@ impl Plan {
         if let Some(time) = self.time {
             let bound = if time.host_bound { ", limited by the CPU" } else { "" };
             let exchange = self.exchange(&time).unwrap_or_default();
-            let what = match self.job {
-                Job::Train | Job::Step => "an optimizer step",
-                Job::Eval => "a validation batch",
-                Job::Predict => "a prediction",
-                Job::Augment => "denoising a batch",
-            };
-            let (seconds, tera) = (time::text(time.seconds), time.flops / 1e12);
-            lines.push(format!("{what}: {seconds} predicted{exchange}, {tera:.1} TFLOP{bound}"));
+            let tera = time.flops / 1e12;
+            lines.push(format!("{} predicted{exchange}, {tera:.1} TFLOP{bound}", self.timed(&time)));
         }
         if self.time.is_none() && self.compared_time.is_some() {
             lines.push(NO_RATES.to_owned());
@@ -248,6 +242,26 @@ impl Plan {
         let link = self.link.filter(|_| time.communication_seconds > 0.0)?;
         let (seconds, rate) = (time::text(time.communication_seconds), link.bytes_per_s / 1e9);
         Some(format!(" ({seconds} of it exchanges data with other GPUs over {}, {rate:.0} GB/s)", link.name))
+    }
+
+    /// For the start of a job: one line if it fits, else the table.
+    pub fn brief(&self) -> String {
+        if !self.fits {
+            return format!("\n{}", self.table());
+        }
+        let time = self.time.map_or_else(String::new, |time| format!("; {} predicted", self.timed(&time)));
+        format!(" {}{time} (`prsmed plan` shows it by phase)", self.summary())
+    }
+
+    /// The time of its work in words.
+    fn timed(&self, time: &PhaseTime) -> String {
+        let what = match self.job {
+            Job::Train | Job::Step => "an optimizer step",
+            Job::Eval => "a validation batch",
+            Job::Predict => "a prediction",
+            Job::Augment => "denoising a batch",
+        };
+        format!("{what}: {}", time::text(time.seconds))
     }
 
     /// Whether it fits, in one sentence.

@@ -450,3 +450,50 @@ fn training_refuses_settings_that_cannot_fit() {
     assert!(ran.stderr.contains("note: changes that save memory:\n  --set "), "{}", ran.stderr);
     assert!(!path("too-large").join("last").exists());
 }
+
+#[test]
+fn a_preset_says_how_long_a_training_takes_and_which_batch_its_gpus_divide() {
+    let tiny = ["--preset", "tiny", "--set", "model.train_base=false", "--set", "data.questions_per_image=1"];
+    let ran =
+        run(preset("24gb").args(tiny).args(["--gpus", "2", "--effective-batch", "3", "--samples", "300", "--json"]));
+    let found = json(&ran.stdout);
+    assert_eq!((&found["training"]["samples"], &found["training"]["steps_per_epoch"]), (&300.into(), &100.into()));
+    let even = found["even_batches"].as_array().unwrap();
+    assert!(even.iter().all(|even| even["effective_batch"].as_u64().unwrap().is_multiple_of(2)), "{even:?}");
+    assert!(even[0]["times_faster"].as_f64().unwrap() >= 1.1, "one of two GPUs waits for the third image: {even:?}");
+    assert!(
+        ran.stderr.contains("2 GPUs cannot divide this batch evenly. Times as fast: `--effective-batch "),
+        "{}",
+        ran.stderr
+    );
+    assert!(ran.stderr.contains("steps in ") && ran.stderr.contains(" epochs, "), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("next: save the settings, then `prsmed train --data-root DATA --config FILE --gpus 2`")
+    );
+    let even = run(preset("24gb").args(tiny).args(["--gpus", "2", "--effective-batch", "4", "--json"]));
+    assert_eq!(json(&even.stdout)["even_batches"], serde_json::json!([]), "{}", even.stderr);
+}
+
+#[test]
+fn a_check_on_a_login_node_names_what_a_training_lacks_and_starts_nothing() {
+    let out = path("checked");
+    let check = |out: &Path, more: &[&str]| {
+        let mut command = prsmed();
+        command.args(["train", "--check", "--data-root"]).arg(phantoms()).arg("--out").arg(out).args(more);
+        command
+    };
+    let text = done(&mut check(&out, &["--preset", "tiny", "--gpu", "RTX A5000"]));
+    assert!(
+        text.contains("the training can start on RTX A5000: settings, rows, weights and memory were checked"),
+        "{text}"
+    );
+    let lacking = run(&mut check(&out, &["--preset", "gpu-24gb", "--gpu", "24gb"]));
+    assert!(lacking.code == Some(2) && lacking.stderr.contains("prsmed hub get"), "{}", lacking.stderr);
+    let small = ["--preset", "tiny", "--set", "train.micro_batch=512", "--gpu", "4gb"];
+    let refused = run(&mut check(&out, &small));
+    assert!(refused.code == Some(2) && refused.stderr.contains("does not fit 4 GB"), "{}", refused.stderr);
+    assert!(!out.exists(), "nothing was written");
+    // a folder that has a run is refused now, not on the compute node
+    let taken = run(&mut check(&trained().0, &["--preset", "tiny"]));
+    assert!(taken.code == Some(2) && taken.stderr.contains("already contains a run"), "{}", taken.stderr);
+}

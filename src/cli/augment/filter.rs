@@ -180,6 +180,10 @@ pub(super) fn describe_report(report: &FilterReport, folder: &Path) -> String {
             lines.push("that is low: train longer (`--steps`) before you trust their decisions".to_owned());
         }
     }
-    lines.push(format!("look at {}/contact_sheet.png", folder.display()));
+    let folder = folder.display();
+    lines.push(format!("look at {folder}/contact_sheet.png"));
+    if report.rows > 0 {
+        lines.push(format!("next: prsmed augment ablation --data-root DATA --extra {folder}"));
+    }
     lines.join("\n")
 }
