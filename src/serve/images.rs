@@ -12,12 +12,15 @@ use crate::data::{decode, sheet};
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, Request, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::IntoResponse;
 use image::DynamicImage;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::path::Path as FilePath;
+
+/// Header with width and level of a view, such as `400/40`.
+const WINDOW: HeaderName = HeaderName::from_static("prsmed-window");
 
 /// Query of an upload.
 #[derive(Debug, Deserialize)]
@@ -117,7 +120,15 @@ pub(super) async fn pixels(
 ) -> Reply {
     let view = query_of(query)?.into();
     let picture = app.shared.store.picture(&image)?;
-    app.work(move || png(&*picture.pixels(view)?)).await
+    let shown = move || {
+        let mut response = png(&*picture.pixels(view)?)?;
+        if let Some([width, level]) = picture.width_and_level(view)? {
+            let value = HeaderValue::from_str(&format!("{width}/{level}")).expect("two numbers");
+            response.headers_mut().insert(WINDOW, value);
+        }
+        Ok(response)
+    };
+    app.work(shown).await
 }
 
 /// The response with an image as PNG.

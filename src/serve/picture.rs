@@ -40,6 +40,16 @@ struct Slices {
     levels: Levels,
 }
 
+impl Slices {
+    /// Percentiles need all voxels, so the levels of the default window are kept.
+    fn levels(&self, window: Option<Window>) -> Result<Cow<'_, Levels>> {
+        match window.filter(|other| *other != self.window) {
+            Some(other) => Ok(Cow::Owned(other.levels(&self.volume)?)),
+            None => Ok(Cow::Borrowed(&self.levels)),
+        }
+    }
+}
+
 impl Picture {
     /// An image of one slice. `spacing_mm` is the size of a pixel, across and down.
     pub(super) fn new(pixels: DynamicImage, spacing_mm: Option<[f64; 2]>) -> Self {
@@ -163,14 +173,23 @@ impl Picture {
         match &self.pixels {
             Pixels::Image(image) => Ok(Cow::Borrowed(image)),
             Pixels::Volume(slices) => {
-                let Slices { volume, plane, window, levels, .. } = slices.as_ref();
-                // percentiles need all voxels, so the levels of the default window are kept
-                let levels = match view.window.filter(|other| other != window) {
-                    Some(other) => Cow::Owned(other.levels(volume)?),
-                    None => Cow::Borrowed(levels),
-                };
-                slice_image(volume, plane, view.slice, &levels).map(Cow::Owned)
+                let levels = slices.levels(view.window)?;
+                slice_image(&slices.volume, &slices.plane, view.slice, &levels).map(Cow::Owned)
             }
+        }
+    }
+
+    /// Width and level of a view's window, in the units of the file; `None` for an image without a window.
+    ///
+    /// # Errors
+    /// As [`Self::pixels`].
+    pub(super) fn width_and_level(&self, view: View) -> Result<Option<[f32; 2]>> {
+        match &self.pixels {
+            Pixels::Volume(slices) if self.window().is_some() => {
+                let levels = slices.levels(view.window)?;
+                Ok(Some([levels.high - levels.low, f32::midpoint(levels.high, levels.low)]))
+            }
+            _ => Ok(None),
         }
     }
 

@@ -6,6 +6,7 @@ mod serve;
 #[path = "../serve/support.rs"]
 #[expect(dead_code, reason = "the tests of the server use more of it")]
 mod server;
+mod widths;
 
 use driver::{Browser, key};
 

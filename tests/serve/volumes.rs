@@ -31,6 +31,9 @@ fn a_dicom_series_has_slices_a_window_and_a_mask_on_its_grid() {
     assert!((i16::from(wide.get_pixel(0, 0)[0]) - 70).abs() <= 1, "{wide:?}");
     assert_eq!(pixels(&server, &id, "slice=1").get_pixel(0, 0)[0], 0);
     assert_eq!(pixels(&server, &id, "slice=1&window=2000/-700"), pixels(&server, &id, "slice=1&window=-1700..300"));
+    let window =
+        |query: &str| server.get(&format!("/api/images/{id}/pixels?{query}")).header("prsmed-window").to_owned();
+    assert_eq!(["slice=1", "window=-1000..100", "window=2000/-700"].map(window), ["400/40", "1100/-450", "2000/-700"]);
     server.get(&format!("/api/images/{id}/pixels?slice=4")).is_error(422, "there is no slice 4, the image has 4");
     server.get(&format!("/api/images/{id}/pixels?window=0/40")).is_error(400, "window");
 

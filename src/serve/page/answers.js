@@ -13,6 +13,9 @@ const COLOURS = [
   [150, 132, 255],
 ];
 
+/** Characters above which a question is folded to three lines. */
+const FOLDED = 160;
+
 export const css = (colour) => `rgb(${colour.join(" ")})`;
 
 /** A card of a question. `on` has callbacks for its buttons, with the names of the list in the constructor. */
@@ -30,6 +33,13 @@ export class Card {
     this.shown = this.part(".shown");
     this.editor = this.part(".edit-text textarea");
     this.part(".question").textContent = question;
+    this.part(".more").hidden = question.length <= FOLDED;
+    this.part(".question").classList.toggle("folded", question.length > FOLDED);
+    this.part(".more").addEventListener("click", () => {
+      const isFolded = this.part(".question").classList.toggle("folded");
+      this.part(".more").textContent = isFolded ? "Show all" : "Show less";
+      this.part(".more").setAttribute("aria-expanded", String(!isFolded));
+    });
     this.text.classList.add("working");
     this.shown.addEventListener("change", () => on.toggle(this));
     for (const [name, action] of [
@@ -37,7 +47,7 @@ export class Card {
       [".go-to", on.goTo], [".get-nifti", on.nifti], [".get-seg", on.seg], [".remove", on.remove],
     ]) {
       this.part(name).addEventListener("click", () => action(this));
-      this.part(name).setAttribute("aria-label", `${this.part(name).textContent}: ${question}`);
+      this.part(name).setAttribute("aria-label", `${this.part(name).lastChild.textContent.trim()}: ${question}`);
     }
   }
 
@@ -123,12 +133,14 @@ export class Card {
     const { answer, mask } = this;
     const { presence, is_found: isFound, foreground } = answer.confidence;
     const facts = [];
-    facts.push(["Presence", `${isFound ? "found" : "not found"} (${presence.toFixed(2)})`, this.style(isFound)]);
+    // a correction changes the mask, not what the model found
+    const of = answer.corrected ? " of the model" : "";
+    facts.push([`Presence${of}`, `${isFound ? "found" : "not found"} (${presence.toFixed(2)})`, this.style(isFound)]);
     const scale = mask && answer.area_frac > 0 && answer.area_mm2 ? answer.area_mm2 / answer.area_frac : this.imageMm2;
     const share = mask ? mask.area / mask.pixels.length : answer.area_frac;
     const area = `${(100 * share).toFixed(2)} %` + (scale ? `, ${Math.round(share * scale)} mm²` : "");
     facts.push([answer.corrected ? "Area (corrected)" : "Area", area]);
-    if (foreground !== null && isFound) facts.push(["Confidence", foreground.toFixed(2)]);
+    if (foreground !== null && isFound) facts.push([`Confidence${of}`, foreground.toFixed(2)]);
     if (answer.class) facts.push(["Class", `${answer.class.name} (${answer.class.probability.toFixed(2)})`]);
     return facts;
   }

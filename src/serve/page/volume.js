@@ -1,6 +1,6 @@
 // Slices and intensity window of the open image. An image file has one slice and no window.
 
-import { getBlob } from "./api.js";
+import { request } from "./api.js";
 
 const PRESETS = ["auto", "soft-tissue", "lung", "brain", "bone", "abdomen", "liver", "mediastinum", "stroke", "subdural", "angiography"];
 
@@ -19,7 +19,8 @@ export class Volume {
     $("slice").addEventListener("input", () => this.setSlice(Number($("slice").value)));
     $("window-preset").addEventListener("change", () => this.setWindow($("window-preset").value));
     for (const id of ["window-width", "window-level"]) {
-      $(id).addEventListener("change", () => this.setLevels(Number($("window-width").value), Number($("window-level").value)));
+      const shown = (of) => Number($(of).value || $(of).placeholder);
+      $(id).addEventListener("change", () => this.setLevels(shown("window-width"), shown("window-level")));
     }
   }
 
@@ -92,7 +93,8 @@ export class Volume {
   /** Changes the window by a drag with the right button. */
   drag(across, down) {
     if (!this.image || this.image.window === null) return;
-    const [width, level] = [Number($("window-width").value) || 400, Number($("window-level").value) || 40];
+    const shown = (id) => Number($(id).value || $(id).placeholder);
+    const [width, level] = [shown("window-width") || 400, shown("window-level")];
     const step = Math.max(0.5, width / 300);
     this.setLevels(width + across * step, level + down * step);
   }
@@ -128,7 +130,11 @@ export class Volume {
   async load(keepsPlace) {
     const { id, spacing_mm: spacing } = this.image;
     const window = this.window === null ? "" : `&window=${encodeURIComponent(this.window)}`;
-    const pixels = await getBlob(`api/images/${id}/pixels?slice=${this.slice}${window}`);
-    this.viewer.show(await createImageBitmap(pixels), spacing, keepsPlace);
+    const response = await request(`api/images/${id}/pixels?slice=${this.slice}${window}`);
+    const levels = response.headers.get("prsmed-window");
+    const [width, level] = levels ? levels.split("/").map((number) => Number(Number(number).toPrecision(4))) : ["", ""];
+    $("window-width").placeholder = width;
+    $("window-level").placeholder = level;
+    this.viewer.show(await createImageBitmap(await response.blob()), spacing, keepsPlace);
   }
 }
