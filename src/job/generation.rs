@@ -1,9 +1,8 @@
 //! Generation of image+mask pairs: lock, files, memory plan, pairs, filter.
 
-use super::lock::RunLock;
 use super::memory::{accept, suggest};
 use super::rows::Rows;
-use super::together::{check_data, main_only};
+use super::together::check_data;
 use super::{How, generator, weight_files};
 use crate::augment::ablation;
 use crate::augment::export::{Export, LoraUse};
@@ -12,6 +11,7 @@ use crate::augment::generate::{Generation, GenerationSummary};
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::config::AugmentRun;
 use crate::data::manifest::Manifest;
+use crate::event::Observer;
 use crate::hub::{Files, Need};
 use crate::models::diffusion::lora::{self, Adapter};
 use crate::plan::dry_run::Job;
@@ -21,16 +21,15 @@ use crate::tensor::memory;
 use crate::tensor::weights::sha256;
 use crate::units::{Bytes, clock};
 use crate::{Error, Result};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-/// A generation that has not started.
-#[derive(Debug)]
-pub struct PairGeneration {
+/// What is generated.
+#[derive(Debug, Clone)]
+pub struct Pairs {
     /// All settings.
     pub run: AugmentRun,
-    /// The real rows.
-    pub rows: Rows,
     /// Number of real training images that are used; 0 = all.
     pub limit_real: usize,
     /// Number of images that get new versions; 0 = all.
@@ -39,11 +38,33 @@ pub struct PairGeneration {
     pub loras: Vec<String>,
     /// Tests the pixels of each pair.
     pub filters: bool,
-    /// Folder of the filter models for [`Generated::filter`].
+    /// Folder of the filter models that judge the finished pairs.
     pub filter_models: Option<PathBuf>,
 }
 
+/// A generation of pairs whose rows are read.
+pub struct PairGeneration<'a> {
+    how: &'a How<'a>,
+    pairs: Pairs,
+    real: Manifest,
+    filter_models: Option<FilterModels>,
+    /// Once the files are found.
+    networks: Option<Networks>,
+    plan: Option<Plan>,
+}
+
+/// Adapters with their strengths.
+type Adapters = Vec<(Vec<Adapter>, f64)>;
+
+/// Files of the generator.
+struct Networks {
+    pipeline_config: PipelineConfig,
+    adapters: Adapters,
+    loras: Vec<LoraUse>,
+}
+
 /// Pairs of a generation, whose memory is free again.
+#[derive(Debug)]
 pub struct Generated {
     /// Numbers of pairs and reasons of rejections.
     pub summary: GenerationSummary,
@@ -51,82 +72,91 @@ pub struct Generated {
     pub plan: Option<Plan>,
     /// Peak of all tensors.
     pub peak: Bytes,
-    real: Manifest,
-    filter_models: Option<FilterModels>,
-    /// Nobody else writes into the folder until the pairs are filtered.
-    _lock: Option<RunLock>,
+    /// What the filter models decided.
+    pub filtered: Option<FilterReport>,
 }
 
-impl Generated {
-    /// Filters the pairs with the filter models, if there are some.
+impl<'a> PairGeneration<'a> {
+    /// A generation of `pairs` from the training images of `rows`.
     ///
     /// # Errors
-    /// Those of [`FilterModels::filter`].
-    pub fn filter(&self, job: &PairGeneration, how: &How) -> Result<Option<FilterReport>> {
-        let Some(models) = &self.filter_models else { return Ok(None) };
-        models.filter(&self.real, &mut Export::open(&how.out)?, &job.run.filter, 0, how.runtime).map(Some)
+    /// [`Error::Data`] or [`Error::Io`] for rows that cannot be read; [`Error::Weights`] for a folder without filter models.
+    pub fn new(pairs: Pairs, rows: &Rows, how: &'a How<'a>) -> Result<Self> {
+        let real = ablation::limited_to(rows.open(how.runtime)?, pairs.limit_real);
+        check_data(how.ranks, &real)?;
+        let filter_models = pairs.filter_models.as_deref().map(FilterModels::open).transpose()?;
+        Ok(Self { how, pairs, real, filter_models, networks: None, plan: None })
+    }
+
+    fn generation<'b>(&'b self, networks: &'b Networks, observer: &'b dyn Observer) -> Generation<'b> {
+        Generation {
+            config: &self.pairs.run.augment,
+            thresholds: &self.pairs.run.filter,
+            filters: self.pairs.filters,
+            pipeline_config: &networks.pipeline_config,
+            adapters: &networks.adapters,
+            loras: &networks.loras,
+            manifest: &self.real,
+            limit: self.pairs.limit,
+            out: &self.how.out,
+            device: self.how.runtime.device(),
+            ranks: self.how.ranks,
+            observer,
+            interrupt: self.how.runtime.interrupt(),
+        }
+    }
+
+    fn networks(&self) -> Result<&Networks> {
+        self.networks.as_ref().ok_or_else(|| Error::Internal { reason: "the files were not looked for".into() })
     }
 }
 
-impl PairGeneration {
-    /// Makes the pairs; `None` for a process that writes no files.
-    ///
-    /// # Errors
-    /// [`Error::Config`] for a folder of something else or in which another process writes, and for settings that do not
-    /// fit; errors of files and data; [`Error::Interrupted`].
-    pub fn run(&self, how: &How) -> Result<Option<Generated>> {
-        let (run, runtime, ranks) = (&self.run, how.runtime, how.ranks);
-        let real = ablation::limited_to(self.rows.open(runtime)?, self.limit_real);
-        check_data(ranks, &real)?;
-        let lock = ranks.agree_on(main_only(ranks, || {
-            Export::refuse_foreign(&how.out)?;
-            RunLock::on("--out", &how.out, runtime.observer().as_ref())
-        }))?;
-        let filter_models = self.filter_models.as_deref().map(FilterModels::open).transpose()?;
-        self.find_files(filter_models.as_ref(), runtime)?;
-        note_random_weights(run, runtime);
-        let (adapters, loras) = read_loras(&self.loras, runtime)?;
-        let pipeline_config = generator::to_generate(run, runtime)?;
-        let generation = Generation {
-            config: &run.augment,
-            thresholds: &run.filter,
-            filters: self.filters,
-            pipeline_config: &pipeline_config,
-            adapters: &adapters,
-            loras: &loras,
-            manifest: &real,
-            limit: self.limit,
-            out: &how.out,
-            device: runtime.device(),
-            ranks,
-            observer: runtime.observer().as_ref(),
-            interrupt: runtime.interrupt(),
-        };
-        let planned = (&generation, &pipeline_config, filter_models.as_ref());
-        let plan = how.plans.then(|| self.plan(planned, how)).transpose()?;
-        let Some(summary) = generation.run()? else { return Ok(None) };
-        let peak = memory::overall_peak(runtime.device());
-        Ok(Some(Generated { summary, plan, peak, real, filter_models, _lock: lock }))
+impl super::Job for PairGeneration<'_> {
+    type Config = AugmentRun;
+    type Prepared = Self;
+    /// `None` for a process that writes no files.
+    type Done = Option<Generated>;
+
+    fn config(&self) -> &AugmentRun {
+        &self.pairs.run
     }
 
-    fn find_files(&self, filter_models: Option<&FilterModels>, runtime: &Runtime) -> Result<()> {
-        let mut needs = self.run.augment.needs();
-        needs.extend(filter_models.map(FilterModels::needs).transpose()?.unwrap_or_default());
-        for spec in &self.loras {
+    fn refuse_foreign(how: &How) -> Result<()> {
+        Export::refuse_foreign(&how.out)
+    }
+
+    /// A folder of pairs is continued.
+    fn check_folder(_how: &How) -> Result<()> {
+        Ok(())
+    }
+
+    fn checkpoint(&self) -> Result<Option<PathBuf>> {
+        Ok(None)
+    }
+
+    fn find_files(&mut self, _checkpoint: Option<&Path>) -> Result<()> {
+        let (run, runtime) = (&self.pairs.run, self.how.runtime);
+        let mut needs = run.augment.needs();
+        needs.extend(self.filter_models.as_ref().map(FilterModels::needs).transpose()?.unwrap_or_default());
+        for spec in &self.pairs.loras {
             needs.push(Need::new("--lora", lora_of(spec)?.0, Files::Checkpoint));
         }
-        weight_files::check(needs, runtime)
+        weight_files::check(needs, runtime)?;
+        note_random_weights(run, runtime);
+        let (adapters, loras) = read_loras(&self.pairs.loras, runtime)?;
+        let pipeline_config = generator::to_generate(run, runtime)?;
+        self.networks = Some(Networks { pipeline_config, adapters, loras });
+        Ok(())
     }
 
     /// The plan of exactly this job, with its predicted time; refuses what cannot fit.
-    fn plan(
-        &self,
-        (generation, pipeline_config, filter_models): (&Generation, &PipelineConfig, Option<&FilterModels>),
-        how: &How,
-    ) -> Result<Plan> {
-        let (run, runtime) = (&self.run, how.runtime);
-        let filter = filter_models.map(|models| models.dry_run(generation.manifest, generation.device)).transpose()?;
-        let texts = generation.texts()?;
+    fn plan(&mut self) -> Result<()> {
+        let (run, how, runtime) = (&self.pairs.run, self.how, self.how.runtime);
+        let networks = self.networks()?;
+        let pipeline_config = &networks.pipeline_config;
+        let filter = self.filter_models.as_ref();
+        let filter = filter.map(|models| models.dry_run(&self.real, runtime.device())).transpose()?;
+        let texts = self.generation(networks, runtime.observer().as_ref()).texts()?;
         let needs = (texts.texts.len(), filter.as_ref());
         let plan = Plan::of(&run.dry_run(pipeline_config, needs, &how.machine, true)?, &how.machine);
         runtime.note(format!("memory plan for a batch of {}:{}", run.augment.batch, plan.brief()));
@@ -139,11 +169,27 @@ impl PairGeneration {
             let all = clock(all.saturating_mul(u32::try_from(batches).unwrap_or(u32::MAX)));
             runtime.note(format!("predicted time: {all} for {batches} batches"));
         }
-        Ok(plan)
+        self.plan = Some(plan);
+        Ok(())
+    }
+
+    fn prepare(self) -> Result<Self> {
+        Ok(self)
+    }
+
+    fn train(mut prepared: Self, observer: Arc<dyn Observer>) -> Result<Option<Generated>> {
+        let (how, plan) = (prepared.how, prepared.plan.take());
+        let Some(summary) = prepared.generation(prepared.networks()?, observer.as_ref()).run()? else {
+            return Ok(None);
+        };
+        let peak = memory::overall_peak(how.runtime.device());
+        let judge = |models: &FilterModels| {
+            models.filter(&prepared.real, &mut Export::open(&how.out)?, &prepared.pairs.run.filter, 0, how.runtime)
+        };
+        let filtered = prepared.filter_models.as_ref().map(judge).transpose()?;
+        Ok(Some(Generated { summary, plan, peak, filtered }))
     }
 }
-
-type Adapters = Vec<(Vec<Adapter>, f64)>;
 
 fn read_loras(specs: &[String], runtime: &Runtime) -> Result<(Adapters, Vec<LoraUse>)> {
     let mut adapters = Vec::new();

@@ -2,8 +2,8 @@
 //!
 //! [`run`] is the one order in which a training comes about: lock of the run folder, resume check, rows, checkpoint,
 //! files, memory plan, model, training, record. A [`Job`] says what is its own in each of these:
-//! [`training::SegmenterTraining`], [`finetuning::GeneratorFinetuning`], and [`task::TaskTraining`] for a task of your
-//! own. A program that calls [`run`] gets all that `prsmed train` gets.
+//! [`training::SegmenterTraining`], [`finetuning::GeneratorFinetuning`], [`generation::PairGeneration`], and
+//! [`task::TaskTraining`] for a task of your own. A program that calls [`run`] gets all that `prsmed train` gets.
 //!
 //! ```no_run
 //! use prsmed::config::Sources;
@@ -120,7 +120,7 @@ impl<'a> How<'a> {
     }
 }
 
-/// What is a training's own.
+/// What is a training's own, or that of another long job.
 pub trait Job: Sized {
     /// Its settings.
     type Config: Settings;
@@ -131,6 +131,22 @@ pub trait Job: Sized {
 
     /// The settings.
     fn config(&self) -> &Self::Config;
+
+    /// Refuses a folder that belongs to something else, before a file is written there.
+    ///
+    /// # Errors
+    /// [`Error::Data`].
+    fn refuse_foreign(_how: &How) -> Result<()> {
+        Ok(())
+    }
+
+    /// Refuses a folder that this job cannot begin or continue in: by default one that has another run.
+    ///
+    /// # Errors
+    /// [`Error::Config`]; [`Error::Data`].
+    fn check_folder(how: &How) -> Result<()> {
+        how.resume.check(&how.out)
+    }
 
     /// The checkpoint to continue from, if any. Refuses settings and rows that do not fit it. Nothing is loaded or
     /// changed.
@@ -160,7 +176,7 @@ pub trait Job: Sized {
     /// Errors of files and data; typed errors of libtorch.
     fn prepare(self) -> Result<Self::Prepared>;
 
-    /// Trains to the end. `observer` receives all events.
+    /// Trains, or does what else the job is for, to the end. `observer` receives all events.
     ///
     /// # Errors
     /// As [`crate::trainer::run()`].
@@ -177,10 +193,13 @@ pub fn run<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Resul
     let (ranks, runtime) = (how.ranks, how.runtime);
     let connection = how.mlflow.clone().filter(|_| ranks.is_main()).map(Connection::open).transpose()?;
     let lock = || RunLock::on("--out", &how.out, runtime.observer().as_ref());
+    if ranks.is_main() {
+        J::refuse_foreign(how)?;
+    }
     // an existing run is refused before the data is read; unusable data leaves no folder behind
     let early = (ranks.is_main() && how.out.is_dir()).then(lock).transpose()?;
     if ranks.is_main() {
-        how.resume.check(&how.out)?;
+        J::check_folder(how)?;
     }
     let mut job = make(how)?;
     let _lock = ranks.agree_on(main_only(ranks, || {
@@ -212,7 +231,8 @@ pub fn run<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Resul
 /// # Errors
 /// As [`run`], before its training begins.
 pub fn check<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Result<J>) -> Result<()> {
-    how.resume.check(&how.out)?;
+    J::refuse_foreign(how)?;
+    J::check_folder(how)?;
     let mut job = make(how)?;
     let checkpoint = job.checkpoint()?;
     job.find_files(checkpoint.as_deref())?;

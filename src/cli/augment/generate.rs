@@ -7,8 +7,8 @@ use crate::cli::args::RootArgs;
 use crate::cli::context::Context;
 use crate::cli::ranks::GpuArgs;
 use crate::cli::report::Outcome;
-use crate::job::How;
-use crate::job::generation::{Generated, PairGeneration};
+use crate::job::generation::{Generated, PairGeneration, Pairs};
+use crate::job::{self, How};
 use crate::tensor::memory::overall_peak;
 use crate::trainer::Ranks;
 use serde_json::json;
@@ -92,26 +92,26 @@ fn generate(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outc
     let (plans, memory) = (!args.no_plan, context.memory.clone());
     // the processes share no memory: each is planned as if it were alone
     let how = How { plans, ranks, memory, ..How::new(&args.out, &context.runtime)? };
-    let pairs = PairGeneration {
+    let pairs = Pairs {
         run: resolved.config,
-        rows: args.data.rows(&[])?,
         limit_real: args.limit_real,
         limit: args.limit,
         loras: args.loras.clone(),
         filters: !args.no_filter,
         filter_models: args.filter_models.clone(),
     };
-    let Some(made) = pairs.run(&how)? else { return Ok(Outcome::Done) };
-    context.output.line(describe(&made, &args.out, pairs.run.augment.is_random()))?;
-    let filtered = made.filter(&pairs, &how)?;
-    if let Some(filtered) = &filtered {
+    let is_random = pairs.run.augment.is_random();
+    let rows = args.data.rows(&[])?;
+    let Some(made) = job::run(&how, |how| PairGeneration::new(pairs, &rows, how))? else { return Ok(Outcome::Done) };
+    context.output.line(describe(&made, &args.out, is_random))?;
+    if let Some(filtered) = &made.filtered {
         context.output.line(super::filter::describe_report(filtered, &args.out))?;
     }
     context.output.record(&json!({
         "kind": "result",
         "out": args.out,
         "summary": made.summary,
-        "filtered": filtered,
+        "filtered": made.filtered,
         "memory": { "planned": made.plan, "measured": overall_peak(context.runtime.device()) },
     }))?;
     Ok(Outcome::Done)
