@@ -79,12 +79,9 @@ fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
     context.output.line(fingerprint_table(&report))?;
     context.output.line(String::new())?;
     context.output.line(count_table(&report))?;
-    let root = args.root.display();
-    context.output.line(if report.is_good() {
-        format!("next: prsmed train --data-root {root}")
-    } else {
-        format!("next: mend the rows above, or leave them out: prsmed train --data-root {root} --skip-bad-rows")
-    })?;
+    if report.is_good() {
+        context.output.line(format!("next: prsmed train --data-root {}", args.root.display()))?;
+    }
     let mut record = json!({ "kind": "result", "good": report.is_good() });
     if let (Some(record), serde_json::Value::Object(fields)) = (record.as_object_mut(), serde_json::to_value(&report)?)
     {

@@ -9,6 +9,7 @@ use crate::Error;
 use crate::data::manifest::{Manifest, Split};
 use crate::job::evaluation::Scoring;
 use crate::job::together::check_data;
+use crate::job::weight_files;
 use crate::segment::evaluate::Options;
 use crate::segment::task::spread;
 use crate::trainer::Ranks;
@@ -25,12 +26,15 @@ use std::path::{Path, PathBuf};
 ///
 /// Prints a table and writes `report.html`, `summary.json`, `samples.csv`, `patients.csv`, `overlays.png` (worst and
 /// best samples) and `overlays.csv`, which describes them. Several runs are scored one after the other and compared
-/// with the first one, question by question.
+/// with the first one, question by question. The folds of a cross-validation (`train --fold`) are each scored on their own
+/// validation images (`--split val`), and all of them together.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed eval runs/a --data-root data --split test
   prsmed eval runs/a --data-root data --gpus 4
-  prsmed eval runs/a runs/b --data-root data --out compared")]
+  prsmed eval runs/a runs/b --data-root data --out compared
+  prsmed eval runs/fold0 runs/fold1 --data-root data --split val
+  prsmed eval runs/fold0 runs/fold1 --data-root data --ensemble")]
 pub(super) struct Args {
     /// Run folders (their `best/`, else `last/`), checkpoint folders, published PRS-Med folders, or
     /// `hub:owner/name[/FOLDER]`. With several, the first is the baseline
@@ -49,6 +53,9 @@ pub(super) struct Args {
     /// Tolerance of the surface Dice in mm; in pixels if the data have no pixel spacing
     #[arg(long, value_name = "MM", default_value_t = 2.0)]
     tolerance_mm: f64,
+    /// Score all runs as one: their masks are averaged, and answers are those of the first run
+    #[arg(long)]
+    ensemble: bool,
     /// Score only N rows, spread evenly over the split; 0 = all
     #[arg(long, value_name = "N", default_value_t = 0)]
     limit: usize,
@@ -79,13 +86,16 @@ fn score(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
     let manifest = args.data.open(context)?;
     check_data(ranks, &manifest)?;
     let rows = spread(manifest.rows_of(split), args.limit);
-    if rows.is_empty() {
+    let are_folds = split == Split::Val && are_folds(&args.runs, context)?;
+    if rows.is_empty() && !are_folds {
         return Err(no_rows(&manifest, split).into());
     }
     let scoring = Scoring {
         manifest: &manifest,
         rows: &rows,
         split,
+        limit: args.limit,
+        ensemble: if args.ensemble { &args.runs[1..] } else { &[] },
         labels: args.labels.as_deref().map(labels_of).transpose()?,
         options: Options { max_new_tokens: args.max_new_tokens, tolerance: args.tolerance_mm },
         out: args.out.clone(),
@@ -95,6 +105,8 @@ fn score(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
     };
     match &args.runs[..] {
         [run] => single(&scoring, run, context)?,
+        [first, ..] if args.ensemble => single(&scoring, first, context)?,
+        runs if are_folds => cross_validate(&scoring, runs, context)?,
         runs => compare(&scoring, runs, context)?,
     }
     Ok(Outcome::Done)
@@ -112,6 +124,25 @@ fn single(scoring: &Scoring, run: &Path, context: &Context) -> anyhow::Result<()
         "report": out,
         "summary": evaluation.summary,
     }))?;
+    Ok(())
+}
+
+/// True if all runs are of a cross-validation.
+fn are_folds(runs: &[PathBuf], context: &Context) -> anyhow::Result<bool> {
+    for run in runs {
+        if weight_files::described(run, &context.runtime)?.is_none_or(|description| description.fold.is_none()) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Prints the scores of all folds together.
+fn cross_validate(scoring: &Scoring, runs: &[PathBuf], context: &Context) -> anyhow::Result<()> {
+    let Some((out, table, runs)) = scoring.cross_validate(runs)? else { return Ok(()) };
+    context.output.line(&table)?;
+    context.output.line(format!("reports in {}", out.display()))?;
+    context.output.record(&json!({ "kind": "result", "split": "val", "report": out, "runs": runs, "table": table }))?;
     Ok(())
 }
 

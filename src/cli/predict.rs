@@ -27,6 +27,10 @@ pub(super) struct RunArgs {
     /// Run folder (its `best/`, else `last/`), one checkpoint folder, a published PRS-Med folder, or
     /// `hub:owner/name[/FOLDER]`
     pub(super) run: PathBuf,
+    /// Another run beside it, for example of another fold; may be repeated. Masks are then the mean of all runs, answers those
+    /// of the first one
+    #[arg(long = "ensemble", value_name = "RUN")]
+    pub(super) others: Vec<PathBuf>,
     #[command(flatten)]
     pub(super) model: ModelArgs,
 }
@@ -76,12 +80,18 @@ impl RunArgs {
     /// SHA-256 of what identifies the weights and these flags.
     pub(super) fn identity(&self, context: &Context) -> Result<String> {
         let (base, tower) = (self.model.base.as_deref(), self.model.vision_tower.as_deref());
-        let flags = format!("{:?}", self.model);
-        weight_files::read_run(&self.run, base, tower, &context.runtime, &|folder| identity_of(folder, &flags))
+        let mut flags = format!("{:?}", self.model);
+        let identity = |run: &Path, flags: &str| {
+            weight_files::read_run(run, base, tower, &context.runtime, &|folder| identity_of(folder, flags))
+        };
+        for other in &self.others {
+            flags += &identity(other, "")?;
+        }
+        identity(&self.run, &flags)
     }
 
     pub(super) fn open(&self, context: &Context) -> Result<Assembly> {
-        weight_files::open_run_with(&self.run, &self.model.choice(), &context.runtime)
+        weight_files::open_runs(&self.run, &self.others, &self.model.choice(), &context.runtime)
     }
 }
 
@@ -226,6 +236,10 @@ fn finish(
     let modality = prediction.best_class().and_then(|class| assembly.description.modalities.get(class));
     context.output.line("")?;
     context.output.line(mask_line(foreground_frac, confidence))?;
+    if let Some(agreement) = prediction.agreement {
+        let count = assembly.members.len() + 1;
+        context.output.line(format!("{count} runs: mean Dice of their masks with this one {agreement:.3}"))?;
+    }
     let question = args.questions.first().map(String::as_str).unwrap_or_default();
     let familiarity = assembly.familiarity(question);
     familiarity.warning().map_or(Ok(()), |warning| context.output.line(format!("attention: {warning}")))?;
@@ -238,6 +252,7 @@ fn finish(
         "overlay": args.overlay_out,
         "foreground_frac": foreground_frac,
         "confidence": confidence,
+        "agreement": prediction.agreement,
         "width": prediction.size.0,
         "height": prediction.size.1,
         "memory": { "measured": ledger::usage() },

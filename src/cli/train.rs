@@ -72,6 +72,9 @@ pub(super) struct Args {
     init: Option<PathBuf>,
     #[command(flatten)]
     resume: ResumeArgs,
+    /// Cross-validation: fold K of N, for example 0/5; same as `--set data.fold=K --set data.folds=N`
+    #[arg(long, value_name = "K/N", value_parser = fold)]
+    fold: Option<(usize, usize)>,
     /// Same as `--set train.seed=N`
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -115,6 +118,11 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         return check(args, context);
     }
     args.gpus.run(args.print_config, context, |ranks| train(args, ranks, context))
+}
+
+fn fold(text: &str) -> std::result::Result<(usize, usize), String> {
+    let numbers = text.split_once('/').and_then(|(fold, folds)| Some((fold.parse().ok()?, folds.parse().ok()?)));
+    numbers.filter(|(fold, folds)| fold < folds).ok_or_else(|| "use K/N with K from 0 to N - 1, for example 0/5".into())
 }
 
 fn check(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
@@ -262,6 +270,8 @@ fn resolve(args: &Args, how: &How, context: &Context) -> Result<Resolved> {
         ("train.graph", "--graph", args.graph.clone()),
         ("data.cache_vision", "--cache-vision", args.cache_vision.clone()),
         ("data.labels", "--labels", args.labels.clone()),
+        ("data.fold", "--fold", args.fold.map(|(fold, _)| fold.to_string())),
+        ("data.folds", "--fold", args.fold.map(|(_, folds)| folds.to_string())),
         ("data.synthetic_ratio", "--synthetic-ratio", args.synthetic_ratio.as_ref().map(ToString::to_string)),
     ];
     for (key, flag, value) in flags {

@@ -12,11 +12,26 @@ pub(super) fn check(config: &RunConfig) -> Result<()> {
     check_host_layers(&config.model)?;
     vision_features::refuse_trained_tower(&config.data, config.model.train_base)?;
     check_graph(config)?;
+    check_folds(config)?;
     if config.train.offload_weights {
         let hint = "use `train.offload_optimizer=true`: the segmenter trains few weights, and most memory is elsewhere";
         return Err(Error::config("train.offload_weights", "belongs to `augment finetune`", hint));
     }
     config.train.check()
+}
+
+fn check_folds(config: &RunConfig) -> Result<()> {
+    let (fold, folds) = (config.data.fold, config.data.folds);
+    if folds == 1 {
+        return Err(Error::config("data.folds", "one fold leaves nothing to train", "use 5, or 0 for none"));
+    }
+    if fold > 0 && fold >= folds {
+        let hint = format!("use 0 to {}", folds.saturating_sub(1));
+        let reason = if folds == 0 { "there are no folds".to_owned() } else { format!("there are {folds} folds") };
+        let hint = if folds == 0 { "set `data.folds=5` too".to_owned() } else { hint };
+        return Err(Error::config("data.fold", reason, hint));
+    }
+    Ok(())
 }
 
 /// Captured steps keep their gradients and pad texts.

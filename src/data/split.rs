@@ -53,18 +53,9 @@ pub fn ensure_val(manifest: &mut Manifest, fraction: f64, seed: u64) -> Result<O
     }
     let train = manifest.rows_of(Split::Train);
     let groups = groups(manifest, &train)?;
-    let mut classes: BTreeMap<&str, Vec<(Content, Content)>> = BTreeMap::new();
-    for (content, group) in &groups {
-        // A group in several classes belongs to the first class by name.
-        let class = group.rows.iter().map(|&row| manifest.rows[row].modality.as_str()).min().unwrap_or_default();
-        let mut rank = Sha256::new();
-        rank.update(seed.to_le_bytes());
-        rank.update(content);
-        classes.entry(class).or_default().push((rank.finalize().into(), *content));
-    }
+    let classes = ranked(manifest, &groups, seed);
     let mut chosen = Vec::new();
-    for ranked in classes.values_mut() {
-        ranked.sort_unstable();
+    for ranked in classes.values() {
         chosen.extend(ranked.iter().take(num_val(ranked.len(), fraction)).map(|(_, content)| *content));
     }
     if chosen.is_empty() {
@@ -80,6 +71,67 @@ pub fn ensure_val(manifest: &mut Manifest, fraction: f64, seed: u64) -> Result<O
         // Every class has only one image: take the first of all by rank.
         chosen.extend(classes.values().flatten().min().map(|(_, content)| *content));
     }
+    validate_on(manifest, &groups, &chosen).map(Some)
+}
+
+/// A part of the training and validation images on which one of several runs is validated (cross-validation).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Fold {
+    /// Its number, from 0.
+    pub number: usize,
+    /// Number of folds.
+    pub of: usize,
+}
+
+/// Makes the images of `fold` the `val` split, and all other training and validation images the `train` split. Folds depend on
+/// the content of the images alone. Test rows and rows of extra data roots stay; synthetic pairs made from images of the
+/// fold are left out.
+///
+/// # Errors
+/// [`Error::Data`] for a fold without images; [`Error::Io`] when an image cannot be read.
+pub fn validate_on_fold(manifest: &mut Manifest, fold: Fold) -> Result<ValSplit> {
+    let mut rows = manifest.rows_of(Split::Train);
+    rows.extend(manifest.rows_of(Split::Val));
+    rows.sort_unstable();
+    for &row in &rows {
+        manifest.rows[row].split = Split::Train;
+    }
+    let groups = groups(manifest, &rows)?;
+    let classes = ranked(manifest, &groups, 0);
+    let of_class = |ranked: &Vec<(Content, Content)>| {
+        let own = ranked.iter().skip(fold.number).step_by(fold.of.max(1));
+        own.map(|(_, content)| *content).collect::<Vec<_>>()
+    };
+    let chosen: Vec<Content> = classes.values().flat_map(of_class).collect();
+    if chosen.is_empty() {
+        let reason = format!("fold {} of {} has no image", fold.number, fold.of);
+        return Err(Error::data(&manifest.root, reason, "add images, or use fewer folds (`data.folds`)"));
+    }
+    validate_on(manifest, &groups, &chosen)
+}
+
+/// The groups of each class, in an order that a seed gives. A group in several classes belongs to the first one by name.
+fn ranked<'m>(
+    manifest: &'m Manifest,
+    groups: &BTreeMap<Content, Group>,
+    seed: u64,
+) -> BTreeMap<&'m str, Vec<(Content, Content)>> {
+    let mut classes: BTreeMap<&str, Vec<(Content, Content)>> = BTreeMap::new();
+    for (content, group) in groups {
+        let class = group.rows.iter().map(|&row| manifest.rows[row].modality.as_str()).min().unwrap_or_default();
+        let mut rank = Sha256::new();
+        rank.update(seed.to_le_bytes());
+        rank.update(content);
+        classes.entry(class).or_default().push((rank.finalize().into(), *content));
+    }
+    for ranked in classes.values_mut() {
+        ranked.sort_unstable();
+    }
+    classes
+}
+
+/// Moves the rows of the chosen groups to `val`.
+fn validate_on(manifest: &mut Manifest, groups: &BTreeMap<Content, Group>, chosen: &[Content]) -> Result<ValSplit> {
     let moved: Vec<usize> = chosen.iter().flat_map(|content| groups[content].rows.iter().copied()).collect();
     let val_images = chosen.iter().map(|content| groups[content].images).sum();
     for &row in &moved {
@@ -87,7 +139,7 @@ pub fn ensure_val(manifest: &mut Manifest, fraction: f64, seed: u64) -> Result<O
     }
     held_out::drop_leaking_pairs(manifest)?;
     let images = groups.values().map(|group| group.images).sum();
-    Ok(Some(ValSplit { images, val_images, val_rows: moved.len() }))
+    Ok(ValSplit { images, val_images, val_rows: moved.len() })
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a fraction of a count, clamped to it")]
@@ -208,6 +260,29 @@ mod tests {
                 rows.iter().map(|(mask, _)| mask).filter(|mask| mask.starts_with(class)).collect();
             assert!((2..=3).contains(&images.len()), "{class}: {images:?}");
         }
+    }
+
+    #[test]
+    fn each_image_is_validated_in_one_fold_and_test_rows_in_none() {
+        let root = root(false);
+        let mut all = BTreeSet::new();
+        let mut count = 0;
+        for number in 0..5 {
+            let mut manifest = Manifest::open(root.path(), None).expect("good");
+            // a split of its own changes nothing
+            manifest.rows[4 + number].split = Split::Val;
+            manifest.rows[0].split = Split::Test;
+            let cut = validate_on_fold(&mut manifest, Fold { number, of: 5 }).expect("cut");
+            assert!(manifest.rows[0].split == Split::Test && cut.val_images >= 4, "{cut:?}");
+            let rows = manifest.rows_of(Split::Val);
+            count += rows.len();
+            all.extend(rows);
+            assert_eq!(manifest.rows_of(Split::Train).len() + cut.val_rows + 1, manifest.rows.len());
+        }
+        assert_eq!((all.len(), count), (40, 40), "all 41 rows but the test row, each once");
+        let mut manifest = Manifest::open(root.path(), None).expect("good");
+        let error = validate_on_fold(&mut manifest, Fold { number: 30, of: 31 }).expect_err("twenty images");
+        assert!(error.to_string().ends_with("fold 30 of 31 has no image"), "{error}");
     }
 
     #[test]

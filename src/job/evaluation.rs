@@ -5,14 +5,19 @@ use super::together::main_only;
 use super::weight_files::{self, ModelChoice};
 use crate::data::labels::Labels;
 use crate::data::manifest::{Manifest, Split};
+use crate::data::split;
+use crate::metrics::estimates::{self, Item};
 use crate::report::comparison::{Compared, Comparison};
 use crate::report::evaluation::{self, Facts};
 use crate::runtime::Runtime;
 use crate::segment::evaluate::{self, Evaluation, Options};
+use crate::segment::setup::Description;
+use crate::segment::task::spread;
 use crate::tensor::{self, memory};
 use crate::trainer::Ranks;
 use crate::{Error, Result, files};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -27,6 +32,10 @@ pub struct Scoring<'a> {
     pub rows: &'a [usize],
     /// Their split.
     pub split: Split,
+    /// Most rows of a split; 0 = all.
+    pub limit: usize,
+    /// Further runs beside each scored one: masks are means.
+    pub ensemble: &'a [PathBuf],
     /// Labels of masks that are foreground, if other than those of the run.
     pub labels: Option<Labels>,
     /// Length of answers, and the tolerance of surfaces.
@@ -47,8 +56,13 @@ impl Scoring<'_> {
     /// # Errors
     /// [`Error::Weights`] or [`Error::Hub`] for a run that cannot be opened; errors of the data; [`Error::Io`].
     pub fn single(&self, run: &Path) -> Result<Option<(PathBuf, Evaluation)>> {
-        let runs = if run.is_dir() { &[] } else { std::slice::from_ref(&run) };
-        let place = Place::new(self, report_folder(run, self.split), runs);
+        let mut runs: Vec<&Path> = if run.is_dir() { Vec::new() } else { vec![run] };
+        runs.extend(self.ensemble.iter().map(PathBuf::as_path));
+        let mut default = report_folder(run, self.split);
+        if !self.ensemble.is_empty() {
+            default.as_mut_os_string().push("-ensemble");
+        }
+        let place = Place::new(self, default, &runs);
         let out = &place.folder;
         let evaluation = self.score(run, || {
             if self.out.is_none() && run.is_dir() {
@@ -91,37 +105,97 @@ impl Scoring<'_> {
             return Ok(None);
         }
         let comparison = Comparison::new(compared)?;
-        comparison.write(out, &self.subtitle())?;
+        comparison.write(out, &self.subtitle(self.rows.len()))?;
         Ok(Some((out.clone(), comparison, records)))
     }
 
     /// Loads a run, scores it and writes its files into the folder that `prepare` makes, which gives it and the name of
     /// the run. Only the first process writes files and gets the evaluation.
     fn score(&self, run: &Path, prepare: impl FnOnce() -> Result<(PathBuf, String)>) -> Result<Option<Evaluation>> {
-        let mut assembly = weight_files::open_run_with(run, &self.model, self.runtime)?;
+        let mut assembly = weight_files::open_runs(run, self.ensemble, &self.model, self.runtime)?;
+        let folded = self.own_fold(&assembly.description)?;
+        let (manifest, rows) = folded.as_ref().map_or((self.manifest, self.rows), |(all, rows)| (all, rows));
         if let Some(labels) = self.labels {
             assembly.description.pixels.labels = labels;
         }
         let place = self.ranks.agree_on(main_only(self.ranks, prepare))?;
         let started = Instant::now();
         let reports = (self.runtime.observer().as_ref(), &**self.runtime.interrupt());
-        let evaluation = evaluate::evaluate(self.ranks, &assembly, self.manifest, self.rows, self.options, reports)?;
+        let evaluation = evaluate::evaluate(self.ranks, &assembly, manifest, rows, self.options, reports)?;
         let (Some(evaluation), Some((folder, name))) = (evaluation, place) else { return Ok(None) };
         evaluation.write(&folder)?;
-        let mut facts = self.facts(run, started.elapsed().as_secs_f64());
+        let subtitle = self.subtitle(rows.len());
+        let mut facts = self.facts(run, started.elapsed().as_secs_f64() / rows.len() as f64, rows.len());
         facts.extend(evaluation::model_facts(&assembly.description));
-        evaluation::write(&folder, (&name, &self.subtitle()), &evaluation, &facts)?;
+        evaluation::write(&folder, (&name, &subtitle), &evaluation, &facts)?;
         Ok(Some(evaluation))
     }
 
-    /// What was scored, in one line.
-    fn subtitle(&self) -> String {
-        format!("split {}, {} questions of {}", self.split.name(), self.rows.len(), self.manifest.root.display())
+    /// Of a run of cross-validation the rows of its own fold: those of the data root are partly in its training.
+    fn own_fold(&self, description: &Description) -> Result<Option<(Manifest, Vec<usize>)>> {
+        let Some(fold) = description.fold.filter(|_| self.split != Split::Test) else { return Ok(None) };
+        let mut manifest = self.manifest.clone();
+        split::validate_on_fold(&mut manifest, fold)?;
+        let rows = spread(manifest.rows_of(self.split), self.limit);
+        self.runtime.note(format!(
+            "the run is of fold {} of 0 to {}: its {} rows",
+            fold.number,
+            fold.of - 1,
+            self.split.name()
+        ));
+        Ok(Some((manifest, rows)))
     }
 
-    /// Versions, time and memory of one run's evaluation.
-    fn facts(&self, run: &Path, seconds: f64) -> Facts {
-        let per_question = seconds / self.rows.len() as f64;
+    /// Scores the validation rows of each run of a cross-validation, and all of them together. Gives the folder of the
+    /// reports, a table and a record of each run.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for runs that are not different folds of one division; as [`Self::single`].
+    pub fn cross_validate(&self, runs: &[PathBuf]) -> Result<Option<(PathBuf, String, Vec<Value>)>> {
+        let mut folds = BTreeSet::new();
+        for run in runs {
+            let fold = weight_files::described(run, self.runtime)?.and_then(|description| description.fold);
+            let is_new = fold.is_some_and(|fold| folds.insert((fold.of, fold.number)));
+            if !is_new || folds.iter().any(|(of, _)| Some(*of) != fold.map(|fold| fold.of)) {
+                let reason = "the runs are not different folds of one cross-validation";
+                return Err(Error::config(
+                    run.to_string_lossy(),
+                    reason,
+                    "train them with `--fold 0/5`, `--fold 1/5`, ...",
+                ));
+            }
+        }
+        let default = PathBuf::from("eval-folds");
+        let paths: Vec<&Path> = runs.iter().map(PathBuf::as_path).collect();
+        let place = Place::new(self, default, &paths);
+        self.ranks.agree(if self.ranks.is_main() { place.make(self.runtime) } else { Ok(()) })?;
+        let (mut items, mut records, mut length) = (Vec::new(), Vec::new(), String::new());
+        for (run, name) in runs.iter().zip(unique_names(runs)) {
+            let folder = place.folder.join(&name);
+            let scored = self.score(run, || {
+                make_folder("--out", &folder)?;
+                Ok((folder.clone(), name.clone()))
+            })?;
+            let Some(evaluation) = scored else { continue };
+            length.clone_from(&evaluation.summary.protocol.length);
+            records.push(json!({ "name": name, "run": run, "report": folder, "summary": evaluation.summary }));
+            items.extend(evaluation.items);
+        }
+        let all: Vec<&Item> = items.iter().collect();
+        let title =
+            format!("{} questions of {} of {} folds", items.len(), folds.len(), folds.first().map_or(0, |(of, _)| *of));
+        let table = format!("{title}\n{}", estimates::table(&estimates::estimates(&all), &length));
+        Ok(self.ranks.is_main().then_some((place.folder, table, records)))
+    }
+
+    /// What was scored, in one line.
+    fn subtitle(&self, count: usize) -> String {
+        format!("split {}, {count} questions of {}", self.split.name(), self.manifest.root.display())
+    }
+
+    /// Versions, time and memory of one run's evaluation of `count` questions.
+    fn facts(&self, run: &Path, per_question: f64, count: usize) -> Facts {
+        let seconds = per_question * count as f64;
         let device = self.runtime.device();
         vec![
             ("run".into(), run.display().to_string()),

@@ -11,7 +11,7 @@ use crate::tensor::weights::read_unchanged;
 use crate::trainer::precision::Precision;
 use crate::units::Bytes;
 use serde_json::json;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Finds every file of `needs`, shows which are here, which will be downloaded and which are missing, and refuses missing
 /// files and a disk that is too small. [`Runtime::locate`] downloads them later.
@@ -131,6 +131,18 @@ pub fn open_run_with(run: &Path, choice: &ModelChoice, runtime: &Runtime) -> Res
         setup::open(folder, &overrides, build)
     })?;
     assembly.warnings.iter().for_each(|warning| runtime.warn(warning.as_str()));
+    Ok(assembly)
+}
+
+/// Opens a run with others beside it: masks of its predictions are means over all of them, and answers are its own. Each
+/// model is in memory as a whole.
+///
+/// # Errors
+/// As [`open_run_with`].
+pub fn open_runs(run: &Path, others: &[PathBuf], choice: &ModelChoice, runtime: &Runtime) -> Result<Assembly> {
+    let mut assembly = open_run_with(run, choice, runtime)?;
+    assembly.members = others.iter().map(|other| open_run_with(other, choice, runtime)).collect::<Result<_>>()?;
+    assembly.calibrate_together();
     Ok(assembly)
 }
 

@@ -3,11 +3,13 @@
 use super::Semantics;
 use super::calibration::{Calibration, Confidence};
 use super::config::ModelConfig;
+use super::description::FORMAT;
 use crate::Result;
 use crate::data::image::PixelConfig;
 use crate::data::labels::Labels;
 use crate::data::prepared::Intensity;
 use crate::data::questions::{Familiarity, KnownQuestions};
+use crate::data::split::Fold;
 use crate::data::text::TextTokenizer;
 use crate::data::volume::{Axis, Window};
 use crate::hub::{self, Pinned};
@@ -49,6 +51,9 @@ pub struct Description {
     /// Axis and intensity window of the images of classes that were prepared from volumes, by class.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub intensity: BTreeMap<String, Intensity>,
+    /// The part of the images that it was validated on, in cross-validation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fold: Option<Fold>,
     /// Commits and hashes of the weights from the hub, by part: `base`, `vision_tower`, `image_encoder`. Checkpoints of
     /// old versions have none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -56,6 +61,18 @@ pub struct Description {
 }
 
 impl Description {
+    /// A model that was not trained yet.
+    pub(super) fn new(
+        model: ModelConfig,
+        sizes: prsmed::Config,
+        modalities: Vec<String>,
+        pixels: PixelConfig,
+        sources: BTreeMap<String, Pinned>,
+    ) -> Self {
+        let (calibration, intensity, fold) = (None, BTreeMap::new(), None);
+        Self { format: FORMAT, model, sizes, modalities, pixels, calibration, intensity, fold, sources }
+    }
+
     /// Window and axis of the training images, where all classes that were prepared from volumes have the same.
     pub fn shown(&self) -> (Option<Window>, Option<Axis>) {
         let mut all = self.intensity.values();
@@ -93,6 +110,24 @@ impl Description {
 }
 
 impl Assembly {
+    /// Takes the mean temperature and presence threshold of this run and its [`members`](Self::members), where all have one.
+    pub fn calibrate_together(&mut self) {
+        let all =
+            self.members.iter().map(|member| member.description.calibration).chain([self.description.calibration]);
+        let Some(all) = all.collect::<Option<Vec<_>>>() else {
+            self.description.calibration = None;
+            return;
+        };
+        let count = all.len() as f64;
+        let thresholds: Option<Vec<f64>> = all.iter().map(|one| one.presence_threshold).collect();
+        self.description.calibration = Some(Calibration {
+            temperature: all.iter().map(|one| one.temperature).sum::<f64>() / count,
+            presence_threshold: thresholds.map(|thresholds| thresholds.iter().sum::<f64>() / count),
+            num_present: all.iter().map(|one| one.num_present).sum(),
+            num_absent: all.iter().map(|one| one.num_absent).sum(),
+        });
+    }
+
     /// How sure the model is of the foreground probabilities of a mask.
     pub fn confidence(&self, probabilities: &[f32]) -> Confidence {
         Confidence::of(probabilities, self.description.calibration.as_ref())
@@ -117,6 +152,8 @@ pub struct Assembly {
     pub questions: Option<Arc<KnownQuestions>>,
     /// Keys that did not fit (if that is allowed), and other warnings of the load.
     pub warnings: Vec<String>,
+    /// Further runs: masks of predictions are means over all of them.
+    pub members: Vec<Assembly>,
 }
 
 /// Options for building a model.

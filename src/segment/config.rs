@@ -4,6 +4,7 @@ use super::Semantics;
 use crate::data::classical::Augment;
 use crate::data::labels::Labels;
 use crate::data::mixing_sampler::Ratio;
+use crate::data::split::Fold;
 use crate::models::mistral::PackedAttention;
 use crate::models::{clip, mask_decoder, mistral, tiny_vit};
 use crate::nn::Quantization;
@@ -169,10 +170,23 @@ settings! {
         /// Part of the training images that is kept for validation when the data has no `val` rows. Images of a patient stay
         /// together.
         val_frac: f64 = 0.1, results(Changes), resume(Fixed), range(0.0..1.0);
+        /// Cross-validation: divides training and validation images into so many folds, of which `data.fold` is validated and
+        /// the others are trained; 0 = off. Images of a patient stay together, and folds do not depend on the seed. Test rows
+        /// are not part of it.
+        folds: usize = 0, results(Changes), resume(Fixed);
+        /// The fold that is validated, from 0.
+        fold: usize = 0, results(Changes), resume(Fixed);
         /// Most training rows, spread evenly over all rows; 0 = all. Useful to check that a model can fit a few
         /// samples.
         max_train_rows: usize = 0, results(Changes), resume(Fixed);
         /// Most rows used for validation; 0 = all.
         max_val_rows: usize = 0, results(Same), resume(Free);
+    }
+}
+
+impl DataConfig {
+    /// The fold that is validated, if there are folds.
+    pub fn own_fold(&self) -> Option<Fold> {
+        (self.folds > 0).then_some(Fold { number: self.fold, of: self.folds })
     }
 }

@@ -2,14 +2,13 @@
 
 use super::assembly::{Assembly, Build, Description, RunOverrides, pixels};
 use super::config::ModelConfig;
-use super::description::{FORMAT, check_adapters, check_sizes, describe, verify};
+use super::description::{check_adapters, check_sizes, describe, verify};
 use super::{needs, setup, weights};
 use crate::data::text::TextTokenizer;
 use crate::models::prsmed::{self, PrsMed};
 use crate::nn::LoraConfig;
 use crate::tensor::{guard, rng};
 use crate::{Error, Result};
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -44,18 +43,13 @@ pub fn create(
     weights::load_classes(&folder, &model, &taken)?;
     let (base, _) = weights::base_of(&folder, &named, build)?;
     let tokenizer = TextTokenizer::open(&needs::tokenizer_folder(&folder, &base))?;
-    let description = Description {
-        format: FORMAT,
-        model: config.clone(),
-        pixels: pixels(config, &sizes),
-        modalities: modalities.to_vec(),
-        sizes,
-        calibration: None,
-        intensity: BTreeMap::new(),
-        sources: trained.sources.clone(),
-    };
+    let pixels = pixels(config, &sizes);
+    let description = Description::new(config.clone(), sizes, modalities.to_vec(), pixels, trained.sources.clone());
     let note = note(&folder, modalities, &taken);
-    Ok((Assembly { model, tokenizer: Arc::new(tokenizer), description, questions: None, warnings }, note))
+    Ok((
+        Assembly { model, tokenizer: Arc::new(tokenizer), description, questions: None, warnings, members: Vec::new() },
+        note,
+    ))
 }
 
 /// Settings that a training takes from the run in the checkpoint folder `folder`: `key=value` as `--set` takes them.

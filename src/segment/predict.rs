@@ -53,6 +53,9 @@ pub struct Prediction {
     pub size: (u32, u32),
     /// Probability of each modality class, in the order of the run's classes.
     pub classes: Vec<f32>,
+    /// Of several runs: mean Dice of their masks with the mask. 1 where they agree.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agreement: Option<f64>,
 }
 
 impl Assembly {
@@ -96,6 +99,17 @@ impl Prediction {
         confidence
     }
 
+    /// With the mean of this mask and those of other runs.
+    #[must_use]
+    fn with_others(mut self, others: &[Vec<f32>]) -> Self {
+        let own = std::mem::take(&mut self.mask);
+        let all: Vec<&[f32]> = std::iter::once(own.as_slice()).chain(others.iter().map(Vec::as_slice)).collect();
+        let count = all.len() as f32;
+        self.mask = (0..own.len()).map(|pixel| all.iter().map(|mask| mask[pixel]).sum::<f32>() / count).collect();
+        self.agreement = Some(all.iter().map(|mask| dice(mask, &self.mask)).sum::<f64>() / f64::from(count));
+        self
+    }
+
     /// Number of foreground pixels.
     pub fn num_foreground(&self) -> usize {
         self.mask.iter().filter(|probability| is_foreground(**probability)).count()
@@ -118,6 +132,14 @@ impl Prediction {
     }
 }
 
+/// Dice of two masks of probabilities; 1 if both are empty.
+fn dice(a: &[f32], b: &[f32]) -> f64 {
+    let count = |of: &[f32]| of.iter().filter(|value| is_foreground(**value)).count();
+    let both = a.iter().zip(b).filter(|(a, b)| is_foreground(**a) && is_foreground(**b)).count();
+    let all = count(a) + count(b);
+    if all == 0 { 1.0 } else { 2.0 * both as f64 / all as f64 }
+}
+
 /// An image as the encoders of a model read it. It belongs to the model that made it.
 #[derive(Debug)]
 pub struct EncodedImage {
@@ -127,13 +149,15 @@ pub struct EncodedImage {
     embedding: Tensor,
     /// `(width, height)` of the image in pixels.
     size: (u32, u32),
+    /// The image as further runs read it.
+    members: Vec<Self>,
 }
 
 impl EncodedImage {
     /// Bytes of its tensors.
     pub fn bytes(&self) -> usize {
         let bytes = |tensor: &Tensor| tensor.numel() * tensor.kind().elt_size_in_bytes();
-        bytes(&self.features) + bytes(&self.embedding)
+        bytes(&self.features) + bytes(&self.embedding) + self.members.iter().map(Self::bytes).sum::<usize>()
     }
 }
 
@@ -159,7 +183,9 @@ pub fn encode(assembly: &Assembly, image: &DynamicImage) -> Result<EncodedImage>
     no_grad(|| {
         guard::guard(|| {
             let images = pixels(assembly, image)?;
-            Ok(encode_pixels(&assembly.model, &images, (image.width(), image.height())))
+            let own = encode_pixels(&assembly.model, &images, (image.width(), image.height()));
+            let members = assembly.members.iter().map(|member| encode(member, image)).collect::<Result<_>>()?;
+            Ok(EncodedImage { members, ..own })
         })
     })
 }
@@ -176,7 +202,17 @@ pub fn ask(
     mut on_text: impl FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Prediction> {
     check_question(question)?;
-    no_grad(|| guard::guard(|| run(assembly, image, question, max_new_tokens, &mut on_text)))
+    let prediction = no_grad(|| guard::guard(|| run(assembly, image, question, max_new_tokens, &mut on_text)))?;
+    if assembly.members.is_empty() {
+        return Ok(prediction);
+    }
+    let mask_of = |(member, image): (&Assembly, &EncodedImage)| {
+        let prediction =
+            no_grad(|| guard::guard(|| run(member, image, question, 1, &mut |_| ControlFlow::Continue(()))));
+        prediction.map(|prediction| prediction.mask)
+    };
+    let others = assembly.members.iter().zip(&image.members).map(mask_of).collect::<Result<Vec<_>>>()?;
+    Ok(prediction.with_others(&others))
 }
 
 /// Checks a question before the model is loaded.
@@ -219,7 +255,7 @@ fn run(
     })?;
     debug_assert_eq!(classes.len(), description.modalities.len());
     let answer = text::clean_answer(&tokenizer.decode(&ids)?);
-    Ok(Prediction { answer, new_tokens: ids.len(), mask, size: image.size, classes })
+    Ok(Prediction { answer, new_tokens: ids.len(), mask, size: image.size, classes, agreement: None })
 }
 
 /// Mask and class probabilities of one prompt.
@@ -248,7 +284,7 @@ pub(super) fn answer(
 fn encode_pixels(model: &PrsMed, [clip, sam]: &[Tensor; 2], size: (u32, u32)) -> EncodedImage {
     let features = model.vision_features(clip);
     let embedding = model.embed_image(sam, PrsMed::evaluation_pass());
-    EncodedImage { features, embedding, size }
+    EncodedImage { features, embedding, size, members: Vec::new() }
 }
 
 fn answer_encoded(
@@ -332,6 +368,23 @@ mod tests {
     use crate::tensor::rng;
 
     #[test]
+    fn the_mask_of_several_runs_is_their_mean() {
+        let own = Prediction {
+            answer: "yes".into(),
+            new_tokens: 1,
+            mask: vec![0.9, 0.9, 0.0, 0.0],
+            size: (2, 2),
+            classes: Vec::new(),
+            agreement: None,
+        };
+        let both = own.with_others(&[vec![0.9, 0.3, 0.2, 0.0]]);
+        assert_eq!(both.mask, [0.9, 0.6, 0.1, 0.0]);
+        // the first mask is the mean's; of the second 2 of 1 + 2 pixels are common
+        assert_eq!((both.agreement, both.answer.as_str()), (Some(f64::midpoint(1.0, 2.0 / 3.0)), "yes"));
+        assert_eq!(dice(&[0.1], &[0.2]), 1.0);
+    }
+
+    #[test]
     fn a_probability_of_one_half_is_foreground_in_scores_and_masks() {
         let below = f32::from_bits(0.5_f32.to_bits() - 1);
         for (probabilities, num_foreground) in
@@ -340,8 +393,14 @@ mod tests {
             let score = crate::metrics::segmentation::ImageScore::of(&probabilities, &[true; 4]).unwrap();
             assert_eq!(score.counts.predicted, num_foreground);
             let classes = Vec::new();
-            let mut prediction =
-                Prediction { answer: String::new(), new_tokens: 0, mask: probabilities.into(), size: (2, 2), classes };
+            let mut prediction = Prediction {
+                answer: String::new(),
+                new_tokens: 0,
+                mask: probabilities.into(),
+                size: (2, 2),
+                classes,
+                agreement: None,
+            };
             let drawn: u64 = prediction.binary_mask().unwrap().iter().map(|value| u64::from(*value == 255)).sum();
             assert_eq!((drawn, prediction.num_foreground() as u64), (num_foreground, num_foreground));
             let confidence = prediction.settle(None, false);
@@ -352,8 +411,14 @@ mod tests {
             Calibration { temperature: 1.0, presence_threshold: Some(0.99), num_present: 1, num_absent: 1 };
         for (paint, left) in [(false, 0), (true, 4)] {
             let mask = vec![0.5; 4];
-            let mut prediction =
-                Prediction { answer: String::new(), new_tokens: 0, mask, size: (2, 2), classes: Vec::new() };
+            let mut prediction = Prediction {
+                answer: String::new(),
+                new_tokens: 0,
+                mask,
+                size: (2, 2),
+                classes: Vec::new(),
+                agreement: None,
+            };
             assert!(!prediction.settle(Some(&calibration), paint).is_found);
             assert_eq!(prediction.num_foreground(), left);
         }
@@ -497,8 +562,14 @@ mod tests {
     #[test]
     fn a_mask_has_the_pixels_with_a_probability_of_at_least_one_half() {
         let mask = vec![0.0, 0.497, 0.5, 0.503, 1.0];
-        let prediction =
-            Prediction { answer: String::new(), new_tokens: 0, mask, size: (5, 1), classes: vec![0.2, 0.5, 0.3] };
+        let prediction = Prediction {
+            answer: String::new(),
+            new_tokens: 0,
+            mask,
+            size: (5, 1),
+            classes: vec![0.2, 0.5, 0.3],
+            agreement: None,
+        };
         assert_eq!(prediction.binary_mask().unwrap().as_raw(), &[0, 0, 255, 255, 255]);
         assert_eq!(prediction.best_class(), Some(1));
     }

@@ -7,7 +7,7 @@ pub use super::description::{check_host_layers, describe, verify};
 
 use super::architecture::{check_encoder, check_llm_weights};
 use super::assembly::is_published;
-use super::description::{FORMAT, check_adapters, check_sizes};
+use super::description::{check_adapters, check_sizes};
 use super::needs;
 use super::weights::{self, Found};
 use crate::data::image::PixelConfig;
@@ -21,7 +21,6 @@ use crate::tensor::weights::Archive;
 use crate::tensor::{Device, guard, kernels, rng};
 use crate::trainer::FirstLayers;
 use crate::{Error, Result};
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -47,23 +46,15 @@ pub fn create(
     }
     check_sizes(config, &sizes)?;
     check_adapters(config, &sizes)?;
-    let description = Description {
-        format: FORMAT,
-        model: config.clone(),
-        pixels: pixels(config, &sizes),
-        modalities: modalities.to_vec(),
-        sizes,
-        calibration: None,
-        intensity: BTreeMap::new(),
-        sources: found.sources(),
-    };
+    let pixels = pixels(config, &sizes);
+    let description = Description::new(config.clone(), sizes, modalities.to_vec(), pixels, found.sources());
     let of_kernels = check_kernels(build.device)?;
     rng::seed(build.seed);
     let mut model = guard::guard(|| Ok(PrsMed::new(&description.sizes, build_options(config, build, true))))?;
     let mut warnings = found.load(&model, build)?;
     divide(&mut model, config, build)?;
     warnings.extend(of_kernels);
-    Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, questions: None, warnings })
+    Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, questions: None, warnings, members: Vec::new() })
 }
 
 /// Loads the model of a checkpoint folder of this program or of the original code.
@@ -83,7 +74,7 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Ass
     warnings.extend(description.source_warnings(&[("base", Some(&base)), ("vision_tower", tower.as_deref())]));
     let tokenizer = TextTokenizer::open(&needs::tokenizer_folder(folder, &base))?;
     let questions = KnownQuestions::open(folder)?.map(Arc::new);
-    Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, questions, warnings })
+    Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, questions, warnings, members: Vec::new() })
 }
 
 /// The description of a checkpoint folder (of this program, or published), with `overrides`.

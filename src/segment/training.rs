@@ -51,6 +51,16 @@ impl<'r> Training<'r> {
         runtime: &'r Runtime,
     ) -> Result<Self> {
         let mut manifest = manifest.into();
+        if let Some(fold) = config.data.own_fold() {
+            let cut = split::validate_on_fold(Arc::make_mut(&mut manifest), fold)?;
+            let (number, of) = (fold.number, fold.of);
+            runtime.note(format!(
+                "fold {number} of 0 to {}: {} of {} images are validated",
+                of - 1,
+                cut.val_images,
+                cut.images
+            ));
+        }
         if config.train.validate_every_epochs > 0
             && config.data.val_frac > 0.0
             && let Some(cut) = split::ensure_val(Arc::make_mut(&mut manifest), config.data.val_frac, config.train.seed)?
@@ -118,6 +128,7 @@ impl<'r> Training<'r> {
         warnings.into_iter().flatten().for_each(|warning| runtime.warn(warning));
         let mut assembly = assemble(&config, &manifest, checkpoint.as_deref(), runtime, ranks)?;
         assembly.description.pixels.labels = config.data.labels;
+        assembly.description.fold = config.data.own_fold();
         assembly.warnings.iter().for_each(|warning| runtime.warn(warning.as_str()));
         let features =
             vision_features::open_cache(&assembly, &config.data, runtime.cache(), runtime.observer().as_ref())?;

@@ -14,7 +14,7 @@ use super::adapters::{self, ADAPTER};
 use super::architecture::{config_folder, llm_config, shape_of, single_file, tower_config, tower_of};
 use super::assembly::{ADAPTER_CONFIG, Assembly, Build, DESCRIPTION, Description, RunOverrides, is_published, pixels};
 use super::config::{BatchNorm, ModelConfig, RANDOM};
-use super::description::{FORMAT, check_sizes};
+use super::description::check_sizes;
 use super::quantized::Cached;
 use super::{Semantics, needs};
 use crate::data::manifest::REFERENCE_CLASSES;
@@ -263,17 +263,8 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
         Error::weights(folder, error.to_string(), hint)
     })?;
     let modalities = REFERENCE_CLASSES.iter().map(|m| (*m).to_owned()).collect();
-    let sources = BTreeMap::new();
-    Ok(Description {
-        format: FORMAT,
-        pixels: pixels(&model, &sizes),
-        model,
-        sizes,
-        modalities,
-        calibration: None,
-        intensity: BTreeMap::new(),
-        sources,
-    })
+    let pixels = pixels(&model, &sizes);
+    Ok(Description::new(model, sizes, modalities, pixels, BTreeMap::new()))
 }
 
 /// Refuses a class head that does not have one class for each name. Old published folders have no class head.

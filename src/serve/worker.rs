@@ -251,7 +251,7 @@ mod tests {
                     assert!(on_text("yes").is_continue());
                     let mask = if text == "absent" { vec![0.3; 4] } else { vec![0.9, 0.7, 0.2, 0.1] };
                     let classes = vec![0.25, 0.75];
-                    Ok(Prediction { answer: "yes".into(), new_tokens: 2, mask, size: (2, 2), classes })
+                    Ok(Prediction { answer: "yes".into(), new_tokens: 2, mask, size: (2, 2), classes, agreement: None })
                 }
             }
         }

@@ -369,6 +369,8 @@ fn an_image_in_two_splits_gives_a_warning() {
 #[test]
 fn the_rows_of_a_good_data_root_are_counted() {
     let text = done(prsmed().args(["data", "check"]).arg(phantoms()));
+    let (text, next) = text.trim_end().rsplit_once('\n').unwrap();
+    assert_eq!(next, format!("next: prsmed train --data-root {}", phantoms().display()));
     insta::assert_snapshot!(text, @r"
     modality           images  patients  width  height  mm/pixel     grey   foreground %  labels  absent  unknown
     abdomen_CT              4         -     64      64         -   0..224  4.3..7.4..9.0     255       0        0

@@ -1,11 +1,12 @@
 //! `eval` on data with patients, pixel spacing and absent targets, and on several runs.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::support::{copy, done, objects, path, phantoms, prsmed, refused, run, trained, update_checksum};
+use crate::support::{copy, done, objects, path, phantoms, prsmed, refused, run, train, trained, update_checksum};
 
 /// A line of a table by the names of its columns.
 type Line = std::collections::BTreeMap<String, String>;
@@ -243,4 +244,55 @@ fn an_impossible_tolerance_is_an_error() {
     let mut eval = prsmed();
     eval.args(["eval", "--split", "train", "--tolerance-mm=-1", "--data-root"]).arg(phantoms()).arg(&trained().0);
     refused(&mut eval, "error: `--tolerance-mm`: -1 is no distance\nhint: use 0 or more, for example 2");
+}
+
+#[test]
+fn folds_are_scored_on_their_own_images_and_together_and_average_their_masks() {
+    let fold = |number: usize| {
+        let out = path(&format!("fold-{number}"));
+        done(train(phantoms(), &out, &["train.max_steps=2"]).args(["--fold", &format!("{number}/2")]));
+        out
+    };
+    let runs = [0, 1].map(fold);
+    let eval = |runs: &[&PathBuf], more: &[&str]| {
+        let mut command = prsmed();
+        command.arg("eval").args(runs).arg("--data-root").arg(phantoms()).args(["--max-new-tokens", "2"]).args(more);
+        command
+    };
+    let both = [&runs[0], &runs[1]];
+    let out = path("folds");
+    let text = done(eval(&both, &["--split", "val", "--out"]).arg(&out));
+    assert!(text.contains("questions of 2 of 2 folds\nscore "), "{text}");
+    let images = |folder: &Path| -> BTreeSet<String> {
+        lines_of(&folder.join("samples.csv")).iter().map(|line| line["image"].clone()).collect()
+    };
+    let [first, second] = ["fold-0", "fold-1"].map(|name| images(&out.join(name)));
+    let manifest = prsmed::data::manifest::Manifest::open(phantoms(), None).unwrap();
+    let trained = manifest.rows.iter().filter(|row| row.split != prsmed::data::manifest::Split::Test);
+    let trained: BTreeSet<String> = trained.map(|row| row.image_path.display().to_string()).collect();
+    assert!(first.is_disjoint(&second) && first.union(&second).eq(&trained), "{first:?} {second:?}");
+    // one run alone is scored on its own fold too
+    done(&mut eval(&both[..1], &["--split", "val"]));
+    assert_eq!(images(&runs[0].join("eval-val")), first);
+    refused(
+        &mut eval(&[&runs[0], &runs[0]], &["--split", "val"]),
+        "error: `~/fold-0`: the runs are not different folds of one cross-validation\n\
+         hint: train them with `--fold 0/5`, `--fold 1/5`, ...",
+    );
+
+    done(&mut eval(&both, &["--ensemble", "--limit", "2"]));
+    assert_eq!(images(&runs[0].join("eval-test-ensemble")).len(), 2);
+    let predict = |more: &[&PathBuf]| {
+        let mut command = prsmed();
+        command.arg("predict").arg(&runs[0]).args(["--image"]).arg(first.first().unwrap());
+        command.args(["--question", "Where is the lesion?", "--max-new-tokens", "2", "--always-paint", "--json"]);
+        for run in more {
+            command.arg("--ensemble").arg(run);
+        }
+        objects(&done(&mut command)).pop().unwrap()
+    };
+    assert_eq!(predict(&[])["agreement"], Value::Null);
+    assert_eq!(predict(&[&runs[0]])["agreement"], 1.0, "a run agrees with itself");
+    let agreement = predict(&[&runs[1]])["agreement"].as_f64().unwrap();
+    assert!((0.0..1.0).contains(&agreement), "{agreement}");
 }

@@ -270,7 +270,9 @@ fn a_run_on_the_hub_is_scored_and_merged() {
     let (server, root) = (hub(), path("first-run-data"));
     let notes = path("first-run-images").join("train_images/notes.txt");
     let ran = prepare_lungs("first-run-images", &root);
-    assert_eq!(ran.stdout, format!("3 images, 6 questions in {}; 1 files skipped\n", root.display()));
+    let (made, next) = (root.display(), root.display());
+    let expected = format!("3 images, 6 questions in {made}; 1 files skipped\nnext: prsmed data check {next}\n");
+    assert_eq!(ran.stdout, expected);
     let warning = format!("warning: {}: skipped, not a PNG, JPEG or TIFF file\n", notes.display());
     assert!(ran.stderr.contains(&warning), "{}", ran.stderr);
     let mut eval = with_cache(&server, "cache-eval");

@@ -76,7 +76,7 @@ fn without_a_command_the_commands_are_listed() {
 
 #[test]
 fn the_help_of_train() {
-    insta::assert_snapshot!(done(prsmed().args(["train", "-h"])), @r"
+    insta::assert_snapshot!(done(prsmed().args(["train", "-h"])), @r#"
     Train on a data root
 
     Usage: prsmed train [OPTIONS]
@@ -101,6 +101,8 @@ fn the_help_of_train() {
                                       checkpoint, a published folder or `hub:owner/name`
           --resume [<FROM>]           Continue from `last/` in the run folder, or from another
                                       checkpoint
+          --fold <K/N>                Cross-validation: fold K of N, for example 0/5; same as `--set
+                                      data.fold=K --set data.folds=N`
           --seed <N>                  Same as `--set train.seed=N`
           --precision <P>             Same as `--set train.precision=P`: fp32, bf16 or fp16
           --graph <G>                 Same as `--set train.graph=G`: auto, on or off
@@ -110,6 +112,9 @@ fn the_help_of_train() {
           --no-plan                   Do not plan memory before the run, and start even what would not
                                       fit
           --memory-limit <SIZE>       Most that tensors may take, for example 20gb; plans ignore it
+          --check                     Check all that the training needs and start nothing: settings,
+                                      rows, weights on this disk, memory plan
+          --gpu <GPU>                 With `--check`: the GPU that will train, as in `prsmed plan --gpu`
           --print-config              Print the resolved settings as TOML and stop
           --profile-memory <every=N>  Profile the memory of the first and of every N-th step
           --profile-out <FILE>        Where to write that profile [default: memory.jsonl in the run
@@ -127,7 +132,8 @@ fn the_help_of_train() {
       prsmed train --data-root data --extra made --synthetic-ratio 0.5 --out runs/b
       prsmed train --data-root data --out runs/a --profile-memory every=100
       prsmed train --data-root data --preset gpu-24gb --out runs/c
-    ");
+      prsmed train --data-root data --check --gpu "RTX A5000"
+    "#);
 }
 
 #[test]
