@@ -252,11 +252,13 @@ fn finish(
         "overlay": args.overlay_out,
         "foreground_frac": foreground_frac,
         "confidence": confidence,
-        "agreement": prediction.agreement,
         "width": prediction.size.0,
         "height": prediction.size.1,
         "memory": { "measured": ledger::usage() },
     });
+    if let Some(agreement) = prediction.agreement {
+        record["agreement"] = json!(agreement);
+    }
     familiarity.add_to(&mut record);
     context.output.record(&record)?;
     Ok(Outcome::Done)

@@ -3,7 +3,6 @@
 use super::Semantics;
 use super::calibration::{Calibration, Confidence};
 use super::config::ModelConfig;
-use super::description::FORMAT;
 use crate::Result;
 use crate::data::image::PixelConfig;
 use crate::data::labels::Labels;
@@ -22,6 +21,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Layout of a checkpoint folder that this version reads and writes.
+pub(super) const FORMAT: u32 = 1;
 /// The file of a [`Description`].
 pub(super) const DESCRIPTION: &str = "model.json";
 /// The file of an adapter's settings.

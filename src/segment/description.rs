@@ -1,6 +1,6 @@
 //! Reading of a checkpoint's description (`model.json`), and checks of sizes before a model is built from them.
 
-use super::assembly::{DESCRIPTION, Description};
+use super::assembly::{DESCRIPTION, Description, FORMAT};
 use super::config::{ModelConfig, RANDOM};
 use crate::models::{prsmed, tiny_vit};
 use crate::nn::Quantization;
@@ -9,8 +9,6 @@ use crate::{Error, Result, files};
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// Layout of a checkpoint folder that this version reads and writes.
-pub(super) const FORMAT: u32 = 1;
 /// Largest side of an image in pixels.
 const MAX_SIDE: i64 = 1 << 14;
 /// Largest width of a layer. The largest language models have 2^14.

@@ -4,6 +4,7 @@ mod all_slices;
 mod limits;
 mod load;
 mod proxy;
+mod python_guide;
 mod routes;
 mod slicer;
 mod support;
