@@ -232,12 +232,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let mut record = serde_json::to_value(&plan)?;
     if asks_for_time {
         let config = args.settings.resolved_on(Vec::new(), &machine)?.config;
-        let most = config.data.questions_per_image;
-        let of = match (&args.data_root, args.samples) {
-            (Some(root), _) => Samples::of_rows(&Manifest::open(root, None)?, most),
-            (None, samples) => Samples::even(samples.unwrap_or_default(), most),
-        };
-        let duration = config.duration(of, &plan, &machine)?;
+        let duration = config.duration(samples(args, &config)?, &plan, &machine)?;
         let unknown = || match machine.target() {
             Target::Cpu => "training time: not predicted for the CPU before `prsmed calibrate` measured it".to_owned(),
             Target::Cuda => NO_RATES.to_owned(),
@@ -301,6 +296,15 @@ fn planned(args: &Args, job: Job, machine: &Machine, context: &Context) -> Resul
             Ok((dry_run, plan, helping))
         }
     }
+}
+
+/// The questions whose training time is asked for.
+fn samples(args: &Args, config: &RunConfig) -> Result<Samples> {
+    let most = config.data.questions_per_image;
+    Ok(match (&args.data_root, args.samples) {
+        (Some(root), _) => Samples::of_rows(&Manifest::open(root, None)?, most),
+        (None, samples) => Samples::even(samples.unwrap_or_default(), most),
+    })
 }
 
 fn refuse_to_measure(machine: &Machine) -> Result<()> {

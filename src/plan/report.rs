@@ -118,18 +118,7 @@ impl Plan {
     pub fn of(dry_run: &DryRun, machine: &Machine) -> Self {
         let DryRun { job, trace, .. } = dry_run;
         let inputs = dry_run.steps.captured_inputs;
-        let terms = match machine {
-            Machine::Cuda(budget, usage) => {
-                let pool = |inputs| replay::graph_pool(trace).0 + further_inputs(inputs);
-                let deterministic = dry_run.steps.deterministic;
-                let usage = DeviceUsage { graph_pool: inputs.map_or(0, pool), deterministic, ..*usage };
-                let mut terms = device_terms(budget, &usage);
-                terms.extend(streamed_layer(&dry_run.steps.host_weights));
-                terms.extend(second_communicator(&dry_run.steps.host_weights, &terms));
-                terms
-            }
-            Machine::Cpu(_) => Vec::new(),
-        };
+        let terms = machine.device_terms(dry_run);
         let reserved: Vec<u64> = terms.iter().filter(|term| term.reserved).map(|term| term.bytes).collect();
         let device = match machine {
             Machine::Cuda(..) => replay::ReplayTarget::Cuda(&reserved),
@@ -453,6 +442,18 @@ impl Machine {
             Self::Cuda(budget, _) => Some(budget.speed()),
             Self::Cpu(host) => host.reading.as_ref().map(|reading| reading.speed.clone()),
         }
+    }
+
+    /// Memory of the process on a GPU in addition to tensors; nothing for a CPU.
+    fn device_terms(&self, dry_run: &DryRun) -> Vec<Term> {
+        let Self::Cuda(budget, usage) = self else { return Vec::new() };
+        let steps = &dry_run.steps;
+        let pool = |inputs| replay::graph_pool(&dry_run.trace).0 + further_inputs(inputs);
+        let graph_pool = steps.captured_inputs.map_or(0, pool);
+        let mut terms = device_terms(budget, &DeviceUsage { graph_pool, deterministic: steps.deterministic, ..*usage });
+        terms.extend(streamed_layer(&steps.host_weights));
+        terms.extend(second_communicator(&steps.host_weights, &terms));
+        terms
     }
 
     /// Its connection with other GPUs like it in one machine; `None` for a CPU.
