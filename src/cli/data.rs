@@ -5,12 +5,10 @@ use super::compare::{CompareArgs, compare_masks};
 use super::context::Context;
 use super::prepare::{PrepareArgs, prepare_root};
 use super::report::Outcome;
-use crate::data::check::{self, CheckReport, Leak, ModalityCounts, PatientLeak, Uncovered};
-use crate::data::fingerprint::{Fingerprint, ValueRange};
-use crate::data::manifest::Split;
+use crate::data::check;
 use crate::data::phantom::{self, PhantomOptions, VolumeOptions};
 use crate::event::Event;
-use crate::metrics::text_table::columns;
+use crate::report::data_check;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -72,13 +70,13 @@ fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
     }
     // with `--json` they are in the record
     if !context.output.is_json() {
-        for text in warnings(&report) {
+        for text in data_check::warnings(&report) {
             context.progress.on(&Event::Warning(text));
         }
     }
-    context.output.line(fingerprint_table(&report))?;
+    context.output.line(data_check::fingerprint_table(&report))?;
     context.output.line(String::new())?;
-    context.output.line(count_table(&report))?;
+    context.output.line(data_check::count_table(&report))?;
     if report.is_good() {
         context.output.line(format!("next: prsmed train --data-root {}", args.root.display()))?;
     }
@@ -89,83 +87,6 @@ fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
     }
     context.output.record(&record)?;
     Ok(if report.is_good() { Outcome::Done } else { Outcome::No })
-}
-
-/// What is not wrong with a row, but the user should know.
-fn warnings(report: &CheckReport) -> Vec<String> {
-    let uncovered = report.uncovered.iter().map(|Uncovered { split, classes }| {
-        format!("these classes have no `{split}` images: `{}`", classes.join("`, `"))
-    });
-    let patients = report.patient_leaks.iter().map(|PatientLeak { patient, splits, images }| {
-        let splits: Vec<&str> = splits.iter().map(|split| split.name()).collect();
-        format!("patient `{patient}` is in {}: {images} images", splits.join(" and "))
-    });
-    let leaks = report.leaks.iter().map(describe_leak);
-    leaks.chain(patients).chain(uncovered).chain(report.depth.warning()).chain(report.findings.texts()).collect()
-}
-
-fn describe_leak(leak: &Leak) -> String {
-    let splits: Vec<&str> = leak.splits.iter().map(|split| split.name()).collect();
-    let images: Vec<String> = leak.images.iter().map(|path| path.display().to_string()).collect();
-    format!("one image in {}: {}", splits.join(" and "), images.join(", "))
-}
-
-/// Table of good rows by modality and split, with totals.
-fn count_table(report: &CheckReport) -> String {
-    let width = report.counts.iter().map(|count| count.modality.chars().count()).max().unwrap_or(0).max(8);
-    let row = |name: &str, [a, b, c, d]: [String; 4]| format!("{name:<width$}{a:>8}{b:>8}{c:>8}{d:>8}\n");
-    let numbers = |count: &ModalityCounts| {
-        let ModalityCounts { train, val, test, .. } = *count;
-        [train, val, test, train + val + test].map(|number| number.to_string())
-    };
-    let [train, val, test] = Split::ALL.map(|split| split.name().to_owned());
-    let mut text = row("modality", [train, val, test, "all".into()]);
-    let mut sum = ModalityCounts { modality: "all".into(), ..ModalityCounts::default() };
-    for count in &report.counts {
-        text += &row(&count.modality, numbers(count));
-        sum.train += count.train;
-        sum.val += count.val;
-        sum.test += count.test;
-    }
-    text += &row(&sum.modality, numbers(&sum));
-    let bad = if report.is_good() { "no bad rows".into() } else { format!("{} bad", report.bad.len()) };
-    format!("{text}{} rows of {} images, {bad}", report.rows, report.images)
-}
-
-/// Table of the fingerprint, one line for each class.
-fn fingerprint_table(report: &CheckReport) -> String {
-    let head = ["modality", "images", "patients", "width", "height", "mm/pixel", "grey", "foreground %", "labels"];
-    let mut table = vec![head.into_iter().chain(["absent", "unknown"]).map(str::to_owned).collect::<Vec<_>>()];
-    table.extend(report.fingerprint.iter().map(fingerprint_cells));
-    let text = columns(&table);
-    format!("{text}{} image files are copies of another one", report.copies)
-}
-
-fn fingerprint_cells(class: &Fingerprint) -> Vec<String> {
-    let range = |range: Option<ValueRange>, digits: usize, times: f64| match range {
-        None => "-".to_owned(),
-        Some(ValueRange { min, median, max }) => {
-            let [min, median, max] = [min, median, max].map(|value| format!("{:.digits$}", value * times));
-            if min == max { min } else { format!("{min}..{median}..{max}") }
-        }
-    };
-    let labels: Vec<String> = match class.labels.len() {
-        0..=6 => class.labels.keys().map(u16::to_string).collect(),
-        more => vec![format!("{more} labels")],
-    };
-    vec![
-        class.modality.clone(),
-        class.images.to_string(),
-        class.patients.map_or_else(|| "-".to_owned(), |count| count.to_string()),
-        range(class.width_px, 0, 1.0),
-        range(class.height_px, 0, 1.0),
-        range(class.spacing_mm, 2, 1.0),
-        format!("{}..{}", class.grey.p1, class.grey.p99),
-        range(class.foreground_frac, 1, 100.0),
-        labels.join(","),
-        class.absent.to_string(),
-        class.unknown.to_string(),
-    ]
 }
 
 /// Generate phantoms: synthetic images or volumes with lesions

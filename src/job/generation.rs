@@ -6,10 +6,11 @@ use super::together::check_data;
 use super::{How, generator, weight_files};
 use crate::augment::ablation;
 use crate::augment::export::{Export, LoraUse};
+use crate::augment::filter::Thresholds;
 use crate::augment::filter::model::{FilterModels, FilterReport};
-use crate::augment::generate::{Generation, GenerationSummary};
+use crate::augment::generate::{Generation, GenerationSummary, SETTINGS};
 use crate::augment::pipeline_config::PipelineConfig;
-use crate::config::AugmentRun;
+use crate::config::{AugmentRun, Settings as _};
 use crate::data::manifest::Manifest;
 use crate::event::Observer;
 use crate::hub::{Files, Need};
@@ -20,7 +21,8 @@ use crate::runtime::Runtime;
 use crate::tensor::memory;
 use crate::tensor::weights::sha256;
 use crate::units::{Bytes, clock};
-use crate::{Error, Result};
+use crate::{Error, Result, files};
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -229,4 +231,41 @@ fn note_random_weights(run: &AugmentRun, runtime: &Runtime) {
     let text =
         format!("`{}` has random weights: the images will be noise, only for trying the tool{slow}", config.model);
     runtime.note(text);
+}
+
+/// The limits that the pairs in `folder` were generated with, changed by `sets` such as `dice_min=0.7`.
+///
+/// # Errors
+/// [`Error::Config`] for an unknown limit, and for values that cannot be.
+pub fn thresholds(folder: &Path, sets: &[String]) -> Result<Thresholds> {
+    let made_with = files::read(&folder.join(SETTINGS), files::MAX_TEXT).ok();
+    let made_with = made_with.and_then(|text| serde_json::from_slice::<Value>(&text).ok());
+    let mut values = match made_with.map(|settings| settings["filter"].clone()) {
+        Some(Value::Object(values)) => values,
+        _ => match json!(Thresholds::default()) {
+            Value::Object(values) => values,
+            _ => serde_json::Map::new(),
+        },
+    };
+    for set in sets {
+        let wrong = |reason: String| {
+            let known: Vec<String> = values.keys().map(|key| format!("`{key}`")).collect();
+            Error::config(
+                "--threshold",
+                reason,
+                format!("write for example `dice_min=0.7`; the limits are {}", known.join(", ")),
+            )
+        };
+        let (key, value) = set.split_once('=').ok_or_else(|| wrong(format!("`{set}` is not `key=value`")))?;
+        let number: f64 = value.parse().map_err(|_| wrong(format!("`{value}` is not a number")))?;
+        if !values.contains_key(key) {
+            return Err(wrong(format!("there is no limit `{key}`")));
+        }
+        values.insert(key.to_owned(), json!(number));
+    }
+    let found: Thresholds = serde_json::from_value(Value::Object(values))
+        .map_err(|error| Error::config("--threshold", error.to_string(), "give numbers"))?;
+    let run = AugmentRun { filter: found, ..AugmentRun::default() };
+    run.check()?;
+    Ok(run.filter)
 }

@@ -5,6 +5,7 @@
 //! content security policy allows no script but its own.
 
 pub mod comparison;
+pub mod data_check;
 pub mod evaluation;
 mod histogram;
 mod picture;

@@ -79,6 +79,35 @@ pub struct FilterReport {
     pub real_dice: Option<f64>,
 }
 
+impl FilterReport {
+    /// The report as text; `folder` has the pairs.
+    pub fn text(&self, folder: &Path) -> String {
+        let mut lines = vec![format!("{} of {} pairs accepted, {} rows", self.accepted, self.pairs, self.rows)];
+        if !self.rejected.is_empty() {
+            let parts: Vec<String> = self.rejected.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
+            lines.push(format!("rejected by: {}", parts.join(", ")));
+        }
+        if self.unknown > 0 {
+            lines.push(format!(
+                "{} pairs have a source that is in no fold; their decision does not change",
+                self.unknown
+            ));
+        }
+        if let Some(dice) = self.real_dice {
+            lines.push(format!("median Dice of the filter models on held-out real images: {dice:.3}"));
+            if dice < 0.6 {
+                lines.push("that is low: train longer (`--steps`) before you trust their decisions".to_owned());
+            }
+        }
+        let folder = folder.display();
+        lines.push(format!("look at {folder}/contact_sheet.png"));
+        if self.rows > 0 {
+            lines.push(format!("next: prsmed augment ablation --data-root DATA --extra {folder}"));
+        }
+        lines.join("\n")
+    }
+}
+
 impl FilterModels {
     /// Opens the filter models of a folder.
     ///

@@ -3,20 +3,17 @@
 use super::args::SegmenterArgs;
 use crate::augment::ablation;
 use crate::augment::export::Export;
-use crate::augment::filter::Thresholds;
-use crate::augment::filter::model::{FilterModels, FilterReport};
-use crate::augment::generate::SETTINGS;
+use crate::augment::filter::model::FilterModels;
 use crate::cli::args::RootArgs;
 use crate::cli::context::Context;
 use crate::cli::report::Outcome;
-use crate::config::{AugmentRun, Settings as _};
 use crate::job::lock::RunLock;
 use crate::job::training::check_memory;
 use crate::job::training_settings::refuse_gpu_preset_without_gpu;
-use crate::job::{machine, weight_files};
+use crate::job::{generation, machine, weight_files};
 use crate::segment::needs;
 use crate::{Error, Result, files};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::path::{Path, PathBuf};
 
 /// Filter synthetic pairs with cross-fitted segmenters
@@ -68,7 +65,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let toml = resolved.to_toml();
     let config = resolved.config;
     let real = ablation::limited_to(args.data.open(context)?, args.limit_real);
-    let thresholds = thresholds(&args.synthetic, &args.thresholds)?;
+    let thresholds = generation::thresholds(&args.synthetic, &args.thresholds)?;
     refuse_without_pairs(&args.synthetic)?;
     let _claim = RunLock::on("--synthetic", &args.synthetic, context.progress.as_ref())?;
     let mut export = Export::open(&args.synthetic)?;
@@ -95,7 +92,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     // the models are not changed any more
     drop(models_lock);
     let report = filter_models.filter(&real, &mut export, &thresholds, args.keep, &context.runtime)?;
-    context.output.line(describe_report(&report, &args.synthetic))?;
+    context.output.line(report.text(&args.synthetic))?;
     context
         .output
         .record(&json!({ "kind": "result", "out": args.synthetic, "filtered": report, "thresholds": thresholds }))?;
@@ -127,63 +124,4 @@ fn refuse_without_pairs(folder: &Path) -> Result<()> {
         return Err(Error::data(folder, "contains no pairs", hint));
     }
     Ok(())
-}
-
-/// The limits that the pairs were generated with, changed by the flags.
-fn thresholds(folder: &Path, sets: &[String]) -> Result<Thresholds> {
-    let made_with = files::read(&folder.join(SETTINGS), files::MAX_TEXT).ok();
-    let made_with = made_with.and_then(|text| serde_json::from_slice::<Value>(&text).ok());
-    let mut values = match made_with.map(|settings| settings["filter"].clone()) {
-        Some(Value::Object(values)) => values,
-        _ => match json!(Thresholds::default()) {
-            Value::Object(values) => values,
-            _ => serde_json::Map::new(),
-        },
-    };
-    for set in sets {
-        let wrong = |reason: String| {
-            let known: Vec<String> = values.keys().map(|key| format!("`{key}`")).collect();
-            Error::config(
-                "--threshold",
-                reason,
-                format!("write for example `dice_min=0.7`; the limits are {}", known.join(", ")),
-            )
-        };
-        let (key, value) = set.split_once('=').ok_or_else(|| wrong(format!("`{set}` is not `key=value`")))?;
-        let number: f64 = value.parse().map_err(|_| wrong(format!("`{value}` is not a number")))?;
-        if !values.contains_key(key) {
-            return Err(wrong(format!("there is no limit `{key}`")));
-        }
-        values.insert(key.to_owned(), json!(number));
-    }
-    let found: Thresholds = serde_json::from_value(Value::Object(values))
-        .map_err(|error| Error::config("--threshold", error.to_string(), "give numbers"))?;
-    let run = AugmentRun { filter: found, ..AugmentRun::default() };
-    run.check()?;
-    Ok(run.filter)
-}
-
-/// The report as text.
-pub(super) fn describe_report(report: &FilterReport, folder: &Path) -> String {
-    let mut lines = vec![format!("{} of {} pairs accepted, {} rows", report.accepted, report.pairs, report.rows)];
-    if !report.rejected.is_empty() {
-        let parts: Vec<String> = report.rejected.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
-        lines.push(format!("rejected by: {}", parts.join(", ")));
-    }
-    if report.unknown > 0 {
-        lines
-            .push(format!("{} pairs have a source that is in no fold; their decision does not change", report.unknown));
-    }
-    if let Some(dice) = report.real_dice {
-        lines.push(format!("median Dice of the filter models on held-out real images: {dice:.3}"));
-        if dice < 0.6 {
-            lines.push("that is low: train longer (`--steps`) before you trust their decisions".to_owned());
-        }
-    }
-    let folder = folder.display();
-    lines.push(format!("look at {folder}/contact_sheet.png"));
-    if report.rows > 0 {
-        lines.push(format!("next: prsmed augment ablation --data-root DATA --extra {folder}"));
-    }
-    lines.join("\n")
 }

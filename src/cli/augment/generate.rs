@@ -105,7 +105,7 @@ fn generate(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outc
     let Some(made) = job::run(&how, |how| PairGeneration::new(pairs, &rows, how))? else { return Ok(Outcome::Done) };
     context.output.line(describe(&made, &args.out, is_random))?;
     if let Some(filtered) = &made.filtered {
-        context.output.line(super::filter::describe_report(filtered, &args.out))?;
+        context.output.line(filtered.text(&args.out))?;
     }
     context.output.record(&json!({
         "kind": "result",
