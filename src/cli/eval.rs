@@ -63,7 +63,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_new_tokens: usize,
     /// Folder for the report [default: `eval-SPLIT` in the run folder; for a run on the hub `NAME-eval-SPLIT`; for
-    /// several runs `eval-SPLIT-compared` in the current folder; if it has results of another data root, `-DATA` is
+    /// several runs `eval-SPLIT-compared` in the current folder, for folds `eval-folds`; if it has results of another data root, `-DATA` is
     /// added]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,

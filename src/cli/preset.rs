@@ -123,7 +123,8 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let toml = chosen.to_commented_preset(&best.plan);
     context.output.line(&toml)?;
     let learning_rate = suggestion(&resolved, chosen.samples_of_a_step());
-    let even = advice::even_batches(&resolved, &machine, best, may_shrink)?;
+    let even = || advice::even_batches(&resolved, &machine, best, may_shrink);
+    let even = context.runtime.with_patience(SEARCHING, even)?;
     let of = args.samples.map(|samples| Samples::even(samples, chosen.data.questions_per_image));
     let training = of.zip(best.step_seconds()).map(|(of, seconds)| Duration::new(of, &chosen.train, seconds));
     let mut notes = vec![found::described(best), best.plan.summary()];

@@ -134,6 +134,11 @@ impl Scoring<'_> {
     /// Of a run of cross-validation the rows of its own fold: those of the data root are partly in its training.
     fn own_fold(&self, description: &Description) -> Result<Option<(Manifest, Vec<usize>)>> {
         let Some(fold) = description.fold.filter(|_| self.split != Split::Test) else { return Ok(None) };
+        if !self.ensemble.is_empty() {
+            let reason =
+                format!("the other runs may have been trained on the `{}` images of this fold", self.split.name());
+            return Err(Error::config("--ensemble", reason, "use `--split test`, or leave `--ensemble` out"));
+        }
         let mut manifest = self.manifest.clone();
         split::validate_on_fold(&mut manifest, fold)?;
         let rows = spread(manifest.rows_of(self.split), self.limit);

@@ -280,6 +280,11 @@ fn folds_are_scored_on_their_own_images_and_together_and_average_their_masks() {
          hint: train them with `--fold 0/5`, `--fold 1/5`, ...",
     );
 
+    refused(
+        &mut eval(&both, &["--split", "val", "--ensemble"]),
+        "error: `--ensemble`: the other runs may have been trained on the `val` images of this fold\n\
+         hint: use `--split test`, or leave `--ensemble` out",
+    );
     done(&mut eval(&both, &["--ensemble", "--limit", "2"]));
     assert_eq!(images(&runs[0].join("eval-test-ensemble")).len(), 2);
     let predict = |more: &[&PathBuf]| {
