@@ -370,3 +370,26 @@ fn files_do_not_import_each_other_in_cycles() {
     });
     assert!(found.is_empty(), "files that import each other:\n{}", shown.collect::<Vec<_>>().join("\n\n"));
 }
+
+/// Files outside of `base::files` that write or rename files themselves, each with the reason.
+const WRITERS: [(&str, &str); 4] = [
+    ("src/augment/export.rs", "moves the masks of an earlier version to their new name"),
+    ("src/data/phantom/mod.rs", "a new folder, complete when its last file is there"),
+    ("src/hub/cache.rs", "the layout and the locks of the Hub's own cache"),
+    ("src/segment/predict_many.rs", "appends to a journal"),
+];
+
+/// `base::files` writes a new file beside the old one, flushes it and renames it, so that a crash leaves one of both.
+#[test]
+fn files_are_written_by_the_module_for_files() {
+    let own = ["fs::write(", "fs::rename(", "File::create(", "OpenOptions::new()"];
+    let mut writers = BTreeSet::new();
+    for file in rust_files(Path::new("src")).into_iter().filter(|file| !is_test(file)) {
+        let code = code(&file).replace("EventFile::create(", "").replace("NewFile::create(", "");
+        if !file.starts_with("src/base/files") && own.iter().any(|call| code.contains(call)) {
+            writers.insert(file.display().to_string());
+        }
+    }
+    let allowed = WRITERS.iter().map(|(file, _)| (*file).to_owned()).collect::<BTreeSet<_>>();
+    assert_eq!(writers, allowed, "use `prsmed_base::files`, or name the file and its reason in WRITERS");
+}

@@ -28,6 +28,21 @@ pub(super) struct GeometryArgs {
     pub(super) geometry: Option<Geometry>,
 }
 
+/// Whether memory is planned before a job starts.
+#[derive(Debug, clap::Args)]
+pub(super) struct PlanArgs {
+    /// Do not plan memory first; start even what may not fit
+    #[arg(long)]
+    no_plan: bool,
+}
+
+impl PlanArgs {
+    /// True without `--no-plan`.
+    pub(super) fn is_made(&self) -> bool {
+        !self.no_plan
+    }
+}
+
 /// Whether a training continues an earlier one.
 #[derive(Debug, clap::Args)]
 pub(super) struct ResumeArgs {

@@ -1,5 +1,6 @@
 //! `prsmed bench`: times training steps and predictions, and measures their memory.
 
+use super::args::PlanArgs;
 use super::context::Context;
 use super::plan::SettingsArgs;
 use super::report::Outcome;
@@ -17,7 +18,7 @@ use serde_json::{Value, json};
 /// Runs the engine's own steps on example batches, with random weights at the sizes of the settings: no data, no
 /// download. Memory is planned first, and what cannot fit is refused.
 ///
-/// FLOP of a step: for each token and weight of the language model's layers 4 (2 forward, 2 for the gradient of the
+/// FLOP of a step, which need the plan: for each token and weight of the language model's layers 4 (2 forward, 2 for the gradient of the
 /// activations; frozen weights get none), 6 where the base is trained too; everything else as the plan counts it,
 /// nothing that is computed again. Utilisation is their rate over that of the GPU's table, or with `--measure-peak` and
 /// on the CPU over the rate of a large product of the same dtype, measured before.
@@ -68,9 +69,8 @@ pub(super) struct Args {
     /// With `--compare`: how often both are run
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
-    /// Do not plan memory before, and start even what would not fit; FLOP are not counted then
-    #[arg(long)]
-    no_plan: bool,
+    #[command(flatten)]
+    plan: PlanArgs,
 }
 
 /// A device by name.
@@ -106,7 +106,7 @@ fn bench(args: &Args, sets: Vec<(String, String)>, context: &Context) -> Result<
     (bench.work, bench.part) = (args.task, args.part);
     bench.count = Count { warmup: args.warmup, steps: args.steps };
     bench.data_root.clone_from(&args.data_root);
-    (bench.parts, bench.plans) = (args.parts, !args.no_plan);
+    (bench.parts, bench.plans) = (args.parts, args.plan.is_made());
     Ok(bench)
 }
 

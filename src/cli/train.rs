@@ -1,6 +1,6 @@
 //! `prsmed train`: plans memory, then trains.
 
-use super::args::{ResumeArgs, RootArgs, sets_of};
+use super::args::{PlanArgs, ResumeArgs, RootArgs, sets_of};
 use super::context::Context;
 use super::memory::ProfileArgs;
 use super::mlflow::MlflowArgs;
@@ -89,9 +89,8 @@ pub(super) struct Args {
     cache_vision: Option<String>,
     #[command(flatten)]
     gpus: GpuArgs,
-    /// Do not plan memory before the run, and start even what would not fit
-    #[arg(long)]
-    no_plan: bool,
+    #[command(flatten)]
+    plan: PlanArgs,
     /// Most that tensors may take, for example 20gb; plans ignore it
     #[arg(long, value_name = "SIZE")]
     memory_limit: Option<Bytes>,
@@ -135,7 +134,7 @@ fn check(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     how.machine = how.machine.with_ranks(0, args.gpus.count());
     how.resume = args.resume.resume();
-    how.plans = !args.no_plan;
+    how.plans = args.plan.is_made();
     let resolved = resolve(args, &how, context)?.fit_precision(PRECISION, &how.machine)?;
     let resolved = plan::noted(resolved, PRECISION, context);
     let rows = args.data.rows(&args.extra)?;
@@ -159,7 +158,7 @@ fn train(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
         context.output.record(&resolved.config)?;
         return Ok(Outcome::Done);
     }
-    how.plans = !args.no_plan;
+    how.plans = args.plan.is_made();
     how.memory_limit = args.memory_limit;
     how.mlflow = args.mlflow.options(context);
     how.memory = context.memory.clone();

@@ -75,9 +75,9 @@ const SYNONYMS: [(&str, &str); 74] = [
     ("class_data_dir", "finetune.prior_images"),
     ("class_prompt", "finetune.prior_caption"),
     ("prior_loss_weight", "finetune.prior_weight"),
-    ("eval_num_examples", "finetune.num_samples_for_metrics"),
-    ("eval_mmd_samples", "finetune.num_samples_for_metrics"),
-    ("eval_batch_size", "finetune.generation_batch_size"),
+    ("eval_num_examples", "finetune.samples"),
+    ("eval_mmd_samples", "finetune.samples"),
+    ("eval_batch_size", "finetune.sample_batch"),
 ];
 
 /// The setting that `key` (`train.batch_size`, `lr`) means, by its name in other trainers.

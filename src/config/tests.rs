@@ -161,6 +161,11 @@ fn files_with_old_names_are_read() {
     assert_eq!(pairs[0].source_mask.as_deref(), Some("phantom_00000"));
     let old = sources(&["data.questions_per_picture=2", "data.augment=turn"]).resolve().unwrap();
     assert_eq!(old.origins["data.questions_per_image"], "--set");
+    let sets = [("finetune.num_samples_for_metrics=24", "--set"), ("finetune.guidance_scale=2", "--set")];
+    let sets = sets.map(|(set, flag)| (set.to_owned(), flag.to_owned())).to_vec();
+    let sources = Sources { default_preset: "lora-sdxl".into(), sets, ..Sources::default() };
+    let run = sources.resolve_as::<crate::config::FinetuneRun>().unwrap().config;
+    assert_eq!((run.finetune.samples, run.finetune.sample_guidance), (24, 2.0));
 }
 
 #[test]

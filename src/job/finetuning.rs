@@ -45,7 +45,7 @@ const SEARCHED: [&str; 11] = [
     "train.clip_norm",
     "train.precision",
     "finetune.image_size",
-    "finetune.generation_batch_size",
+    "finetune.sample_batch",
 ];
 
 /// A fine-tuning whose rows are read.
@@ -226,7 +226,7 @@ fn keep_for_validation(manifest: &mut Manifest, run: &FinetuneRun, runtime: &Run
 
 /// What computes the features of samples and real images, if samples are measured.
 fn features(run: &FinetuneRun, runtime: &Runtime) -> Result<Option<(FeatureSource, Extract)>> {
-    if run.finetune.num_samples_for_metrics == 0 {
+    if run.finetune.samples == 0 {
         return Ok(None);
     }
     let (observer, interrupt) = (Arc::clone(runtime.observer()), Arc::clone(runtime.interrupt()));
@@ -293,9 +293,9 @@ pub fn changes(before: &FinetuneRun, now: &FinetuneRun) -> Vec<String> {
                 .to_owned(),
         );
     }
-    let makes_samples = now.finetune.num_samples_for_metrics > 0;
-    if makes_samples && before.finetune.generation_batch_size != now.finetune.generation_batch_size {
-        notes.push("`finetune.generation_batch_size=1`: samples are made one by one".to_owned());
+    let makes_samples = now.finetune.samples > 0;
+    if makes_samples && before.finetune.sample_batch != now.finetune.sample_batch {
+        notes.push("`finetune.sample_batch=1`: samples are made one by one".to_owned());
     }
     let (was, is) = (before.finetune.image_size, now.finetune.image_size);
     if was != is {

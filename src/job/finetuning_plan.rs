@@ -198,7 +198,7 @@ impl Fitted for FinetuneRun {
         for side in std::iter::once(size).chain(smaller) {
             let sized = self.with_sets(&format!("finetune.image_size={side}"))?;
             // samples one by one: that costs the training nothing
-            let one_by_one = sized.with_sets("finetune.generation_batch_size=1")?;
+            let one_by_one = sized.with_sets("finetune.sample_batch=1")?;
             for run in [&sized, &one_by_one] {
                 let mut found = Vec::new();
                 for saving in FREE {
@@ -208,7 +208,7 @@ impl Fitted for FinetuneRun {
                     let seconds = |(_, plan): &(Self, Plan)| plan.compared_time.map_or(0.0, |time| time.seconds);
                     return Ok(found.into_iter().min_by(|one, other| seconds(one).total_cmp(&seconds(other))));
                 }
-                if self.finetune.num_samples_for_metrics == 0 {
+                if self.finetune.samples == 0 {
                     break;
                 }
             }
@@ -249,7 +249,7 @@ mod tests {
         // the network of `tiny` is smaller than Inception, which compares the samples
         for (preset, _) in FinetuneRun::PRESETS.iter().filter(|(name, _)| *name != "tiny") {
             for precision in ["train.precision=bf16", "train.precision=fp32"] {
-                let run = settings(preset, &[precision, "finetune.num_samples_for_metrics=24"]);
+                let run = settings(preset, &[precision, "finetune.samples=24"]);
                 let sizes = run.planned_pipeline_config().expect("sizes");
                 let dry_run = run.dry_run(&sizes, Job::Train, &machine, false).expect("a plan");
                 let plan = Plan::of(&dry_run, &machine);

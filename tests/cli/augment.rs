@@ -321,8 +321,8 @@ fn assert_is_locked(out: &Path, process: u32) {
     };
     refused(&mut generate(phantoms(), out, &[]), &message("--out"));
     let mut filter = prsmed();
-    filter.args(["augment", "filter", "--quiet", "--data-root"]).arg(phantoms()).arg("--synthetic").arg(out);
-    refused(&mut filter, &message("--synthetic"));
+    filter.args(["augment", "filter", "--quiet", "--data-root"]).arg(phantoms()).arg("--extra").arg(out);
+    refused(&mut filter, &message("--extra"));
 }
 
 #[test]

@@ -109,8 +109,7 @@ fn the_help_of_train() {
           --cache-vision <WHERE>      Same as `--set data.cache_vision=WHERE`: off, ram or disk
           --gpus <N>                  Use so many GPUs of this machine: starts as many processes, as
                                       `torchrun --nproc_per_node=N` does
-          --no-plan                   Do not plan memory before the run, and start even what would not
-                                      fit
+          --no-plan                   Do not plan memory first; start even what may not fit
           --memory-limit <SIZE>       Most that tensors may take, for example 20gb; plans ignore it
           --check                     Check all that the training needs and start nothing: settings,
                                       rows, weights on this disk, memory plan
@@ -159,7 +158,7 @@ fn the_help_of_augment() {
     Examples, in order:
       prsmed augment finetune --data-root data --out runs/lora
       prsmed augment generate --data-root data --out pairs
-      prsmed augment filter --data-root data --synthetic pairs --preset gpu-24gb
+      prsmed augment filter --data-root data --extra pairs --preset gpu-24gb
       prsmed augment ablation --data-root data --extra pairs --preset gpu-24gb
       prsmed train --data-root data --extra pairs --out runs/a
     ");

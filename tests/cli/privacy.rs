@@ -180,7 +180,7 @@ fn augment(watch: &mut Watch) {
         "--json augment finetune --preset tiny --set finetune.image_size=64 --set train.max_steps=1 --data-root";
     watch.done(words, &[&root, Path::new("--out"), &watch.path("finetuned")]);
     let words = "--json augment quality --data-root";
-    watch.done(words, &[&root, Path::new("--synthetic"), &pairs, Path::new("--run"), &run]);
+    watch.done(words, &[&root, Path::new("--extra"), &pairs, Path::new("--run"), &run]);
 }
 
 /// Files that cannot be read: alone, among others, and as label maps.

@@ -86,7 +86,7 @@ def jobs(program):
         Job("generate", [*generate, box / "out", "--data-root", box / "data"], with_data, ("out", "data"), tables),
         Job("generate again", [*generate, box / "pairs", *root], pairs, ("pairs",),
             ("pairs/manifest.jsonl", "pairs/augment.json")),
-        Job("filter", [*segmenter, *root, "--synthetic", box / "pairs"], pairs, ("pairs",),
+        Job("filter", [*segmenter, *root, "--extra", box / "pairs"], pairs, ("pairs",),
             ("pairs/manifest.jsonl", "pairs/augment.json")),
         Job("ablation", ["augment", "ablation", "--preset", "tiny", "--no-plan", *settings, "--steps", 1, "--seeds", 1,
                          *root, "--extra", box / "pairs", "--out", box / "out", "--limit-test", 1],

@@ -35,9 +35,9 @@ fn draw_settings(rng: &mut ChaCha8Rng) -> Vec<String> {
         one("train.offload_optimizer", &["false", "true"]),
         one("train.step_in_backward", &["false", "true"]),
     ];
-    sets.push(one("finetune.num_samples_for_metrics", &["0", "0", "8"]));
-    sets.push(one("finetune.generation_batch_size", &["1", "2"]));
-    sets.push(one("finetune.guidance_scale", &["1.0", "4.0"]));
+    sets.push(one("finetune.samples", &["0", "0", "8"]));
+    sets.push(one("finetune.sample_batch", &["1", "2"]));
+    sets.push(one("finetune.sample_guidance", &["1.0", "4.0"]));
     with_small_steps_in_fp16(&mut sets, "finetune.image_size=");
     if sets.contains(&"train.precision=fp16".to_owned()) {
         "finetune.model=random:tiny".clone_into(&mut sets[0]);

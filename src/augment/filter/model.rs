@@ -116,7 +116,7 @@ impl FilterModels {
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join(FOLDS);
         let hint =
-            "train filter models with `prsmed augment filter --data-root DATA --synthetic PAIRS --filter-models DIR`";
+            "train filter models with `prsmed augment filter --data-root DATA --extra PAIRS --filter-models DIR`";
         let text = files::read(&path, files::MAX_TABLE)
             .map_err(|_| Error::weights(folder, "contains no filter models", hint))?;
         let folds: BTreeMap<String, usize> =

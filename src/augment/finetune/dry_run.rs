@@ -106,7 +106,7 @@ impl FinetuneDryRun {
         let _category = ledger::enter(ledger::Category::Inputs);
         let (config, seed) = (&self.denoiser.config, self.denoiser.engine.seed);
         let draw = Draw { seed, ..Draw::default() };
-        let samples: Vec<Sample> = (0..config.generation_batch_size).map(|_| self.sample(draw)).collect();
+        let samples: Vec<Sample> = (0..config.sample_batch).map(|_| self.sample(draw)).collect();
         let condition = || {
             let each = samples.iter().filter_map(|sample| sample.condition.as_ref());
             Tensor::stack(&each.collect::<Vec<_>>(), 0)
@@ -180,7 +180,7 @@ impl Task for FinetuneDryRun {
 
     fn validate(&self, _observer: &dyn Observer, _ranks: Ranks) -> Result<Option<Validation>> {
         self.denoiser.validation_loss(self.batch(VALIDATED_TIMESTEPS, false))?;
-        if self.denoiser.config.num_samples_for_metrics > 0 {
+        if self.denoiser.config.samples > 0 {
             self.measure_samples()?;
         }
         Ok(None)
@@ -225,7 +225,7 @@ mod tests {
         let mut run = FinetuneRun::default();
         run.finetune.model = "random:tiny".into();
         (run.finetune.image_size, run.finetune.rank) = (64, 4);
-        (run.finetune.sample_precision, run.finetune.num_samples_for_metrics) = (sample_precision, 4);
+        (run.finetune.sample_precision, run.finetune.samples) = (sample_precision, 4);
         run.train.precision = crate::trainer::precision::Precision::Fp32;
         let sizes = PipelineConfig::random("tiny", false).expect("sizes");
         FinetuneDryRun::new(&sizes, &run, Device::Cpu).expect("a tiny network")

@@ -204,7 +204,7 @@ impl Quality {
 
     /// Makes and writes the samples of this rank.
     fn write_samples(&self, denoiser: &Denoiser, cache: &Cache, ranks: Ranks, observer: &dyn Observer) -> Result<()> {
-        let batch = denoiser.config.generation_batch_size.max(1);
+        let batch = denoiser.config.sample_batch.max(1);
         let own = |class: &Class| {
             let count = class.samples.len();
             let batches = ranks.shard().range(count.div_ceil(batch));
@@ -280,7 +280,7 @@ impl Quality {
         advance: &mut dyn FnMut(usize),
     ) -> Result<Vec<Tensor>> {
         let mut all = Vec::new();
-        let mut most = denoiser.config.generation_batch_size.max(1);
+        let mut most = denoiser.config.sample_batch.max(1);
         while all.len() < samples.len() {
             if self.interrupt.load(Ordering::SeqCst) {
                 return Err(Error::Interrupted);
@@ -337,8 +337,8 @@ pub fn latents(
 ) -> Result<Tensor> {
     let _module = module_path::enter("samples");
     let (config, device) = (&denoiser.config, denoiser.device);
-    let sampler = Sampler::new(pipeline_config.sampler, &pipeline_config.scheduler, config.inference_steps_training)?;
-    let (kind, guidance) = (denoiser.sample_kind(), config.guidance_scale);
+    let sampler = Sampler::new(pipeline_config.sampler, &pipeline_config.scheduler, config.sample_steps)?;
+    let (kind, guidance) = (denoiser.sample_kind(), config.sample_guidance);
     let doubled = |xs: &Tensor| if guidance > 1.0 { Tensor::cat(&[xs, xs], 0) } else { xs.shallow_clone() };
     let conditioning = conditioning(denoiser, conditions, guidance > 1.0);
     let condition = conditions.condition.as_ref().map(|condition| doubled(&placed(device, condition)));
@@ -434,8 +434,8 @@ fn summary(report: &QualityReport) -> Result<Vec<(String, f64)>> {
     }
     if count == 0.0 {
         let reason = "no class has the four real images and four samples that a kernel distance needs";
-        let hint = "raise `finetune.num_samples_for_metrics`, or set it to 0";
-        return Err(Error::config("finetune.num_samples_for_metrics", reason, hint));
+        let hint = "raise `finetune.samples`, or set it to 0";
+        return Err(Error::config("finetune.samples", reason, hint));
     }
     let (kid, half) = (sum / count, f64::sqrt(variance) / count);
     values.extend([(KID.to_owned(), kid), ("kid_low".to_owned(), kid - half), ("kid_high".to_owned(), kid + half)]);

@@ -103,19 +103,19 @@ settings! {
         /// class with four training images or more. They are written to
         /// `samples` in the run folder, and their kernel distance (KID) to real training images chooses `best/` and ends the
         /// training (`train.patience`) instead of the validation loss. 0 = none.
-        num_samples_for_metrics: usize = 0, results(Changes), resume(Warn);
+        samples was "num_samples_for_metrics": usize = 0, results(Changes), resume(Warn);
         /// Of these, images that are made at once; halved if memory runs out. One by one they need less memory than a
         /// training step, and more are faster.
-        generation_batch_size: usize = 1, results(Rounding), resume(Free), range(1.0..),
+        sample_batch was "generation_batch_size": usize = 1, results(Rounding), resume(Free), range(1.0..),
             memory("activations of the samples grow with it");
         /// Dtype in which these images are made and decoded: `auto` (bf16 on a GPU that has it, else `train.precision`),
         /// `fp32`, `bf16` or `fp16`. The weights in training are rounded layer by layer and do not change.
         sample_precision: SamplePrecision = SamplePrecision::Auto, results(Changes), resume(Warn),
             memory("activations of the samples are twice as large in fp32");
         /// Denoising steps of these images.
-        inference_steps_training: usize = 25, results(Changes), resume(Warn), range(1.0..);
+        sample_steps was "inference_steps_training": usize = 25, results(Changes), resume(Warn), range(1.0..);
         /// Guidance of these images; 1 = none.
-        guidance_scale: f64 = 5.0, results(Changes), resume(Warn), range(1.0..);
+        sample_guidance was "guidance_scale": f64 = 5.0, results(Changes), resume(Warn), range(1.0..);
         /// Features of the distance: weights of InceptionV3 (a file, a folder or `hub:owner/name`), or the folder of a
         /// trained segmenter, whose image encoder is used. A segmenter stays in memory during the whole training, which is not
         /// planned: use a small one.
@@ -330,16 +330,16 @@ impl FinetuneRun {
             return Err(Error::config("train.step_in_backward", reason, hint));
         }
         config.check_prior()?;
-        if config.buckets && config.num_samples_for_metrics > 0 {
+        if config.buckets && config.samples > 0 {
             let reason = "is not possible together with samples at validations, which are square";
             return Err(Error::config(
                 "finetune.buckets",
                 reason,
-                "set `finetune.num_samples_for_metrics=0`, or `finetune.buckets=false`",
+                "set `finetune.samples=0`, or `finetune.buckets=false`",
             ));
         }
-        if config.num_samples_for_metrics > 0 && self.train.validate_every_epochs == 0 {
-            let (key, reason) = ("finetune.num_samples_for_metrics", "samples are made at validations, which are off");
+        if config.samples > 0 && self.train.validate_every_epochs == 0 {
+            let (key, reason) = ("finetune.samples", "samples are made at validations, which are off");
             return Err(Error::config(key, reason, "set `train.validate_every_epochs=1`, or this to 0"));
         }
         if config.is_random() && !config.controlnet.is_empty() {

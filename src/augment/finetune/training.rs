@@ -169,7 +169,7 @@ impl Finetuning<'_> {
         let identity = DataIdentity::of(self.manifest)?;
         let data = Data { cache, train, validated, prior, empty, identity };
         let quality = match &self.features {
-            Some(features) if self.run.finetune.num_samples_for_metrics > 0 => Some(self.quality(&data, features)?),
+            Some(features) if self.run.finetune.samples > 0 => Some(self.quality(&data, features)?),
             _ => None,
         };
         Ok(FinetuneTask { denoiser, data, quality, resolved: self.toml.clone() })
@@ -216,9 +216,9 @@ impl Finetuning<'_> {
         classes.retain(|_, [train, _]| train.len() >= least);
         if classes.is_empty() {
             let reason = format!("needs at least {least} real training images");
-            return Err(Error::config("finetune.num_samples_for_metrics", reason, "add images, or set it to 0"));
+            return Err(Error::config("finetune.samples", reason, "add images, or set it to 0"));
         }
-        let each = self.run.finetune.num_samples_for_metrics.div_ceil(classes.len()).max(least);
+        let each = self.run.finetune.samples.div_ceil(classes.len()).max(least);
         self.runtime.note(format!("each validation makes {} samples", each * classes.len()));
         let side = self.side()?;
         let item = |number: usize| data.train.get(number).unwrap_or_else(|| &data.validated[number - data.train.len()]);

@@ -2,7 +2,7 @@
 
 use super::args::SegmenterArgs;
 use crate::augment::ablation::{self, Ablation, Segmenter};
-use crate::cli::args::RootArgs;
+use crate::cli::args::{PlanArgs, RootArgs};
 use crate::cli::context::Context;
 use crate::cli::report::Outcome;
 use crate::config::RunConfig;
@@ -75,9 +75,8 @@ pub(in crate::cli) struct Args {
     /// Tolerance of the surface Dice in pixels
     #[arg(long, value_name = "PIXELS", default_value_t = 2.0)]
     tolerance: f64,
-    /// Skip the memory plan and start even if the trainings may not fit
-    #[arg(long)]
-    no_plan: bool,
+    #[command(flatten)]
+    plan: PlanArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -99,7 +98,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if segmenters.contains(&Segmenter::PrsMed) {
         weight_files::check_architectures(&config.model, &context.runtime)?;
         weight_files::check(needs::of_model(&config.model), &context.runtime)?;
-        if !args.no_plan {
+        if args.plan.is_made() {
             check_memory(
                 &config.with_cache_for(&real),
                 &machine::here(&context.runtime)?,

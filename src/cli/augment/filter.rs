@@ -4,7 +4,7 @@ use super::args::SegmenterArgs;
 use crate::augment::ablation;
 use crate::augment::export::Export;
 use crate::augment::filter::model::FilterModels;
-use crate::cli::args::RootArgs;
+use crate::cli::args::{PlanArgs, RootArgs};
 use crate::cli::context::Context;
 use crate::cli::report::Outcome;
 use crate::job::lock::RunLock;
@@ -25,15 +25,15 @@ use std::path::{Path, PathBuf};
 /// Repeat the command to filter with other limits.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  prsmed augment filter --data-root data --synthetic pairs --preset gpu-24gb
-  prsmed augment filter --data-root data --synthetic pairs --filter-models models --keep 300
-  prsmed augment filter --data-root data --synthetic pairs --threshold dice_min=0.7")]
+  prsmed augment filter --data-root data --extra pairs --preset gpu-24gb
+  prsmed augment filter --data-root data --extra pairs --filter-models models --keep 300
+  prsmed augment filter --data-root data --extra pairs --threshold dice_min=0.7")]
 pub(in crate::cli) struct Args {
     #[command(flatten)]
     data: RootArgs,
-    /// Data root of synthetic pairs
-    #[arg(long, value_name = "DIR")]
-    synthetic: PathBuf,
+    /// Data root of the synthetic pairs
+    #[arg(long, alias = "synthetic", value_name = "DIR")]
+    extra: PathBuf,
     /// Folder of the filter models [default: filter_models/ in the folder of pairs]
     #[arg(long, alias = "judges", value_name = "DIR")]
     filter_models: Option<PathBuf>,
@@ -46,17 +46,16 @@ pub(in crate::cli) struct Args {
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
     /// Use N real training images, the same as `augment ablation --real-images N`; 0 = all
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    limit_real: usize,
+    #[arg(long, alias = "limit-real", value_name = "N", default_value_t = 0)]
+    real_images: usize,
     /// Accept at most N pairs; pairs that are too easy are dropped first; 0 = all
     #[arg(long, value_name = "N", default_value_t = 0)]
     keep: usize,
     /// Change one limit of the filter, for example `dice_min=0.7`; may be repeated
     #[arg(long = "threshold", value_name = "KEY=VALUE")]
     thresholds: Vec<String>,
-    /// Skip the memory plan and start even if the trainings may not fit
-    #[arg(long)]
-    no_plan: bool,
+    #[command(flatten)]
+    plan: PlanArgs,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
@@ -64,22 +63,22 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     refuse_gpu_preset_without_gpu(&resolved, &context.runtime)?;
     let toml = resolved.to_toml();
     let config = resolved.config;
-    let real = ablation::limited_to(args.data.open(context)?, args.limit_real);
-    let thresholds = generation::thresholds(&args.synthetic, &args.thresholds)?;
-    refuse_without_pairs(&args.synthetic)?;
-    let _claim = RunLock::on("--synthetic", &args.synthetic, context.progress.as_ref())?;
-    let mut export = Export::open(&args.synthetic)?;
-    let folder = args.filter_models.clone().unwrap_or_else(|| default_folder(&args.synthetic));
+    let real = ablation::limited_to(args.data.open(context)?, args.real_images);
+    let thresholds = generation::thresholds(&args.extra, &args.thresholds)?;
+    refuse_without_pairs(&args.extra)?;
+    let _claim = RunLock::on("--extra", &args.extra, context.progress.as_ref())?;
+    let mut export = Export::open(&args.extra)?;
+    let folder = args.filter_models.clone().unwrap_or_else(|| default_folder(&args.extra));
     if args.filter_models.is_none() {
         // pairs from others may contain a link of this name
-        files::create_below(&args.synthetic, &folder).map_err(Error::io(&folder, "create"))?;
+        files::create_below(&args.extra, &folder).map_err(Error::io(&folder, "create"))?;
     }
-    let models_lock = (!is_same(&folder, &args.synthetic))
+    let models_lock = (!is_same(&folder, &args.extra))
         .then(|| RunLock::on("--filter-models", &folder, context.progress.as_ref()))
         .transpose()?;
     weight_files::check_architectures(&config.model, &context.runtime)?;
     weight_files::check(needs::of_model(&config.model), &context.runtime)?;
-    if !args.no_plan {
+    if args.plan.is_made() {
         check_memory(
             &config.with_cache_for(&real),
             &machine::here(&context.runtime)?,
@@ -92,10 +91,10 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     // the models are not changed any more
     drop(models_lock);
     let report = filter_models.filter(&real, &mut export, &thresholds, args.keep, &context.runtime)?;
-    context.output.line(report.text(&args.synthetic))?;
+    context.output.line(report.text(&args.extra))?;
     context
         .output
-        .record(&json!({ "kind": "result", "out": args.synthetic, "filtered": report, "thresholds": thresholds }))?;
+        .record(&json!({ "kind": "result", "out": args.extra, "filtered": report, "thresholds": thresholds }))?;
     Ok(Outcome::Done)
 }
 

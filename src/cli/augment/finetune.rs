@@ -2,7 +2,7 @@
 
 use crate::augment::finetune::network::{CONTROLNET_FOLDER, LORA_FILE, UNET_FOLDER, WEIGHTS_FILE};
 use crate::augment::finetune::{FinetuneConfig, Method, Mode};
-use crate::cli::args::{ResumeArgs, RootArgs, sets_of};
+use crate::cli::args::{PlanArgs, ResumeArgs, RootArgs, sets_of};
 use crate::cli::context::Context;
 use crate::cli::memory::ProfileArgs;
 use crate::cli::mlflow::MlflowArgs;
@@ -69,9 +69,8 @@ pub(in crate::cli) struct Args {
     resume: ResumeArgs,
     #[command(flatten)]
     gpus: GpuArgs,
-    /// Do not plan memory before the training
-    #[arg(long)]
-    no_plan: bool,
+    #[command(flatten)]
+    plan: PlanArgs,
     /// Print the resolved settings as TOML and exit
     #[arg(long)]
     print_config: bool,
@@ -96,7 +95,7 @@ fn finetune(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outc
         return Ok(Outcome::Done);
     }
     how.profile = args.profile.settings(&args.out)?;
-    how.plans = !args.no_plan;
+    how.plans = args.plan.is_made();
     how.mlflow = args.mlflow.options(context);
     how.memory = context.memory.clone();
     let (rows, may_search) = (args.data.rows(&[])?, args.config.is_none());
@@ -179,7 +178,7 @@ fn print_result(
     context.output.line(format!(
         "trained {} steps at {images_per_s:.2} images/s, peak of tensors {peak}\n{}\nweights: {}{decoder}{}",
         outcome.steps,
-        best_line(outcome.best_score, config.num_samples_for_metrics > 0),
+        best_line(outcome.best_score, config.samples > 0),
         weights.display(),
         next_command(config, &weights, &args.data.shown()).map_or_else(String::new, |next| format!("\nnext: {next}"))
     ))?;

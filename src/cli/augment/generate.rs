@@ -3,7 +3,7 @@
 use super::args::SettingsArgs;
 use crate::augment::generate::GenerationSummary;
 use crate::augment::settings::Mode;
-use crate::cli::args::RootArgs;
+use crate::cli::args::{PlanArgs, RootArgs};
 use crate::cli::context::Context;
 use crate::cli::ranks::GpuArgs;
 use crate::cli::report::Outcome;
@@ -50,8 +50,8 @@ pub(in crate::cli) struct Args {
     #[arg(long, value_name = "N", default_value_t = 0)]
     limit: usize,
     /// Use N real training images, the same as `augment ablation --real-images N`; 0 = all
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    limit_real: usize,
+    #[arg(long, alias = "limit-real", value_name = "N", default_value_t = 0)]
+    real_images: usize,
     /// A folder in diffusers' layout, a .safetensors file, hub:owner/name[@rev], or random:tiny|sd15|sd21|sdxl
     /// [default: SDXL, from the hub]
     #[arg(long, value_name = "MODEL")]
@@ -70,9 +70,8 @@ pub(in crate::cli) struct Args {
     no_filter: bool,
     #[command(flatten)]
     gpus: GpuArgs,
-    /// Skip the memory plan and start even if the job may not fit
-    #[arg(long)]
-    no_plan: bool,
+    #[command(flatten)]
+    plan: PlanArgs,
     /// Print the resolved settings as TOML and exit
     #[arg(long)]
     print_config: bool,
@@ -89,12 +88,12 @@ fn generate(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outc
         context.output.record(&resolved.config)?;
         return Ok(Outcome::Done);
     }
-    let (plans, memory) = (!args.no_plan, context.memory.clone());
+    let (plans, memory) = (args.plan.is_made(), context.memory.clone());
     // the processes share no memory: each is planned as if it were alone
     let how = How { plans, ranks, memory, ..How::new(&args.out, &context.runtime)? };
     let pairs = Pairs {
         run: resolved.config,
-        limit_real: args.limit_real,
+        limit_real: args.real_images,
         limit: args.limit,
         loras: args.loras.clone(),
         filters: !args.no_filter,

@@ -18,7 +18,7 @@ use super::report::Outcome;
 #[command(after_help = "Examples, in order:
   prsmed augment finetune --data-root data --out runs/lora
   prsmed augment generate --data-root data --out pairs
-  prsmed augment filter --data-root data --synthetic pairs --preset gpu-24gb
+  prsmed augment filter --data-root data --extra pairs --preset gpu-24gb
   prsmed augment ablation --data-root data --extra pairs --preset gpu-24gb
   prsmed train --data-root data --extra pairs --out runs/a")]
 pub(super) enum Command {

@@ -16,22 +16,22 @@ use std::path::{Path, PathBuf};
 
 /// Measure how close synthetic images are to real ones: FID, KID, MMD
 ///
-/// Compares the real training images of each class with the images of `--synthetic` and, as a reference, with the real
+/// Compares the real training images of each class with the images of `--extra` and, as a reference, with the real
 /// test images. KID is printed with its 95 % interval. FID is biased upwards below 2,048 images, and the table marks
 /// that. InceptionV3's weights are downloaded, or read from `--inception`. With `--run` the features are those of a
 /// trained segmenter's image encoder (KID and MMD, no FID). A small distance does not mean that pairs are useful: only
 /// `prsmed augment ablation` tests that.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  prsmed augment quality --data-root data --synthetic pairs
-  prsmed augment quality --data-root data --synthetic pairs --inception pt_inception.pth
-  prsmed augment quality --data-root data --synthetic pairs --run runs/a")]
+  prsmed augment quality --data-root data --extra pairs
+  prsmed augment quality --data-root data --extra pairs --inception pt_inception.pth
+  prsmed augment quality --data-root data --extra pairs --run runs/a")]
 pub(in crate::cli) struct Args {
     #[command(flatten)]
     data: RootArgs,
     /// Data root of synthetic pairs
-    #[arg(long, value_name = "DIR")]
-    synthetic: PathBuf,
+    #[arg(long, alias = "synthetic", value_name = "DIR")]
+    extra: PathBuf,
     /// Weights of InceptionV3: a file or folder, or `hub:owner/name` [default: pytorch-fid's, from the hub]
     #[arg(long, value_name = "WHERE", conflicts_with = "run")]
     inception: Option<String>,
@@ -54,7 +54,7 @@ enum Network {
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let real = args.data.open(context)?;
-    let synthetic = Manifest::open(&args.synthetic, None)?;
+    let synthetic = Manifest::open(&args.extra, None)?;
     let network = match &args.run {
         Some(run) => Network::Encoder(Box::new(weight_files::open_run(run, &context.runtime)?)),
         None => Network::Inception(Box::new(inception(args, context)?)),

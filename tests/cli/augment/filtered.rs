@@ -18,7 +18,7 @@ const SMALL: [&str; 6] = ["--preset", "tiny", "--set", "model.image_size=64", "-
 /// Filters pairs with models trained for three steps, with limits that such models can meet.
 fn filter(pairs: &Path, more: &[&str]) -> Command {
     let mut command = prsmed();
-    command.args(["augment", "filter", "--data-root"]).arg(phantoms()).arg("--synthetic").arg(pairs).args(SMALL);
+    command.args(["augment", "filter", "--data-root"]).arg(phantoms()).arg("--extra").arg(pairs).args(SMALL);
     command.args(["--folds", "2", "--steps", "3", "--json"]);
     for limit in ["dice_min=0", "outside_max=1", "knn_quantile=1", "cosine_quantile=1"] {
         command.args(["--threshold", limit]);
@@ -126,7 +126,7 @@ fn filtering_takes_the_planned_memory() {
     let limits = ["--limit", "6", "--per-image", "4"];
     done(generate(&real, &pairs, &limits).arg("--no-filter"));
     let mut command = prsmed();
-    command.args(["augment", "filter", "--data-root"]).arg(&real).arg("--synthetic").arg(&pairs);
+    command.args(["augment", "filter", "--data-root"]).arg(&real).arg("--extra").arg(&pairs);
     let text = done(command.args(["--preset", "tiny", "--folds", "2", "--steps", "1", "--no-plan", "--json"]));
     assert!(!text.contains("\"memory plan for "), "{text}");
     let out = path("pairs-by-large-filter-models");
@@ -201,7 +201,7 @@ fn ablation(out: &Path, seeds: &str) -> Command {
         .arg(made())
         .arg("--out")
         .arg(out);
-    command.args(SMALL).args(["--steps", "2", "--seeds", seeds, "--limit-real", "6", "--limit-test", "6"]);
+    command.args(SMALL).args(["--steps", "2", "--seeds", seeds, "--real-images", "6", "--limit-test", "6"]);
     command
 }
 
@@ -313,7 +313,7 @@ fn a_training_uses_the_pairs() {
 #[test]
 fn quality_metrics_use_the_encoder_of_a_run() {
     let mut quality = prsmed();
-    quality.args(["augment", "quality", "--json", "--data-root"]).arg(phantoms()).arg("--synthetic").arg(made());
+    quality.args(["augment", "quality", "--json", "--data-root"]).arg(phantoms()).arg("--extra").arg(made());
     let result = last(&done(quality.arg("--run").arg(&trained().0)));
     let rows = result["report"]["rows"].as_array().unwrap();
     let classes = |other: &str| -> BTreeSet<&str> {

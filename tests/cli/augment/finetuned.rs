@@ -223,8 +223,8 @@ fn samples_are_made_and_measured_at_each_validation() {
     let (run_folder, _) = trained();
     let features = format!("finetune.features={}", run_folder.display());
     let sets = [
-        "finetune.num_samples_for_metrics=24",
-        "finetune.inference_steps_training=2",
+        "finetune.samples=24",
+        "finetune.sample_steps=2",
         "train.max_steps=0",
         "train.epochs=10",
         &features,

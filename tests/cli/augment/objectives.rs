@@ -209,6 +209,6 @@ fn images_of_several_shapes_are_trained_in_buckets() {
     };
     let text = error(&["finetune.image_size=512"]);
     assert!(text.contains("smaller than its bucket of") && text.contains("finetune.buckets=false"), "{text}");
-    let text = error(&["finetune.num_samples_for_metrics=8"]);
+    let text = error(&["finetune.samples=8"]);
     assert!(text.contains("not possible together with samples"), "{text}");
 }

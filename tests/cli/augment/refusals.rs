@@ -122,7 +122,7 @@ fn a_prompt_with_an_unknown_placeholder_is_an_error() {
 fn invalid_limits_and_folders_of_the_filter_are_errors() {
     let filter = |more: &[&str]| {
         let mut command = prsmed();
-        command.args(["augment", "filter", "--preset", "tiny", "--data-root"]).arg(phantoms()).arg("--synthetic");
+        command.args(["augment", "filter", "--preset", "tiny", "--data-root"]).arg(phantoms()).arg("--extra");
         command.arg(if more.is_empty() { phantoms() } else { made() }).args(more);
         command
     };
