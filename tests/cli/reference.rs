@@ -29,7 +29,9 @@ fn flags_and_settings_stay_few() {
     let is_own = |line: &&str| {
         let line = line.trim_start();
         let flag = line.find("--").filter(|&start| start == 0 || (line.starts_with('-') && start == 4));
-        flag.is_some_and(|start| !["--json", "--quiet", "--help"].iter().any(|shared| line[start..].starts_with(shared)))
+        flag.is_some_and(|start| {
+            !["--json", "--quiet", "--help"].iter().any(|shared| line[start..].starts_with(shared))
+        })
     };
     let flags = commands.lines().filter(|line| line.starts_with("  ")).filter(is_own).count();
     let titles = commands.lines().filter(|line| line.trim_start_matches('#').starts_with(" prsmed")).count();

@@ -222,13 +222,7 @@ fn regions_and_masks_can_be_learned() {
 fn samples_are_made_and_measured_at_each_validation() {
     let (run_folder, _) = trained();
     let features = format!("finetune.features={}", run_folder.display());
-    let sets = [
-        "finetune.samples=24",
-        "finetune.sample_steps=2",
-        "train.max_steps=0",
-        "train.epochs=10",
-        &features,
-    ];
+    let sets = ["finetune.samples=24", "finetune.sample_steps=2", "train.max_steps=0", "train.epochs=10", &features];
     let sets: Vec<&str> = sets.into_iter().flat_map(|set| ["--set", set]).collect();
     let out = path("finetuned-with-samples");
     let ran = run(&mut finetune(&out, &[&sets[..], &["--profile-memory", "every=1"]].concat()));
