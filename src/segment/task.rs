@@ -596,7 +596,6 @@ pub fn spread(rows: Vec<usize>, limit: usize) -> Vec<usize> {
 }
 
 impl SegmentTask {
-    /// Scores a batch. If memory runs out, this batch and later ones are halved.
     /// Scores of each validation batch, and of all masks.
     fn scores(
         &self,
@@ -621,6 +620,7 @@ impl SegmentTask {
         Ok((all, calibrator))
     }
 
+    /// Scores a batch. If memory runs out, this batch and later ones are halved.
     fn score_what_fits(
         &self,
         inputs: Inputs,
