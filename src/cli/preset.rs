@@ -1,12 +1,13 @@
 //! `prsmed preset`: searches for the fastest settings that fit a GPU.
 
+use super::args::sets_of;
 use super::context::Context;
 use super::plan::{MachineArgs, SettingsArgs};
 use super::report::Outcome;
 use crate::Error;
 use crate::config::learning_rate::{Suggestion, suggestion};
 use crate::event::Event;
-use crate::job::advice::{self, EvenBatch};
+use crate::job::advice::{self, EvenBatch, OnGpu};
 use crate::job::memory::remedy_lines;
 use crate::job::planned::{Fitted, Planned as _};
 use crate::job::training_settings::{SEARCHING, search_for};
@@ -36,12 +37,16 @@ use serde_json::json;
 /// With `--task augment` it searches for the fastest batch and decoding mode of `prsmed augment generate`, with `--task
 /// finetune` for the fastest settings of `prsmed augment finetune`.
 ///
+/// With `--gpu all` it compares the listed GPUs instead, each with the largest built-in preset that fits: memory, seconds a
+/// step, and with `--samples` hours a training.
+///
 /// Exit code 1 and nothing on standard output if no settings fit.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed preset --gpu 24gb > my.toml
   prsmed train --data-root data --config my.toml
   prsmed preset --gpu \"RTX A6000\" --effective-batch 16 --image-size 512
+  prsmed preset --gpu all --samples 38000
   prsmed preset --task augment --gpu 8gb > augment.toml
   prsmed preset --task finetune --preset lora-sd15 --gpu 8gb > finetune.toml")]
 pub(super) struct Args {
@@ -100,6 +105,9 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if args.objective == Objective::Quality {
         flags.push(("train.ema_decay=0.999".to_owned(), "--objective".to_owned()));
     }
+    if args.machine.gpu == "all" {
+        return all_gpus(args, flags, context);
+    }
     let machine = args.machine.machine(context)?;
     let resolved = args.settings.resolved_with_note(flags, &machine, context)?;
     let config = &resolved.config;
@@ -149,6 +157,34 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         "training": training,
         "toml": toml,
     }))?;
+    Ok(Outcome::Done)
+}
+
+/// A table of all GPUs.
+fn all_gpus(args: &Args, flags: Vec<(String, String)>, context: &Context) -> anyhow::Result<Outcome> {
+    let chosen = [("--preset", args.settings.preset.is_some()), ("--config", args.settings.config.is_some())];
+    let batch = ("--effective-batch", args.effective_batch.is_some());
+    if let Some((flag, _)) = chosen.into_iter().chain([batch]).find(|(_, given)| *given) {
+        let hint = "leave it out, or name one GPU; `--set` changes the settings of all";
+        return Err(Error::config(flag, "belongs to one GPU: each has its own built-in preset here", hint).into());
+    }
+    let count = args.machine.ranks();
+    let sets = sets_of(&args.settings.sets, flags);
+    let found = advice::all_gpus(&sets, args.samples, count, context.progress.as_ref())?;
+    context.output.line(OnGpu::table(&found).trim_end())?;
+    let epochs = found.iter().find_map(|on| on.training).map(|training| format!(", {} epochs in all", training.epochs));
+    let gpus = if count > 1 {
+        format!("{count} GPUs of a kind with {count} times the samples in a step, ")
+    } else {
+        String::new()
+    };
+    let note = format!(
+        "{gpus}times predicted from published rates, without validation{}; GPUs without published rates are left out\n\
+         next: `prsmed preset --gpu NAME` searches settings for one of them, often faster ones",
+        epochs.unwrap_or_default()
+    );
+    context.progress.on(&Event::Note(note));
+    context.output.record(&json!({ "kind": "preset", "gpus": found, "count": count }))?;
     Ok(Outcome::Done)
 }
 

@@ -92,7 +92,7 @@ impl Duration {
 }
 
 /// Seconds as text, in minutes or hours where they are many.
-fn long(seconds: f64) -> String {
+pub fn long(seconds: f64) -> String {
     match seconds {
         s if s < 120.0 => time::text(s),
         s if s < 7200.0 => format!("{:.0} min", s / 60.0),

@@ -4,7 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::{done, error_text, folder, is_soak, path, phantoms, prsmed, refused, run, train, trained};
+use crate::support::{
+    done, error_text, folder, is_soak, objects, path, phantoms, prsmed, refused, run, train, trained,
+};
 use serde_json::Value;
 
 fn preset(gpu: &str) -> Command {
@@ -57,6 +59,41 @@ fn rank(found: &Value) -> (usize, f64) {
         coarser + usize::from(choice["optimizer"] != "adamw"),
         found["plan"]["time"]["seconds"].as_f64().unwrap() / samples,
     )
+}
+
+#[test]
+fn all_gpus_are_compared_in_one_table() {
+    let given = done(preset("all").args(["--samples", "38000", "--json"]));
+    let record = objects(&given).pop().unwrap();
+    let gpus = record["gpus"].as_array().unwrap();
+    assert!(gpus.len() > 60, "{}", gpus.len());
+    let number = |gpu: &Value, key: &str| gpu[key].as_f64().unwrap();
+    for pair in gpus.windows(2) {
+        assert!(number(&pair[0], "step_seconds") <= number(&pair[1], "step_seconds"), "{pair:?}");
+    }
+    for gpu in gpus {
+        assert!(number(gpu, "device_peak") < number(gpu, "memory"), "{gpu}");
+        let seconds = number(&gpu["training"], "seconds");
+        assert!((seconds / number(gpu, "step_seconds") - number(&gpu["training"], "steps")).abs() < 1.0, "{gpu}");
+    }
+    let of = |name: &str| gpus.iter().find(|gpu| gpu["gpu"] == name);
+    let t4 = of("T4").unwrap();
+    assert_eq!((&t4["precision"], &t4["preset"]), (&"fp16".into(), &"gpu-12gb".into()), "16 GB less ECC");
+    assert_eq!(of("RTX 4090").unwrap()["precision"], "bf16");
+    assert!(of("V100 16GB").is_none(), "libtorch has no code for it");
+    // the preset itself says the same
+    let same = done(prsmed().args(["plan", "--preset", "gpu-24gb", "--gpu", "RTX 4090", "--json"]));
+    let same = objects(&same).pop().unwrap();
+    assert_eq!(same["device_peak"], of("RTX 4090").unwrap()["device_peak"]);
+    assert_eq!(same["time"]["seconds"], of("RTX 4090").unwrap()["step_seconds"]);
+    let expected = "error: `--preset`: belongs to one GPU: each has its own built-in preset here\n\
+                    hint: leave it out, or name one GPU; `--set` changes the settings of all";
+    refused(preset("all").args(["--preset", "tiny"]), expected);
+    if !is_soak() {
+        return;
+    }
+    let text = done(preset("all").args(["--gpus", "8", "--set", "train.epochs=3", "--samples", "1000"]));
+    assert!(text.starts_with("GPU ") && text.lines().any(|line| line.starts_with("A100 80GB")), "{text}");
 }
 
 #[test]
