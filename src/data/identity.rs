@@ -5,6 +5,7 @@ use prsmed_base::files;
 use prsmed_base::{Error, Result};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -72,6 +73,16 @@ impl DataIdentity {
         Some(format!("{counts}{}", self.differing_row(before, manifest)))
     }
 
+    /// Number of these rows that are among the rows `others`, with the same split.
+    pub fn num_among(&self, others: &Self) -> usize {
+        let marks = |identity: &Self| -> Vec<String> {
+            let rows = 0..identity.num_rows;
+            rows.filter_map(|row| identity.marks.get(row * MARK..(row + 1) * MARK).map(str::to_owned)).collect()
+        };
+        let known: HashSet<String> = marks(others).into_iter().collect();
+        marks(self).into_iter().filter(|mark| known.contains(mark)).count()
+    }
+
     /// As [`Self::difference`], for the rows of rank 0 of a job.
     pub fn difference_from_first(&self, first: &Self, manifest: &Manifest) -> Option<String> {
         let counts = format!("{} rows, and rank 0 has {}; ", self.num_rows, first.num_rows);
@@ -99,7 +110,7 @@ impl DataIdentity {
 /// [`Error::Io`] for a file that cannot be read.
 pub fn content_marks<'a>(manifest: &'a Manifest, most: u64) -> Result<Vec<(&'a Path, u64)>> {
     let all = manifest.rows.iter().flat_map(|row| [row.image_path.as_path(), row.mask_path.as_path()]);
-    let mut known = std::collections::HashSet::new();
+    let mut known = HashSet::new();
     let files: Vec<&Path> = all.filter(|path| known.insert(*path) && path.exists()).collect();
     let size = |path: &&Path| std::fs::metadata(path).map(|found| found.len()).map_err(Error::io(*path, "read"));
     let total: u64 = files.par_iter().map(size).sum::<Result<u64>>()?;
@@ -188,6 +199,7 @@ mod tests {
         let (moved, manifest) = identity("here");
         assert_eq!(moved.difference(&before, &manifest), None);
         let (changed, manifest) = identity("elsewhere");
+        assert_eq!((moved.num_among(&before), changed.num_among(&before)), (2, 1));
         let text = changed.difference(&before, &manifest).expect("another answer");
         assert!(text.starts_with("the first row that differs is a.csv:3 ("), "{text}");
     }

@@ -3,6 +3,7 @@
 use super::lock::make_folder;
 use super::together::main_only;
 use super::weight_files::{self, ModelChoice};
+use crate::data::identity::DataIdentity;
 use crate::data::labels::Labels;
 use crate::data::manifest::{Manifest, Split};
 use crate::data::split;
@@ -11,6 +12,7 @@ use crate::report::comparison::{Compared, Comparison};
 use crate::report::evaluation::{self, Facts};
 use crate::runtime::Runtime;
 use crate::segment::evaluate::{self, Evaluation, Options};
+use crate::segment::resume::DATA_FILE;
 use crate::segment::setup::Description;
 use crate::segment::task::spread;
 use crate::tensor::{self, memory};
@@ -122,13 +124,23 @@ impl Scoring<'_> {
         let started = Instant::now();
         let reports = (self.runtime.observer().as_ref(), &**self.runtime.interrupt());
         let evaluation = evaluate::evaluate(self.ranks, &assembly, manifest, rows, self.options, reports)?;
-        let (Some(evaluation), Some((folder, name))) = (evaluation, place) else { return Ok(None) };
+        let (Some(mut evaluation), Some((folder, name))) = (evaluation, place) else { return Ok(None) };
+        evaluation.summary.protocol.trained_on = self.num_trained_on(run, manifest, rows)?;
         evaluation.write(&folder)?;
         let subtitle = self.subtitle(rows.len());
         let mut facts = self.facts(run, started.elapsed().as_secs_f64() / rows.len() as f64, rows.len());
         facts.extend(evaluation::model_facts(&assembly.description));
         evaluation::write(&folder, (&name, &subtitle), &evaluation, &facts)?;
         Ok(Some(evaluation))
+    }
+
+    /// Number of the scored rows that a run on this disk was trained on.
+    fn num_trained_on(&self, run: &Path, manifest: &Manifest, rows: &[usize]) -> Result<u64> {
+        let mut lists = ["best", "last", ""].iter().map(|name| run.join(name).join(DATA_FILE));
+        let Some(list) = lists.find(|list| self.split == Split::Train && list.is_file()) else { return Ok(0) };
+        let scored = rows.iter().map(|row| manifest.rows[*row].clone()).collect();
+        let scored = DataIdentity::of(&Manifest { rows: scored, ..manifest.clone() })?;
+        Ok(scored.num_among(&DataIdentity::read(&list)?) as u64)
     }
 
     /// Of a run of cross-validation the rows of its own fold: those of the data root are partly in its training.

@@ -235,6 +235,15 @@ pub fn title(key: &str, length: &str) -> String {
     }
 }
 
+/// Which values of a score are better.
+fn better(key: &str) -> &'static str {
+    match SCORES.iter().find(|score| score.key == key).map(|score| score.unit) {
+        Some(Unit::Fraction) | None => "higher",
+        Some(Unit::Error | Unit::Distance) => "lower",
+        Some(Unit::Area) => "near 0",
+    }
+}
+
 /// The keys of estimates in the order of tables.
 pub fn keys_in_order(estimates: &Estimates) -> Vec<&'static str> {
     let known = SCORES.iter().map(|score| score.key).chain([AUROC]);
@@ -245,10 +254,11 @@ pub fn keys_in_order(estimates: &Estimates) -> Vec<&'static str> {
 pub fn table(estimates: &Estimates, length: &str) -> String {
     let row = |key: &'static str| {
         let Estimate { mean, interval, count } = estimates[key];
-        vec![title(key, length), format!("{mean:.4}"), range(interval.as_ref()), count.to_string()]
+        let mean = format!("{mean:.4}");
+        vec![title(key, length), mean, range(interval.as_ref()), better(key).to_owned(), count.to_string()]
     };
     let rows: Vec<Vec<String>> = keys_in_order(estimates).into_iter().map(row).collect();
-    aligned(&["score", "mean", "95 % interval", "questions"], &rows, None)
+    aligned(&["score", "mean", "95 % interval", "better is", "questions"], &rows, None)
 }
 
 /// `0.7123 .. 0.8456`, or `-` without an interval.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::estimates::{self, Estimates, Item, estimates, macro_estimates};
+use crate::estimates::{self, Estimate, Estimates, Item, estimates, macro_estimates};
 use crate::reliability::{Curve, Reliability};
 use crate::segmentation::{ImageScore, SegmentationMeans, SegmentationSums};
 use crate::text::{BleuCounts, TextScores};
@@ -168,6 +168,9 @@ pub struct Protocol {
     pub temperature: Option<f64>,
     /// Classes of the data that the run does not know.
     pub unknown_classes: Vec<String>,
+    /// Questions that the run was trained on.
+    #[serde(default)]
+    pub trained_on: u64,
 }
 
 /// Numbers of questions by what is known about their target.
@@ -299,10 +302,7 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-const HEADER: [&str; 15] = [
-    "modality", "questions", "images", "Dice", "IoU", "soft Dice", "meanDic", "meanIoU", "maxDic", "MAE", "position",
-    "BLEU", "corpus BLEU", "ROUGE-1", "METEOR*",
-];
+const HEADER: [&str; 9] = ["modality", "questions", "images", "Dice", "IoU", "meanDic", "meanIoU", "position", "BLEU"];
 
 impl EvalRow {
     fn cells(&self) -> Vec<String> {
@@ -312,16 +312,10 @@ impl EvalRow {
         cells.extend([
             number(seg.map(|s| s.dice)),
             number(seg.map(|s| s.iou)),
-            number(seg.map(|s| s.soft_dice)),
             number(thr.map(|t| t.mean_dic)),
             number(thr.map(|t| t.mean_iou)),
-            number(thr.map(|t| t.max_dic)),
-            number(thr.map(|t| t.mae)),
             number(self.position_accuracy),
             number(text.map(|t| t.bleu)),
-            number(self.corpus_bleu),
-            number(text.map(|t| t.rouge1)),
-            number(text.map(|t| t.meteor_exact_stem)),
         ]);
         cells
     }
@@ -329,28 +323,50 @@ impl EvalRow {
 
 impl fmt::Display for EvalSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(headline) = self.headline() {
+            writeln!(f, "{headline}\n")?;
+        }
         let mut rows: Vec<Vec<String>> = self.modalities.iter().map(EvalRow::cells).collect();
         let rule = rows.len();
         rows.extend([self.macro_mean.cells(), self.all_images.cells()]);
         f.write_str(&aligned(&HEADER, &rows, Some(rule)))?;
-        writeln!(f, "pooled over pixels: Dice {:.4}, IoU {:.4}", self.pooled.dice, self.pooled.iou)?;
-        writeln!(f, "Dice and IoU at 0.5, 1 if mask and truth are both empty")?;
-        writeln!(f, "meanDic, meanIoU, maxDic, MAE: averages over 256 thresholds, as in the original evaluation")?;
         writeln!(
             f,
-            "BLEU: mean of the BLEU-4 of each answer, without smoothing; corpus BLEU: of all answers together"
+            "Dice and IoU at 0.5, 1 if mask and truth are both empty; over all pixels {:.4} and {:.4}",
+            self.pooled.dice, self.pooled.iou
         )?;
-        writeln!(f, "* exact and stem matches, no synonyms")?;
+        writeln!(f, "meanDic, meanIoU: averages over 256 thresholds, as in the original evaluation")?;
+        write!(f, "BLEU: mean of the BLEU-4 of each answer, without smoothing")?;
+        writeln!(
+            f,
+            "{}",
+            self.all_images.corpus_bleu.map_or_else(String::new, |bleu| format!("; of all answers together {bleu:.4}"))
+        )?;
         if self.all_images.estimates.is_empty() {
             return Ok(());
         }
         writeln!(f, "\nall questions, {} patients", self.all_images.patients)?;
         f.write_str(&estimates::table(&self.all_images.estimates, &self.protocol.length))?;
+        writeln!(f, "METEOR*: exact and stem matches, no synonyms")?;
         self.notes().into_iter().try_for_each(|note| writeln!(f, "{note}"))
     }
 }
 
 impl EvalSummary {
+    /// The three scores to read first, with what they are over; `None` without any of them.
+    pub fn headline(&self) -> Option<String> {
+        let all = &self.all_images;
+        let score = |key: &str| {
+            let Estimate { mean, interval, .. } = all.estimates.get(key)?;
+            let range = interval.map_or_else(String::new, |range| format!(" ({:.2} to {:.2})", range.low, range.high));
+            Some(format!("{} {mean:.2}{range}", estimates::title(key, &self.protocol.length)))
+        };
+        let scores: Vec<String> = ["dice", "hd95", "position_right"].into_iter().filter_map(score).collect();
+        let EvalRow { questions, images, patients, .. } = all;
+        let over = format!("{questions} questions, {images} images, {patients} patients");
+        (!scores.is_empty()).then(|| format!("{}\n{over}; in brackets 95 % intervals over patients", scores.join(", ")))
+    }
+
     /// How many masks the presence threshold withheld; `None` if the run has no threshold.
     pub fn withheld(&self) -> Option<String> {
         let PresenceCounts { withheld_present, withheld_absent, .. } = self.presence;
@@ -364,7 +380,7 @@ impl EvalSummary {
 
     /// Sentences that explain the estimates: what they are over, withheld masks, calibration.
     pub fn notes(&self) -> Vec<String> {
-        let Protocol { length, tolerance, unknown_classes, .. } = &self.protocol;
+        let Protocol { length, tolerance, unknown_classes, trained_on, .. } = &self.protocol;
         let PresenceCounts { present, absent, unknown, .. } = self.presence;
         let mut notes = vec![
             format!(
@@ -381,6 +397,10 @@ impl EvalSummary {
                 });
             format!("expected calibration error of pixels: {:.4}{scaled}", calibration.raw.ece)
         }));
+        if *trained_on > 0 {
+            let text = "the run was trained on {} of these questions: scores of new images are lower";
+            notes.insert(0, text.replace("{}", &trained_on.to_string()));
+        }
         if !unknown_classes.is_empty() {
             notes.push(format!("classes that the run does not know: {}", unknown_classes.join(", ")));
         }

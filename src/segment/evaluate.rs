@@ -169,6 +169,7 @@ fn protocol(assembly: &Assembly, rows: &[&Row], options: Options, observer: &dyn
         presence_threshold: calibration.and_then(|calibration| calibration.presence_threshold),
         temperature: calibration.map(|calibration| calibration.temperature),
         unknown_classes,
+        trained_on: 0,
     }
 }
 

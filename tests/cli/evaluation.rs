@@ -301,3 +301,22 @@ fn folds_are_scored_on_their_own_images_and_together_and_average_their_masks() {
     let agreement = predict(&[&runs[1]])["agreement"].as_f64().unwrap();
     assert!((0.0..1.0).contains(&agreement), "{agreement}");
 }
+
+#[test]
+fn the_first_line_has_three_scores_and_training_rows_are_marked() {
+    let (run_folder, _) = trained();
+    let eval = |split: &str| {
+        let mut eval = prsmed();
+        eval.args(["eval", "--max-new-tokens", "2", "--limit", "3", "--split", split, "--data-root"]).arg(phantoms());
+        done(eval.arg(run_folder).arg("--out").arg(path(&format!("first-line-{split}"))))
+    };
+    let (seen, new) = (eval("train"), eval("test"));
+    let first: Vec<&str> = seen.lines().take(2).collect();
+    assert!(first[0].starts_with("Dice 0.") && first[0].contains(", position accuracy "), "{seen}");
+    assert!(first[1].starts_with("3 questions, "), "{seen}");
+    let wide = seen.lines().find(|line| line.chars().count() > 100 && !line.contains(path("").to_str().unwrap()));
+    assert_eq!(wide, None, "{seen}");
+    let mark = "the run was trained on 3 of these questions";
+    assert!(seen.contains(mark) && !new.contains("was trained on"), "{seen}");
+    assert!(fs::read_to_string(path("first-line-train/report.html")).unwrap().contains(mark));
+}
