@@ -10,6 +10,7 @@ mod bounds;
 mod calibrate;
 mod checkpoints;
 mod data;
+mod documented;
 mod environment;
 mod evaluation;
 mod extra;
