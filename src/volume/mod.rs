@@ -57,7 +57,7 @@ mod python_tests;
 #[cfg(test)]
 mod tests;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub use cleanup::Cleanup;
 pub use dicom::seg::Segment;
@@ -127,7 +127,8 @@ pub fn is_volume(path: &Path) -> Result<bool> {
     Ok(FileKind::of(&path)?.is_some())
 }
 
-/// Opens a volume or an image: a NIfTI file, a DICOM file, a folder of DICOM files, or a zip of them.
+/// Opens a volume or an image: a NIfTI file, a folder with nothing but one, a DICOM file, a folder of DICOM files, or a zip of
+/// them.
 ///
 /// `PATH#N` chooses one of several: volume N of a 4-D NIfTI file (from 0), the DICOM series with number N, or frame N
 /// (from 1) of a DICOM file whose frames are not slices of a volume. A series is also chosen by its SeriesInstanceUID, by
@@ -153,7 +154,7 @@ pub fn open_with(path: &Path, geometry: Option<Geometry>) -> Result<Volume> {
 /// As [`open`].
 pub fn open_chosen(path: &Path, series: Option<&str>, geometry: Option<Geometry>) -> Result<Volume> {
     let (path, selected) = path::split_selection(path);
-    let selected = selected.as_deref();
+    let (path, selected) = (only_nifti(&path)?.unwrap_or(path), selected.as_deref());
     if path.is_dir() {
         return dicom::open(&path, selected.or(series));
     }
@@ -171,4 +172,16 @@ pub fn open_chosen(path: &Path, series: Option<&str>, geometry: Option<Geometry>
             Err(Error::data(&path, "it is not a medical image that can be read", hint))
         }
     }
+}
+
+/// The NIfTI file in a folder that has no other file.
+fn only_nifti(folder: &Path) -> Result<Option<PathBuf>> {
+    if !folder.is_dir() {
+        return Ok(None);
+    }
+    let mut files = std::fs::read_dir(folder).map_err(Error::io(folder, "read"))?;
+    let (Some(Ok(only)), None) = (files.next(), files.next()) else { return Ok(None) };
+    let file = only.path();
+    let is_nifti = file.is_file() && matches!(FileKind::of(&file)?, Some(FileKind::Nifti));
+    Ok(is_nifti.then_some(file))
 }

@@ -186,8 +186,10 @@ fn wrong_files_are_errors_with_a_reason_and_a_remedy() {
     let empty = tempfile::tempdir().unwrap();
     assert!(open(empty.path()).unwrap_err().to_string().ends_with("no DICOM images"));
     std::fs::copy(fixtures().join("qform.nii"), empty.path().join("ct.nii")).unwrap();
+    assert_eq!(open(empty.path()).unwrap().voxels, read("qform.nii").voxels, "a patient's folder with one file");
+    fs::write(empty.path().join("notes.txt"), "").unwrap();
     let error = open(empty.path()).unwrap_err();
-    assert!(error.to_string().contains("no DICOM images among its files (1, the first is `ct.nii`)"), "{error}");
+    assert!(error.to_string().contains("no DICOM images among its files (2, the first is `ct.nii`)"), "{error}");
 }
 
 /// Without the feature the message names it.
