@@ -70,6 +70,12 @@ pub fn files(root: &Path, annotations: Option<&Path>) -> Result<Vec<PathBuf>> {
         }
     }
     if files.is_empty() {
+        // synthetic pairs have a list of all of them, accepted or not
+        if root.join("manifest.jsonl").is_file() {
+            let hint =
+                "`manifest.jsonl` says why each was rejected; `prsmed augment filter` with lower limits accepts more";
+            return Err(Error::data(root, "none of these pairs was accepted", hint));
+        }
         return Err(Error::data(folder, "there is no CSV file in this folder", "check `--annotations`"));
     }
     files.sort();

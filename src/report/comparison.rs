@@ -189,16 +189,20 @@ struct DifferenceRow {
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let length = self.length();
+        // wider tables do not fit a terminal; the report has all intervals
+        let has_intervals = self.runs.len() <= 2;
         let mut header = vec!["score"];
         for run in &self.runs {
-            header.extend([run.name.as_str(), "95 %"]);
+            header.push(run.name.as_str());
+            header.extend(has_intervals.then_some("95 %"));
         }
         let cells = |key: &'static str| -> Vec<String> {
             let mut cells = vec![title(key, length)];
             for run in &self.runs {
                 let estimate = run.summary.all_images.estimates.get(key);
                 cells.push(estimate.map_or_else(|| "-".to_owned(), |estimate| format!("{:.4}", estimate.mean)));
-                cells.push(estimates::range(estimate.and_then(|estimate| estimate.interval.as_ref())));
+                let range = || estimates::range(estimate.and_then(|estimate| estimate.interval.as_ref()));
+                cells.extend(has_intervals.then(range));
             }
             cells
         };

@@ -101,9 +101,12 @@ impl FilterReport {
         }
         let folder = folder.display();
         lines.push(format!("look at {folder}/contact_sheet.png"));
-        if self.rows > 0 {
-            lines.push(format!("next: prsmed augment ablation --data-root DATA --extra {folder}"));
-        }
+        lines.push(match self.rows {
+            0 => "no pair is left to train on. To accept more, repeat the command with lower limits, for example \
+                  `--threshold dice_min=0.5`, or with filter models that were trained longer (`--steps`)"
+                .to_owned(),
+            _ => format!("next: prsmed augment ablation --data-root DATA --extra {folder}"),
+        });
         lines.join("\n")
     }
 }
@@ -324,9 +327,11 @@ fn folds(real: &Manifest, num_models: usize, seed: u64) -> Result<BTreeMap<Strin
     for row in real.rows.iter().filter(|row| row.split == Split::Train) {
         classes.entry(&row.modality).or_default().insert(&sums[&row.image_path]);
     }
-    if num_models < 2 || classes.values().all(|images| images.len() < num_models) {
-        let reason = format!("the training images cannot be divided into {num_models} folds");
-        return Err(Error::config("--folds", reason, "use 2 to 5 folds, and at least that many images"));
+    let largest = classes.values().map(BTreeSet::len).max().unwrap_or(0);
+    if num_models < 2 || largest < num_models {
+        let reason = format!("{num_models} folds are too many: no class has more than {largest} training images");
+        let hint = if largest < 2 { "add training images" } else { "add for example `--folds 2`" };
+        return Err(Error::config("--folds", reason, hint));
     }
     let mut folds = BTreeMap::new();
     for (class, (_, images)) in classes.into_iter().enumerate() {
