@@ -138,7 +138,7 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let mut notes = vec![found::described(best), best.plan.summary()];
     notes.extend(training.map(|training| training.text(&machine.speed_source())));
     notes.extend(EvenBatch::text(&even, &machine));
-    notes.extend(found::notes(config, best, &chosen));
+    notes.extend(found::notes(config, best, &chosen, machine.num_ranks()));
     notes.extend(learning_rate.as_ref().map(Suggestion::text));
     notes.extend(found::summary(&searched));
     notes.push(next_command(&machine));

@@ -23,6 +23,10 @@ const QUANTILE: f64 = 0.99;
 const MARGIN: f64 = 0.05;
 /// Range of the limit of distances. The lower end lets questions pass that leave words of a training question out.
 const DISTANCES: [f64; 2] = [0.45, 0.75];
+/// Distance up to which a question counts as a training question in other words.
+const SAME: f64 = 0.05;
+/// Probability from which the model's class of an image counts as known.
+const SURE: f32 = 0.9;
 /// Largest limit of the share of new words.
 const MOST_NEW: f64 = 0.2;
 
@@ -44,6 +48,9 @@ struct Saved {
     questions: Vec<(String, u64)>,
     /// `None` without validation questions.
     limits: Option<Limits>,
+    /// The classes of the rows of each question; empty in files of older versions.
+    #[serde(default)]
+    classes: Vec<BTreeSet<String>>,
 }
 
 /// How a question compares with those of the training.
@@ -61,9 +68,27 @@ pub struct Familiarity {
     /// Distance to the nearest question, from 0 (the same words) to 1 (no common word).
     #[serde(default)]
     pub question_distance: Option<f64>,
+    /// The classes that the training has this question about, if the image is surely of another class.
+    #[serde(default)]
+    pub question_classes: Vec<String>,
+    /// The classes of the rows with the nearest question, if that is nearly the same.
+    #[serde(skip)]
+    known_about: BTreeSet<String>,
 }
 
 impl Familiarity {
+    /// The same beside the class that the model sees in the image, with its probability. A question that the training has only
+    /// about other classes is not known for this image.
+    #[must_use]
+    pub fn beside(mut self, class: Option<(&str, f32)>) -> Self {
+        let is_other = class.is_some_and(|(class, sure)| sure >= SURE && !self.known_about.contains(class));
+        if is_other && !self.known_about.is_empty() && self.question_known == Some(true) {
+            self.question_known = Some(false);
+            self.question_classes = self.known_about.iter().cloned().collect();
+        }
+        self
+    }
+
     /// Adds these fields to a JSON object.
     ///
     /// # Panics
@@ -85,6 +110,13 @@ impl Familiarity {
             words => format!(" (no training question has: {})", words.join(", ")),
         };
         let nearest = self.nearest_question.as_deref().unwrap_or_default();
+        if !self.question_classes.is_empty() {
+            return Some(format!(
+                "the training has this question about {} only, and this image looks like another class, so do not rely on the \
+                 answer and the mask",
+                self.question_classes.join(", ")
+            ));
+        }
         Some(format!(
             "this question is unlike those of the training{words}, so do not rely on the answer and the mask; the nearest \
              training question is `{nearest}`"
@@ -105,7 +137,7 @@ pub struct KnownQuestions {
 impl KnownQuestions {
     /// The questions of training rows, with limits from those of validation rows.
     pub fn new<'a>(trained: impl IntoIterator<Item = &'a str>, validated: impl IntoIterator<Item = &'a str>) -> Self {
-        let mut known = Self::of(Saved { questions: most_frequent(trained), limits: None });
+        let mut known = Self::of(Saved { questions: most_frequent(trained), limits: None, classes: Vec::new() });
         let mut found: Vec<Familiarity> = Vec::new();
         let mut new_words = Vec::new();
         for (question, _) in most_frequent(validated) {
@@ -119,6 +151,18 @@ impl KnownQuestions {
             num_validated: found.len(),
         });
         known
+    }
+
+    /// The same, with the class of each training row.
+    #[must_use]
+    pub fn with_classes<'a>(mut self, rows: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        let mut classes: HashMap<&str, BTreeSet<String>> = HashMap::new();
+        for (question, class) in rows {
+            classes.entry(question.trim()).or_default().insert(class.to_owned());
+        }
+        let of = |(question, _): &(String, u64)| classes.remove(question.as_str()).unwrap_or_default();
+        self.saved.classes = self.saved.questions.iter().map(of).collect();
+        self
     }
 
     fn of(saved: Saved) -> Self {
@@ -194,6 +238,11 @@ impl KnownQuestions {
             nearest_question: nearest.map(|number| self.saved.questions[number].0.clone()),
             new_words: words.iter().filter(is_new).cloned().collect::<BTreeSet<_>>().into_iter().collect(),
             question_distance: distance,
+            question_classes: Vec::new(),
+            known_about: nearest
+                .filter(|_| distance.is_some_and(|distance| distance <= SAME))
+                .and_then(|number| self.saved.classes.get(number).cloned())
+                .unwrap_or_default(),
         }
     }
 

@@ -216,3 +216,21 @@ fn limits_come_from_the_validation_questions_within_bounds() {
     let between = limits(&["where is the lesion", "show the left lesion", "where is the right lesion"]);
     assert!(between.distance > DISTANCES[0] && between.new_words > 0.0, "{between:?}");
 }
+
+#[test]
+fn a_question_of_another_class_is_not_known_for_an_image() {
+    let trained = ["Where is the polyp?", "Where is the nevus?", "Where is the lesion?", "Where is the lesion?"];
+    let classes = ["colon", "skin", "skin", "colon"];
+    let known = KnownQuestions::new(trained, trained).with_classes(trained.into_iter().zip(classes));
+    let known: KnownQuestions = KnownQuestions::of(serde_json::from_str(&known.to_json()).expect("its own file"));
+    let beside = |question: &str, class: &str, sure: f32| known.compare(question).beside(Some((class, sure)));
+    let other = beside("where is the polyp", "skin", 0.99);
+    assert_eq!((other.question_known, &other.question_classes[..]), (Some(false), &["colon".to_owned()][..]));
+    assert!(other.warning().expect("a warning").contains("about colon only"), "{other:?}");
+    assert_eq!(beside("Where is the polyp?", "colon", 0.99).question_known, Some(true));
+    assert_eq!(beside("Where is the polyp?", "skin", 0.5).question_known, Some(true), "the class is not sure");
+    assert_eq!(beside("Where is the lesion?", "skin", 0.99).question_known, Some(true), "asked about both");
+    assert_eq!(known.compare("Where is the polyp?").beside(None).question_known, Some(true));
+    let old = KnownQuestions::new(trained, trained);
+    assert_eq!(old.compare("Where is the polyp?").beside(Some(("skin", 1.0))).question_known, Some(true));
+}

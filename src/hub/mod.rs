@@ -248,6 +248,12 @@ impl<'a> Hub<'a> {
         Error::hub(self.spec(), reason, hint)
     }
 
+    /// How to get what the cache lacks.
+    fn fetch_hint(&self) -> String {
+        let get = format!("`prsmed hub get {}`", self.spec());
+        format!("run {get} with a connection and without HF_HUB_OFFLINE; from another machine, copy its cache")
+    }
+
     fn unreachable(&self, reason: &str) -> Error {
         self.error(
             format!("`{}` cannot be reached: {reason}", self.options.shown_endpoint()),
@@ -409,10 +415,7 @@ impl<'a> Hub<'a> {
         if spec::is_plain(&commit) && folder.is_dir() {
             return Ok(folder);
         }
-        Err(self.error(
-            format!("is not in the cache `{}`", self.options.cache_dir.display()),
-            "unset HF_HUB_OFFLINE, or run `prsmed hub get` on a machine with a connection and copy the cache",
-        ))
+        Err(self.error(format!("is not in the cache `{}`", self.options.cache_dir.display()), self.fetch_hint()))
     }
 
     /// The files in the cache, if it has all that `files` selects.
@@ -421,7 +424,7 @@ impl<'a> Hub<'a> {
         let (files, path) = self.choose(&files::local(&folder)?, files).map_err(|refusal| {
             self.error(
                 format!("the cache `{}` has only a part of it: {}", folder.display(), refusal.reason),
-                "unset HF_HUB_OFFLINE, or run `prsmed hub get` on a machine with a connection and copy the cache",
+                self.fetch_hint(),
             )
         })?;
         let path = if path.is_empty() { folder } else { folder.join(path) };

@@ -94,7 +94,7 @@ pub fn summary(found: &Found) -> Vec<String> {
 }
 
 /// What the search changed and tried: `chosen` are the settings `config` with the choice of `best`.
-pub fn notes(config: &RunConfig, best: &Candidate, chosen: &RunConfig) -> Vec<String> {
+pub fn notes(config: &RunConfig, best: &Candidate, chosen: &RunConfig, ranks: usize) -> Vec<String> {
     let mut notes = Vec::new();
     notes.extend(compromise_notes(config, best.choice.compromise));
     notes.extend(best.tried.iter().map(tried_note));
@@ -107,15 +107,16 @@ pub fn notes(config: &RunConfig, best: &Candidate, chosen: &RunConfig) -> Vec<St
         let note = "`model.batch_norm=batch` computes statistics per micro-batch, whose size changed: results change";
         notes.push(note.to_owned());
     }
-    notes.extend(fewer_questions(config.data.questions_per_image, best));
+    notes.extend(fewer_questions(config.data.questions_per_image, best, ranks));
     notes
 }
 
-/// A note if fewer questions share an image than the settings allow.
-fn fewer_questions(packed: usize, best: &Candidate) -> Option<String> {
+/// A note if fewer questions share an image than the settings allow. It names batches that `ranks` GPUs divide evenly.
+fn fewer_questions(packed: usize, best: &Candidate, ranks: usize) -> Option<String> {
     let (samples, questions) = (best.choice.samples(), best.choice.questions);
     (packed > 1 && !samples.is_multiple_of(packed)).then(|| {
-        let (below, above) = (samples / packed * packed, samples.next_multiple_of(packed));
+        let even = packed * ranks.max(1);
+        let (below, above) = (samples / even * even, samples.next_multiple_of(even));
         let near = if below == 0 { above.to_string() } else { format!("{below} or {above}") };
         format!(
             "using {questions} questions per image, because {packed} do not divide the effective batch of {samples}; \

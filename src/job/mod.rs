@@ -234,7 +234,14 @@ pub fn check<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Res
     J::refuse_foreign(how)?;
     J::check_folder(how)?;
     let mut job = make(how)?;
-    let checkpoint = job.checkpoint()?;
+    let checkpoint = match job.checkpoint() {
+        // nothing is started: the rest can be checked
+        Err(taken) if !how.resume.resumes() => {
+            how.runtime.warn(taken.to_string());
+            None
+        }
+        found => found?,
+    };
     job.find_files(checkpoint.as_deref())?;
     if how.plans { job.plan() } else { Ok(()) }
 }

@@ -345,7 +345,7 @@ impl fmt::Display for EvalSummary {
         if self.all_images.estimates.is_empty() {
             return Ok(());
         }
-        writeln!(f, "\nall questions, {} patients", self.all_images.patients)?;
+        writeln!(f, "\nall questions")?;
         f.write_str(&estimates::table(&self.all_images.estimates, &self.protocol.length))?;
         writeln!(f, "METEOR*: exact and stem matches, no synonyms")?;
         self.notes().into_iter().try_for_each(|note| writeln!(f, "{note}"))
@@ -363,8 +363,11 @@ impl EvalSummary {
         };
         let scores: Vec<String> = ["dice", "hd95", "position_right"].into_iter().filter_map(score).collect();
         let EvalRow { questions, images, patients, .. } = all;
-        let over = format!("{questions} questions, {images} images, {patients} patients");
-        (!scores.is_empty()).then(|| format!("{}\n{over}; in brackets 95 % intervals over patients", scores.join(", ")))
+        // an image without a patient counts as one
+        let (known, over) =
+            if patients < images { (format!(", {patients} patients"), "patients") } else { (String::new(), "images") };
+        let count = format!("{questions} questions, {images} images{known}; in brackets 95 % intervals over {over}");
+        (!scores.is_empty()).then(|| format!("{}\n{count}", scores.join(", ")))
     }
 
     /// How many masks the presence threshold withheld; `None` if the run has no threshold.

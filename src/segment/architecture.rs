@@ -78,6 +78,8 @@ pub fn check_parts(model: &ModelConfig, fetch: &dyn Fn(&str) -> Result<PathBuf>)
             Spec::Local(path) => {
                 if is_encoder && path.exists() {
                     check_encoder(&Archive::open(&single_file(&path)?)?).map_err(named)?;
+                } else if is_encoder {
+                    warnings.extend(encoder_by_name(spec)?);
                 } else if path.join("config.json").is_file() {
                     check(&path)?;
                 }
@@ -87,7 +89,10 @@ pub fn check_parts(model: &ModelConfig, fetch: &dyn Fn(&str) -> Result<PathBuf>)
         let folder = match fetch(&if is_encoder { source.with_inside("") } else { source }.to_string()) {
             Ok(folder) => folder,
             // repositories of TinySAM have none, and nothing else can be read
-            Err(_) if is_encoder => continue,
+            Err(_) if is_encoder => {
+                warnings.extend(encoder_by_name(spec)?);
+                continue;
+            }
             Err(error) => {
                 let text =
                     format!("the `config.json` of `{spec}` could not be read: memory and times are those of {of}");
@@ -269,6 +274,22 @@ const ENCODER_HINT: &str = "use `hub:merve/tinysam`, or a file of TinySAM or Mob
 
 fn other_encoder(path: &Path, kind: &str) -> Error {
     Error::weights(path, format!("this is {kind}; only TinyViT (TinySAM, MobileSAM) can be read"), ENCODER_HINT)
+}
+
+/// Refuses an image encoder that cannot be read if its name is that of another one; else a warning, unless the name is that
+/// of a supported one.
+fn encoder_by_name(spec: &str) -> Result<Option<String>> {
+    let name = spec.rsplit(['/', '\\']).next().unwrap_or(spec).to_lowercase().replace(['_', '.'], "-");
+    let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
+    if has(&["tinysam", "tiny-sam", "tinyvit", "tiny-vit", "mobile"]) {
+        return Ok(None);
+    }
+    if has(&["sam-vit", "medsam", "sam2", "sam-2", "sam-med", "sam-hq"]) {
+        let reason = format!("`{spec}` is by its name another SAM; only TinyViT (TinySAM, MobileSAM) can be read");
+        return Err(Error::config("model.image_encoder", reason, ENCODER_HINT));
+    }
+    let text = "cannot be read here: it is planned as TinyViT, which it must be";
+    Ok(Some(format!("`model.image_encoder`: `{spec}` {text}")))
 }
 
 /// Name of SAM's encoder of this width.

@@ -234,3 +234,16 @@ fn weights_that_do_not_belong_to_their_config_are_refused_before_memory_is_asked
         assert!(text.contains(reason), "{text}");
     }
 }
+
+#[test]
+fn an_image_encoder_that_cannot_be_read_is_judged_by_its_name() {
+    let fetch = |_: &str| Err(Error::hub("hub:o/n", "is not in the cache", "fetch it"));
+    let checked =
+        |spec: &str| check_parts(&ModelConfig { image_encoder: spec.to_owned(), ..ModelConfig::default() }, &fetch);
+    for spec in ["hub:facebook/sam-vit-base", "sam_vit_b_01ec64.pth", "/none/medsam_vit_b.pth"] {
+        let refused = checked(spec).map(|_| ()).err().map(|error| error.to_string());
+        assert!(refused.as_ref().is_some_and(|text| text.contains("another SAM")), "{spec}: {refused:?}");
+    }
+    assert_eq!(checked("tinysam_42.3.pth").unwrap(), [""; 0]);
+    assert!(checked("/none/mine.pth").unwrap()[0].contains("planned as TinyViT"));
+}

@@ -485,11 +485,12 @@ impl Results {
         let (mask, overlay) = self.write(job, image, &prediction)?;
         let area = prediction.num_foreground() as u64;
         let class = prediction.best_class().and_then(|class| assembly.description.modalities.get(class));
+        let familiarity = assembly.familiarity_beside(&job.question, &prediction);
         Ok(Answered {
             answer: prediction.answer,
             modality: class.cloned(),
             confidence: Some(confidence),
-            familiarity: assembly.familiarity(&job.question),
+            familiarity,
             area_pixels: area,
             area_frac: area as f64 / prediction.mask.len().max(1) as f64,
             size: prediction.size,

@@ -170,7 +170,9 @@ fn texts_of(groups: &[Vec<usize>], texts: &[TextLength], text_of: &HashMap<usize
 /// The questions of the training rows and of the validation rows.
 fn questions_of(manifest: &Manifest, trained: [&[usize]; 2]) -> KnownQuestions {
     let asked = |rows: &[usize]| rows.iter().map(|row| manifest.rows[*row].question.as_str()).collect::<Vec<_>>();
+    let rows = trained.into_iter().flatten().map(|row| &manifest.rows[*row]);
     KnownQuestions::new(trained.into_iter().flat_map(asked), asked(&manifest.rows_of(Split::Val)))
+        .with_classes(rows.map(|row| (row.question.as_str(), row.modality.as_str())))
 }
 
 impl SegmentTask {

@@ -124,7 +124,11 @@ fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &Atom
     let seconds = begin.elapsed().as_secs_f64();
     let question = job.task.question().to_owned();
     let familiarity = shared.questions.as_ref().map(|known| known.compare(&question)).unwrap_or_default();
-    let answer = result.map(|content| Answer { id: String::new(), question, familiarity, seconds, content });
+    let answer = result.map(|content| {
+        let class = if let Content::Slice(slice) = &content { slice.class.as_ref() } else { None };
+        let familiarity = familiarity.beside(class.map(|class| (class.name.as_str(), class.probability)));
+        Answer { id: String::new(), question, familiarity, seconds, content }
+    });
     let (outcome, progress) = match answer.and_then(|answer| shared.store.add_answer(&job.image, answer)) {
         Ok(answer) => (Outcome::Answered, Progress::Done(Box::new(answer))),
         Err(failure) => (Outcome::Failed, Progress::Failed(failure)),

@@ -86,7 +86,7 @@ fn a_missing_connection_or_cache_is_reported() {
     refused(
         prsmed().args(["hub", "get", "hub:owner/name"]).env("HF_HUB_OFFLINE", "1"),
         "error: `hub:owner/name`: is not in the cache `~/hf/hub`\n\
-         hint: unset HF_HUB_OFFLINE, or run `prsmed hub get` on a machine with a connection and copy the cache",
+         hint: run `prsmed hub get hub:owner/name` with a connection and without HF_HUB_OFFLINE; from another machine, copy its cache",
     );
     // Nothing listens on the discard port.
     refused(

@@ -337,7 +337,7 @@ fn names_in_json_and_csv_stay() {
     let result = objects(&done(&mut predict)).pop().unwrap();
     let expected = [
         "answer", "confidence", "foreground_frac", "height", "kind", "mask", "memory", "modality", "nearest_question",
-        "new_tokens", "new_words", "overlay", "question_distance", "question_known", "width",
+        "new_tokens", "new_words", "overlay", "question_classes", "question_distance", "question_known", "width",
     ];
     assert_eq!(keys(&result), expected);
     assert_eq!(keys(&result["confidence"]), ["boundary", "foreground", "is_found", "presence"]);

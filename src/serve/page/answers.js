@@ -88,12 +88,16 @@ export class Card {
 
   /** What is wrong with a question that is not familiar. */
   warning() {
-    const { question_known: isKnown, new_words: words, nearest_question: nearest } = this.answer;
+    const { question_known: isKnown, new_words: words, nearest_question: nearest, question_classes: classes } = this.answer;
     if (isKnown === null) {
       const reason = nearest === null
         ? "The questions of the training are not known"
         : "The run has no validation questions to compare with";
       return `${reason}. The page cannot say whether this question is like those of the training.`;
+    }
+    if (classes.length) {
+      return `The training has this question about ${classes.join(", ")} only, and this image looks like another class. `
+        + "Do not rely on the answer and the mask.";
     }
     const reason = words.length ? ` (no training question has: ${words.join(", ")})` : "";
     return `This question is unlike those of the training${reason}. Do not rely on the answer and the mask. `

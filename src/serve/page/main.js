@@ -491,6 +491,7 @@ function showExamples(questions) {
     $("examples").append(chip);
   }
   $("examples").hidden = questions.length === 0;
+  if (questions.length) $("question").placeholder = questions[0];
 }
 
 let waitsForToken = null;
