@@ -67,9 +67,10 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let merged = source.write(&args.out, &settings, context.progress.as_ref())?;
     let plural = if merged.shards == 1 { "" } else { "s" };
     let (bytes, out) = (Bytes(merged.bytes), args.out.display());
-    context
-        .output
-        .line(format!("{} adapters merged into {bytes} in {} file{plural}: {out}", merged.adapters, merged.shards))?;
+    context.output.line(format!(
+        "{} adapters merged into {bytes} in {} file{plural}: {out}\nnext: prsmed serve {out}",
+        merged.adapters, merged.shards
+    ))?;
     context.output.record(&json!({
         "kind": "result",
         "out": args.out,

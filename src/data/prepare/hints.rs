@@ -38,7 +38,7 @@ pub(super) fn folders_in(folder: &Path) -> Option<String> {
         return None;
     }
     folders.sort();
-    let named: Vec<String> = folders.iter().take(MAX_NAMED).map(|path| format!("`{}`", path.display())).collect();
+    let named: Vec<String> = folders.iter().take(2 * MAX_NAMED).map(|path| format!("`{}`", path.display())).collect();
     Some(format!(
         "its images are in folders of it: {}; give the folder of images and the folder of masks",
         named.join(", ")

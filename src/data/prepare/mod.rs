@@ -221,11 +221,11 @@ impl Work<'_> {
         let first = first.map_or_else(String::new, |s| format!("; first: {}: {}", s.path.display(), s.reason));
         let folders = [images, masks].into_iter().find_map(|folder| hints::folders_in(folder));
         let remedy = hints::remedy(&report.skipped);
-        Err(Error::data(
-            images,
-            format!("no usable pair of {pair} with `{}`{first}", masks.display()),
-            folders.or_else(|| remedy.map(str::to_owned)).unwrap_or(needs),
-        ))
+        let reason = match folders {
+            Some(_) => "has no images".to_owned(),
+            None => format!("no usable pair of {pair} with `{}`{first}", masks.display()),
+        };
+        Err(Error::data(images, reason, folders.or_else(|| remedy.map(str::to_owned)).unwrap_or(needs)))
     }
 
     fn too_many_bad(&self, bad: &[Skipped], num_pairs: usize) -> Error {
