@@ -234,16 +234,16 @@ pub fn check<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Res
     J::refuse_foreign(how)?;
     J::check_folder(how)?;
     let mut job = make(how)?;
-    let checkpoint = match job.checkpoint() {
-        // nothing is started: the rest can be checked
-        Err(taken) if !how.resume.resumes() => {
-            how.runtime.warn(taken.to_string());
-            None
-        }
-        found => found?,
+    let (checkpoint, taken) = match job.checkpoint() {
+        // the rest is checked first
+        Err(taken) if !how.resume.resumes() => (None, Err(taken)),
+        found => (found?, Ok(())),
     };
     job.find_files(checkpoint.as_deref())?;
-    if how.plans { job.plan() } else { Ok(()) }
+    if how.plans {
+        job.plan()?;
+    }
+    taken
 }
 
 /// Limits tensor memory; call before the first tensor on a GPU.

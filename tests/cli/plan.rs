@@ -538,4 +538,7 @@ fn a_check_on_a_login_node_names_what_a_training_lacks_and_starts_nothing() {
     // a folder that has a run is refused now, not on the compute node
     let taken = run(&mut check(&trained().0, &["--preset", "tiny"]));
     assert!(taken.code == Some(2) && taken.stderr.contains("already contains a run"), "{}", taken.stderr);
+    // but only after everything else was checked
+    let both = run(&mut check(&trained().0, &["--preset", "gpu-24gb", "--gpu", "24gb"]));
+    assert!(both.code == Some(2) && both.stderr.contains("prsmed hub get"), "{}", both.stderr);
 }
