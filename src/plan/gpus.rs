@@ -326,7 +326,11 @@ fn listed(gpu: &'static Gpu, text: &str) -> Result<Budget, NotFound> {
     };
     let remark = gpu.remark.as_ref().map_or_else(String::new, |remark| format!("; {remark}"));
     let without = if has_bf16(gpu.capability) { "" } else { "; it has no bf16" };
-    let budget = gpu.budget(format!("{}{choice}: {}{remark}{without}", gpu.name, gpu.memory_source));
+    let memory = match gpu.cuda_mib {
+        Some(_) => "the least memory that CUDA was found to offer on it",
+        None => "its nominal size less what the driver keeps",
+    };
+    let budget = gpu.budget(format!("{}{choice}: {memory}{remark}{without}", gpu.name));
     // A100s exist with and without it
     let has_nvlink = gpu.capability != (8, 0) || text.to_lowercase().contains("sxm");
     Ok(Budget { nvlink: gpu.nvlink.filter(|_| has_nvlink).map(|rate| rate * 1e9), ..budget })
