@@ -241,7 +241,7 @@ fn finish(
         context.output.line(format!("{count} runs: mean Dice of their masks with this one {agreement:.3}"))?;
     }
     let question = args.questions.first().map(String::as_str).unwrap_or_default();
-    let familiarity = assembly.familiarity_beside(question, prediction);
+    let familiarity = prediction.familiarity(assembly, question);
     familiarity.warning().map_or(Ok(()), |warning| context.output.line(format!("attention: {warning}")))?;
     let mut record = json!({
         "kind": "result",

@@ -3,7 +3,6 @@
 use super::Semantics;
 use super::calibration::{Calibration, Confidence};
 use super::config::ModelConfig;
-use super::predict::Prediction;
 use crate::Result;
 use crate::data::image::PixelConfig;
 use crate::data::labels::Labels;
@@ -138,14 +137,6 @@ impl Assembly {
     /// How a question compares with those of the training. Nothing is claimed if the checkpoint does not have them.
     pub fn familiarity(&self, question: &str) -> Familiarity {
         self.questions.as_ref().map(|questions| questions.compare(question)).unwrap_or_default()
-    }
-
-    /// As [`Self::familiarity`], beside the class of the image that `prediction` was made for.
-    pub fn familiarity_beside(&self, question: &str, prediction: &Prediction) -> Familiarity {
-        let class = prediction.best_class().and_then(|class| {
-            Some((self.description.modalities.get(class)?.as_str(), *prediction.classes.get(class)?))
-        });
-        self.familiarity(question).beside(class)
     }
 }
 

@@ -12,6 +12,7 @@ use super::setup::{self, Assembly, Build, RunOverrides};
 use super::step;
 use super::validation::values;
 use crate::data::image::{clip_pixels, sam_pixels};
+use crate::data::questions::Familiarity;
 use crate::data::sheet;
 use crate::data::text::{self, AnswerStream};
 use crate::metrics::segmentation::is_foreground;
@@ -129,6 +130,14 @@ impl Prediction {
     /// The most probable class, as an index of the run's classes.
     pub fn best_class(&self) -> Option<usize> {
         self.classes.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(class, _)| class)
+    }
+
+    /// How the question of this prediction compares with those of the training of `assembly`, and with the class of the image.
+    pub fn familiarity(&self, assembly: &Assembly, question: &str) -> Familiarity {
+        let class = self
+            .best_class()
+            .and_then(|class| Some((assembly.description.modalities.get(class)?.as_str(), *self.classes.get(class)?)));
+        assembly.familiarity(question).beside(class)
     }
 }
 

@@ -485,7 +485,7 @@ impl Results {
         let (mask, overlay) = self.write(job, image, &prediction)?;
         let area = prediction.num_foreground() as u64;
         let class = prediction.best_class().and_then(|class| assembly.description.modalities.get(class));
-        let familiarity = assembly.familiarity_beside(&job.question, &prediction);
+        let familiarity = prediction.familiarity(assembly, &job.question);
         Ok(Answered {
             answer: prediction.answer,
             modality: class.cloned(),

@@ -37,13 +37,8 @@ impl Browser {
 
     fn with_preferences(preferences: &Value) -> Self {
         let profile = tempfile::tempdir().expect("a folder for the browser's profile");
-        let mut driver = Command::new("chromedriver")
-            .arg("--port=0")
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("chromedriver starts (`scripts/setup --checks` installs it)");
-        let port = port_of(&mut driver);
+        // it takes a free port for IPv4 and ends if another program has the same one for IPv6
+        let (driver, port) = (0..4).find_map(|_| chromedriver()).expect("chromedriver says its port");
         let config = ureq::Agent::config_builder().timeout_global(Some(Duration::from_mins(2)));
         let agent = config.http_status_as_error(false).proxy(None).build().new_agent();
         let flags = [
@@ -199,18 +194,27 @@ fn absolute(path: &Path) -> String {
     path.canonicalize().expect("the file exists").display().to_string()
 }
 
-/// The port that chromedriver says on standard output that it listens on.
-fn port_of(driver: &mut Child) -> u16 {
+/// A new chromedriver and the port that it says on standard output that it listens on; `None` if it has ended.
+fn chromedriver() -> Option<(Child, u16)> {
+    let mut driver = Command::new("chromedriver")
+        .arg("--port=0")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("chromedriver starts (`scripts/setup --checks` installs it)");
     let output = driver.stdout.take().expect("standard output is a pipe");
     let mut lines = BufReader::new(output).lines();
     let started = lines.by_ref().map_while(Result::ok).find(|line| line.contains("started successfully on port"));
     // chromedriver must be able to write until it ends
     std::thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
-    let line = started.expect("chromedriver says its port");
+    let Some(line) = started else {
+        let _ = driver.wait();
+        return None;
+    };
     let number: String =
         line.chars().rev().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
     let number: String = number.chars().rev().collect();
-    number.parse().expect("a port number")
+    Some((driver, number.parse().expect("a port number")))
 }
 
 fn read(path: &str, answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Value {
