@@ -232,18 +232,16 @@ pub fn run<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Resul
 /// As [`run`], before its training begins.
 pub fn check<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Result<J>) -> Result<()> {
     J::refuse_foreign(how)?;
-    J::check_folder(how)?;
+    let (resumes, folder) = (how.resume.resumes(), J::check_folder(how));
+    // a folder that is taken is told last, after everything else was checked
+    let folder = if resumes { Ok(folder?) } else { folder };
     let mut job = make(how)?;
-    let (checkpoint, taken) = match job.checkpoint() {
-        // the rest is checked first
-        Err(taken) if !how.resume.resumes() => (None, Err(taken)),
-        found => (found?, Ok(())),
-    };
+    let checkpoint = if resumes { job.checkpoint()? } else { None };
     job.find_files(checkpoint.as_deref())?;
     if how.plans {
         job.plan()?;
     }
-    taken
+    folder
 }
 
 /// Limits tensor memory; call before the first tensor on a GPU.
