@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 /// Runs the engine's own steps on example batches, with random weights at the sizes of the settings: no data, no
 /// download. Memory is planned first, and what cannot fit is refused.
 ///
-/// FLOP of a step, which need the plan: for each token and weight of the language model's layers 4 (2 forward, 2 for the gradient of the
+/// FLOP of a step (not counted with `--no-plan`): for each token and weight of the language model's layers 4 (2 forward, 2 for the gradient of the
 /// activations; frozen weights get none), 6 where the base is trained too; everything else as the plan counts it,
 /// nothing that is computed again. Utilisation is their rate over that of the GPU's table, or with `--measure-peak` and
 /// on the CPU over the rate of a large product of the same dtype, measured before.

@@ -72,9 +72,9 @@ pub fn files(root: &Path, annotations: Option<&Path>) -> Result<Vec<PathBuf>> {
     if files.is_empty() {
         // synthetic pairs have a list of all of them, accepted or not
         if root.join("manifest.jsonl").is_file() {
-            let hint =
-                "`manifest.jsonl` says why each was rejected; `prsmed augment filter` with lower limits accepts more";
-            return Err(Error::data(root, "none of these pairs was accepted", hint));
+            let hint = "repeat `prsmed augment generate` if it was interrupted; `manifest.jsonl` has the reasons of rejected \
+                        pairs, and `prsmed augment filter` with lower limits accepts more";
+            return Err(Error::data(root, "there are no accepted pairs", hint));
         }
         return Err(Error::data(folder, "there is no CSV file in this folder", "check `--annotations`"));
     }

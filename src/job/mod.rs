@@ -233,7 +233,7 @@ pub fn run<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Resul
 pub fn check<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Result<J>) -> Result<()> {
     J::refuse_foreign(how)?;
     let (resumes, folder) = (how.resume.resumes(), J::check_folder(how));
-    // a folder that is taken is told last, after everything else was checked
+    // a folder that is taken is reported last, after everything else was checked
     let folder = if resumes { Ok(folder?) } else { folder };
     let mut job = make(how)?;
     let checkpoint = if resumes { job.checkpoint()? } else { None };
