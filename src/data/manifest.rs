@@ -345,6 +345,15 @@ mod tests {
     }
 
     #[test]
+    fn pairs_without_rows_are_not_called_a_wrong_folder() {
+        let root = Root::new();
+        std::fs::create_dir_all(root.file("annotations")).expect("created");
+        assert!(reason(&root).contains("there is no CSV file in this folder"));
+        std::fs::write(root.file("manifest.jsonl"), "{}\n").expect("written");
+        assert!(reason(&root).contains("there are no accepted pairs"));
+    }
+
+    #[test]
     fn one_row_is_read_with_its_image_class_and_line() {
         let root = Root::new();
         root.pair("ct", "train", "a");
