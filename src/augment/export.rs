@@ -355,5 +355,37 @@ fn zone(mask: &GrayImage, zones: Zones) -> Result<String> {
     Ok(position.label(zones))
 }
 
+/// A record for tests: the pair `index` from an image with a name that loaders treat specially.
+#[cfg(test)]
+pub(crate) fn record(index: u64, class: &str, accepted: bool) -> Record {
+    Record {
+        index,
+        name: name(Path::new("ISIC_7_Segmentation.png"), Mode::KeepLesion, index),
+        class: class.to_owned(),
+        source_image: "s.png".into(),
+        source_sha256: "00".to_owned(),
+        mode: Mode::KeepLesion,
+        paste: super::settings::Paste::Exact,
+        model: "m".to_owned(),
+        model_sha256: "11".to_owned(),
+        loras: vec![LoraUse { name: "l".to_owned(), sha256: "22".to_owned(), scale: 0.5 }],
+        prompt: "p".to_owned(),
+        negative: String::new(),
+        seed: u64::MAX,
+        steps: 30,
+        guidance: 7.5,
+        strength: 0.6,
+        sampler: "ddim".to_owned(),
+        source_mask: None,
+        mask_transform: None,
+        rim_px: 12.5,
+        decoys: vec![[1, 2, 3, 4]],
+        texts: vec![Text::new("Where?", "Here, \"there\"\nand everywhere.", "upper left")],
+        scores: [("dice".to_owned(), 0.9)].into(),
+        accepted,
+        reason: if accepted { String::new() } else { "dice 0.1 is below 0.8".to_owned() },
+    }
+}
+
 #[cfg(test)]
 mod tests;

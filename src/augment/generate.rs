@@ -19,6 +19,7 @@ use super::prompt::Prompts;
 use super::saved_settings::same_settings;
 use super::settings::{AugmentConfig, Mode};
 use crate::data::manifest::{Manifest, Split};
+use crate::data::split::spread;
 use crate::event::{Event, Observer};
 use crate::models::diffusion::lora::Adapter;
 use crate::tensor::weights::sha256;
@@ -37,8 +38,7 @@ use std::time::Instant;
 /// File with the settings and weights that a data root of pairs was made with. A run that continues it must use the
 /// same.
 pub const SETTINGS: &str = "augment.json";
-/// Contact sheet of accepted and rejected pairs.
-pub const SHEET: &str = "contact_sheet.png";
+/// Pictures of the latest pairs during a generation.
 const PREVIEW: &str = "preview.png";
 /// Number of pairs on a preview.
 const PREVIEWED: usize = 6;
@@ -59,7 +59,7 @@ pub struct Generation<'a> {
     pub loras: &'a [LoraUse],
     /// Data root of the sources; only `train` rows are used.
     pub manifest: &'a Manifest,
-    /// Number of source images, from the first on; 0 = all.
+    /// Number of source images, spread over all of them and so over the classes; 0 = all.
     pub limit: usize,
     /// Output data root.
     pub out: &'a Path,
@@ -94,7 +94,8 @@ pub struct GenerationSummary {
     pub batch: usize,
 }
 
-/// The training images of a manifest whose masks show a target, in the order of their first rows.
+/// The training images of a manifest whose masks show a target, in the order of their first rows; `limit` of them,
+/// spread over all, unless it is 0.
 fn sources(manifest: &Manifest, limit: usize) -> Result<Vec<SourceImage<'_>>> {
     let mut found: Vec<SourceImage> = Vec::new();
     let mut index_of: HashMap<(&Path, &Path), usize> = HashMap::new();
@@ -115,9 +116,7 @@ fn sources(manifest: &Manifest, limit: usize) -> Result<Vec<SourceImage<'_>>> {
         source.companions = of_image[sum.as_str()].iter().copied().filter(|mask| *mask != source.mask).collect();
         source.sha256.clone_from(sum);
     }
-    if limit > 0 {
-        found.truncate(limit);
-    }
+    let found = spread(found, limit);
     if found.is_empty() {
         let hint = "pairs are made from train rows only: give at least one row the split `train`";
         return Err(Error::data(&manifest.root, "there are no training rows with a mask", hint));
@@ -194,7 +193,6 @@ impl Generation<'_> {
         }
         let Some(export) = export else { return Ok(None) };
         let rows = export.write_annotations()?;
-        self.write_sheet(&export)?;
         // an interrupted and an uninterrupted run must end with the same files
         let preview = self.out.join(PREVIEW);
         for path in [preview.with_extension("csv"), preview] {
@@ -300,16 +298,7 @@ impl Generation<'_> {
     }
 
     fn embeddings(&self, texts: &PromptTexts) -> Result<Vec<Embedding>> {
-        let (ids, cut) = tokenize(&self.pipeline_config.tokenizers()?, &texts.texts)?;
-        if let Some(first) = cut.first() {
-            let text = format!(
-                "{} of {} prompts are longer than 77 tokens and were cut; the first: {}",
-                cut.len(),
-                texts.texts.len(),
-                texts.texts[*first]
-            );
-            self.observer.on(&Event::Warning(text));
-        }
+        let ids = tokenize(self.pipeline_config, &texts.texts, "prompts", self.observer)?;
         let empty: Vec<bool> = texts.texts.iter().map(String::is_empty).collect();
         encode_prompts(self.pipeline_config, self.placement(), &ids, &empty, self.adapters)
     }
@@ -502,11 +491,6 @@ impl Generation<'_> {
             super::filter::sheet::save(&state.preview, &self.out.join(PREVIEW))?;
         }
         Ok(())
-    }
-
-    /// Writes the contact sheet of pairs spread over the whole data root.
-    fn write_sheet(&self, export: &Export) -> Result<()> {
-        super::filter::sheet::of_root(export, &self.out.join(SHEET))
     }
 }
 

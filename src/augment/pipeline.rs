@@ -10,7 +10,7 @@
 
 use super::pipeline_config::{Part, PipelineConfig};
 use super::settings::{AugmentConfig, Decode};
-use crate::data::text::clip_bpe::ClipTokenizer;
+use crate::event::{Event, Observer};
 use crate::models::diffusion::controlnet::ControlNet;
 use crate::models::diffusion::lora::{self, Adapter};
 use crate::models::diffusion::sampler::{History, Sampler};
@@ -91,23 +91,30 @@ impl Placement {
 /// Token ids by text encoder and text, [`crate::data::text::clip_bpe::CONTEXT`] each.
 pub type TextIds = Vec<Vec<Vec<i64>>>;
 
-/// Token ids of `texts`, and the indices of texts that were truncated.
+/// Token ids of `texts`. Warns about texts that were cut; `what` is what they are, for example `prompts`.
 ///
 /// # Errors
 /// Errors of the tokenizer.
-pub fn tokenize(tokenizers: &[ClipTokenizer], texts: &[String]) -> Result<(TextIds, Vec<usize>)> {
+pub fn tokenize(config: &PipelineConfig, texts: &[String], what: &str, observer: &dyn Observer) -> Result<TextIds> {
+    let tokenizers = config.tokenizers()?;
     let mut cut = Vec::new();
     let mut ids = vec![Vec::new(); tokenizers.len()];
-    for (index, text) in texts.iter().enumerate() {
+    for text in texts {
+        let mut is_cut = false;
         for (tokenizer, ids) in tokenizers.iter().zip(&mut ids) {
             let encoded = tokenizer.encode(text)?;
-            if encoded.truncated && cut.last() != Some(&index) {
-                cut.push(index);
-            }
+            is_cut |= encoded.truncated;
             ids.push(encoded.ids);
         }
+        cut.extend(is_cut.then_some(text));
     }
-    Ok((ids, cut))
+    // every letter is a token of a model with random weights
+    if let Some(first) = cut.first().filter(|_| !config.is_random()) {
+        let (all, cut) = (texts.len(), cut.len());
+        let text = format!("{cut} of {all} {what} are longer than 77 tokens and were cut; the first: {first}");
+        observer.on(&Event::Warning(text));
+    }
+    Ok(ids)
 }
 
 /// Encodes texts one after another and frees the encoders. `ids` come from [`tokenize`]. Empty texts become zeros if

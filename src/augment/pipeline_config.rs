@@ -254,12 +254,17 @@ impl PipelineConfig {
         }
     }
 
+    /// Whether no weights were read from files.
+    pub fn is_random(&self) -> bool {
+        self.weights == Weights::Random
+    }
+
     /// SHA-256 over all weight files; it identifies the weights.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn digest(&self) -> Result<String> {
-        if self.weights == Weights::Random && self.fine_tuned.is_empty() {
+        if self.is_random() && self.fine_tuned.is_empty() {
             return Ok(RANDOM_DIGEST.into());
         }
         let mut hash = Sha256::new();

@@ -15,6 +15,20 @@ use super::manifest::{Manifest, Split};
 use super::{decode, held_out};
 use prsmed_base::error::{Error, Result};
 
+/// At most `limit` of `items`, evenly spread over them, in their order; all of them if `limit` is 0.
+pub fn spread<T>(items: Vec<T>, limit: usize) -> Vec<T> {
+    let (all, mut chosen) = (items.len(), 0);
+    if limit == 0 || limit >= all {
+        return items;
+    }
+    let is_chosen = |(i, item)| {
+        let is_next = chosen < limit && i == chosen * all / limit;
+        chosen += usize::from(is_next);
+        is_next.then_some(item)
+    };
+    items.into_iter().enumerate().filter_map(is_chosen).collect()
+}
+
 /// SHA-256 of an image file.
 pub(super) type Content = [u8; 32];
 
@@ -246,6 +260,17 @@ mod tests {
             rows.map(|row| (row.mask_path.strip_prefix(root.path()).expect("inside").into(), row.question.clone()))
                 .collect(),
         )
+    }
+
+    #[test]
+    fn chosen_items_are_spread_over_all() {
+        let numbers: Vec<usize> = (0..10).collect();
+        assert_eq!(spread(numbers.clone(), 4), [0, 2, 5, 7]);
+        assert_eq!(
+            (spread(numbers.clone(), 1), spread(numbers.clone(), 9)),
+            (vec![0], vec![0, 1, 2, 3, 4, 5, 6, 7, 8])
+        );
+        assert_eq!((spread(numbers.clone(), 0), spread(numbers.clone(), 12)), (numbers.clone(), numbers));
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::runtime::Runtime;
 use crate::tensor::memory;
 use crate::tensor::weights::sha256;
 use crate::units::{Bytes, clock};
-use crate::{Error, Result, files};
+use crate::{Error, Result, files, report};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -189,7 +189,15 @@ impl super::Job for PairGeneration<'_> {
             models.filter(&prepared.real, &mut Export::open(&how.out)?, &prepared.pairs.run.filter, 0, how.runtime)
         };
         let filtered = prepared.filter_models.as_ref().map(judge).transpose()?;
+        write_report(&Export::open(&how.out)?, how.runtime);
         Ok(Some(Generated { summary, plan, peak, filtered }))
+    }
+}
+
+/// Writes `report.html` beside the pairs. They are made, so a failure is a warning only.
+pub fn write_report(pairs: &Export, runtime: &Runtime) {
+    if let Err(error) = report::pairs::write(pairs) {
+        runtime.warn(format!("no {}: {error}", report::REPORT_FILE));
     }
 }
 

@@ -6,6 +6,7 @@ use crate::Result;
 use crate::config::RunConfig;
 use crate::data::classical::Augment;
 use crate::data::manifest::{Manifest, Split};
+use crate::data::split::spread;
 use crate::models::prsmed;
 use crate::plan::dry_run::{self, Buffers, DryRun, Job, Measured, Phase};
 use crate::plan::duration::{Duration, Samples};
@@ -15,7 +16,7 @@ use crate::runtime::Runtime;
 use crate::segment::dry_run::{Example, SegmentDryRun};
 use crate::segment::init;
 use crate::segment::setup::{self, BatchNorm, ModelConfig};
-use crate::segment::task::{self, CacheVision};
+use crate::segment::task::CacheVision;
 use crate::segment::vision_features;
 use crate::tensor::meta::Target;
 use crate::tensor::{Device, META, kernels};
@@ -154,11 +155,11 @@ impl RunConfig {
             return self.clone();
         };
         let pixels = setup::pixels(&self.model, &sizes);
-        let mut rows = task::spread(manifest.rows_of(Split::Train), self.data.max_train_rows);
+        let mut rows = spread(manifest.rows_of(Split::Train), self.data.max_train_rows);
         if self.data.synthetic_ratio.rows(rows.len(), usize::MAX) > 0 {
             rows.extend(manifest.synthetic_rows());
         }
-        let held_out = task::spread(manifest.rows_of(Split::Val), self.data.max_val_rows);
+        let held_out = spread(manifest.rows_of(Split::Val), self.data.max_val_rows);
         let images = |rows: &[usize]| {
             let rows = rows.iter().map(|row| &manifest.rows[*row]);
             rows.map(|row| (&row.image_path, &row.mask_path)).collect::<HashSet<_>>().len()

@@ -8,6 +8,7 @@ pub mod comparison;
 pub mod data_check;
 pub mod evaluation;
 mod histogram;
+pub mod pairs;
 mod picture;
 mod svg;
 pub mod training;

@@ -22,6 +22,7 @@ use crate::data::manifest::{Manifest, Row, Split};
 use crate::data::mixing_sampler::{Lengths, MixingSampler};
 use crate::data::prepared;
 use crate::data::questions::KnownQuestions;
+use crate::data::split::spread;
 use crate::data::text::{self, TextTokenizer};
 use crate::data::unreadable::Unreadable;
 use crate::event::{Event, Observer};
@@ -587,14 +588,6 @@ fn bucket_of(family: bool, inputs: &[Tensor]) -> Bucket {
         bucket.extend(tensor.size());
     }
     bucket
-}
-
-/// At most `limit` of `rows`, spread evenly; all of them if `limit` is 0.
-pub fn spread(rows: Vec<usize>, limit: usize) -> Vec<usize> {
-    if limit == 0 || limit >= rows.len() {
-        return rows;
-    }
-    (0..limit).map(|i| rows[i * rows.len() / limit]).collect()
 }
 
 impl SegmentTask {

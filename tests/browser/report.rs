@@ -13,6 +13,9 @@ use crate::driver::{Browser, key};
 const HOSTILE: &str =
     "<script>document.title = 'hacked'</script><img src=x onerror=\"document.title = 'hacked'\"> Where?";
 
+/// A scored run, its comparison with another one, a training, and generated pairs.
+const PAGES: [&str; 4] = ["compared/run/report.html", "compared/report.html", "run/report.html", "pairs/report.html"];
+
 /// The folder of these tests.
 fn home() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("browser-report")
@@ -91,6 +94,9 @@ fn reports() -> &'static Path {
             "eval", "run", "run/last", "--data-root", "data", "--split", "train", "--max-new-tokens", "4", "--out",
             "compared",
         ]);
+        prsmed(&[
+            "augment", "generate", "--preset", "tiny", "--data-root", "data", "--out", "pairs", "--per-image", "1",
+        ]);
         home
     })
 }
@@ -163,7 +169,7 @@ fn the_table_of_questions_is_sorted_and_filtered() {
 #[test]
 #[ignore = "needs chromium"]
 fn hostile_texts_are_shown_as_text() {
-    for page in ["compared/run/report.html", "compared/report.html", "run/report.html"] {
+    for page in PAGES {
         let browser = Browser::start();
         browser.open_file(&reports().join(page));
         assert_ne!(browser.eval("document.title"), "hacked", "{page}");
@@ -200,6 +206,9 @@ fn reports_can_be_read_without_javascript() {
     assert!(browser.text("h1").starts_with("Evaluation of run"));
     browser.open_file(&reports().join("run/report.html"));
     assert!(browser.text("#curves").contains("Training loss"));
+    browser.open_file(&reports().join("pairs/report.html"));
+    assert!(browser.text("#tests").contains("Jump of the brightness"));
+    assert!(browser.text("#pairs").contains("Where?"), "a hostile question is a text");
 }
 
 #[test]
@@ -208,7 +217,7 @@ fn pages_are_accessible_and_fit_the_window() {
     let browser = Browser::start();
     let folder = std::env::var_os("PRSMED_SCREENSHOTS").map_or_else(|| home().join("screenshots"), PathBuf::from);
     fs::create_dir_all(&folder).expect("a folder");
-    for page in ["compared/run/report.html", "compared/report.html", "run/report.html"] {
+    for page in PAGES {
         for scheme in ["light", "dark"] {
             browser.prefer(scheme);
             browser.resize(1280, 900);

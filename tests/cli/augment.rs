@@ -200,7 +200,8 @@ fn lesions_of_the_sources_are_preserved() {
     assert_rows_are_correct(made());
     let sources: usize = masks.values().map(Vec::len).sum();
     assert_eq!(journal(made()).len(), sources * PER_IMAGE);
-    assert!(made().join("contact_sheet.png").is_file() && made().join("contact_sheet.csv").is_file());
+    let page = fs::read_to_string(made().join("report.html")).unwrap();
+    assert!(page.contains("random weights: its images are noise") && page.contains("Generated image of pair "));
 }
 
 /// The rows of the first train mask of each class, as annotations of their own.

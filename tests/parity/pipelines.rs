@@ -12,6 +12,7 @@ use prsmed::augment::pipeline::{Batch, Generator, Placement, PromptPair, encode_
 use prsmed::augment::pipeline_config::{Part, PipelineConfig};
 use prsmed::augment::settings::{AugmentConfig, Decode, Mode, SamplerChoice};
 use prsmed::config::{AugmentRun, Sources};
+use prsmed::event::Silent;
 use prsmed::models::diffusion::{controlnet::ControlNet, text::ClipText, unet::Unet, vae::Vae};
 use prsmed::tensor::store::{Role, Store, StoreOptions};
 use prsmed::tensor::weights::{Archive, write_safetensors};
@@ -136,8 +137,7 @@ fn compare(name: &str, mode: Mode, batch: impl FnOnce(&Archive, Tensor) -> Batch
     let text = |key: &str| prompts[key].as_str().unwrap().to_owned();
     let negative = if without_negative { String::new() } else { text("negative") };
     let texts = [text("prompt"), negative.clone()];
-    let (ids, cut) = tokenize(&pipeline_config.tokenizers().unwrap(), &texts).unwrap();
-    assert!(cut.is_empty());
+    let ids = tokenize(&pipeline_config, &texts, "prompts", &Silent).unwrap();
     let place = Placement { device: Device::Cpu, kind: Kind::Float, seed: 0 };
     let embeddings = encode_prompts(&pipeline_config, place, &ids, &[false, negative.is_empty()], &[]).unwrap();
     let generator = Generator::load(&pipeline_config, &config(&settings, mode), place, &[]).unwrap();

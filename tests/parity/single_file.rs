@@ -9,6 +9,7 @@ use prsmed::augment::pipeline::{Batch, Generator, Placement, PromptPair, encode_
 use prsmed::augment::pipeline_config::{Part, PipelineConfig};
 use prsmed::augment::settings::{AugmentConfig, Decode, Mode};
 use prsmed::augment::single_file;
+use prsmed::event::{Event, Observer, Silent};
 use prsmed::models::diffusion::sampler::PredictionType;
 use prsmed::models::diffusion::single_file::{Family, Network, SingleFile};
 use prsmed::models::diffusion::{text, text::ClipText, unet, unet::Unet, vae, vae::Vae};
@@ -18,6 +19,7 @@ use prsmed::tensor::{Device, Kind, Tensor, meta};
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 const FIXTURES: [&str; 3] = ["sd15", "sd21", "sdxl"];
 type Tensors = Vec<(String, Tensor)>;
@@ -129,7 +131,7 @@ fn every_tensor_equals_that_of_the_converted_folder() {
 fn image(config: &PipelineConfig) -> Tensor {
     let _generator = generator();
     let texts = ["a polyp".to_owned(), String::new()];
-    let (ids, _) = tokenize(&config.tokenizers().unwrap(), &texts).unwrap();
+    let ids = tokenize(config, &texts, "prompts", &Silent).unwrap();
     let place = Placement { device: Device::Cpu, kind: Kind::Float, seed: 0 };
     let embeddings = encode_prompts(config, place, &ids, &[false, true], &[]).unwrap();
     let settings = AugmentConfig {
@@ -158,6 +160,17 @@ fn an_image_equals_that_of_the_converted_folder() {
     }
 }
 
+#[derive(Default)]
+struct Warnings(Mutex<Vec<String>>);
+
+impl Observer for Warnings {
+    fn on(&self, event: &Event) {
+        if let Event::Warning(text) = event {
+            self.0.lock().unwrap().push(text.clone());
+        }
+    }
+}
+
 #[test]
 fn tokenizers_without_a_pipeline_pad_as_the_family_does() {
     let (root, whole) = folder("sdxl");
@@ -166,8 +179,18 @@ fn tokenizers_without_a_pipeline_pad_as_the_family_does() {
         std::fs::copy(root.path().join("tokenizer").join(name), only.path().join(name)).unwrap();
     }
     let single = open(&converted("sdxl"), Some(only.path())).unwrap();
-    let ids = |config: &PipelineConfig| tokenize(&config.tokenizers().unwrap(), &["a polyp".to_owned()]).unwrap();
+    let ids = |config: &PipelineConfig| tokenize(config, &["a polyp".to_owned()], "prompts", &Silent).unwrap();
     assert_eq!(ids(&single), ids(&whole));
+    let warnings = Warnings::default();
+    let texts = ["a polyp".to_owned(), "polyp ".repeat(80)];
+    tokenize(&whole, &texts, "prompts", &warnings).unwrap();
+    let warnings = warnings.0.into_inner().unwrap();
+    assert!(warnings.len() == 1 && warnings[0].starts_with("1 of 2 prompts are longer than 77"), "{warnings:?}");
+    // their tokens are bytes
+    let random = PipelineConfig::random("tiny", false).unwrap();
+    let unread = Warnings::default();
+    tokenize(&random, &texts, "prompts", &unread).unwrap();
+    assert_eq!(unread.0.into_inner().unwrap(), [""; 0]);
     assert!(image(&single).equal(&image(&whole)), "the schedule of the family is that of the pipeline");
 }
 

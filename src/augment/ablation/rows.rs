@@ -4,7 +4,7 @@ use super::arms::Arm;
 use crate::augment::export::{JOURNAL, Journal, Record};
 use crate::data::manifest::{Manifest, Row, Split};
 use crate::data::mixing_sampler::Ratio;
-use crate::segment::task::spread;
+use crate::data::split::spread;
 use crate::tensor::weights::sha256;
 use crate::{Error, Result};
 use std::collections::{BTreeMap, HashMap, HashSet};

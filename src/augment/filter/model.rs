@@ -8,7 +8,7 @@
 //! good, once there are enough pairs. Features are the filter model's own image embedding, averaged over the
 //! generated area.
 
-use super::{Decision, Thresholds, sheet};
+use super::{Decision, Thresholds};
 use crate::augment::export::{Export, Record};
 use crate::augment::inpaint_mask::dilate;
 use crate::augment::neighbours::{knn_distance, knn_distance_within, max_cosine, max_cosine_within};
@@ -100,7 +100,7 @@ impl FilterReport {
             }
         }
         let folder = folder.display();
-        lines.push(format!("look at {folder}/contact_sheet.png"));
+        lines.push(format!("look at {folder}/report.html"));
         lines.push(match self.rows {
             0 => "no pair is left to train on. To accept more, repeat the command with lower limits, for example \
                   `--threshold dice_min=0.5`, or with filter models that were trained longer (`--steps`)"
@@ -225,7 +225,7 @@ impl FilterModels {
         setup::open(&folder, &RunOverrides::default(), build)
     }
 
-    /// Scores every pair of `export` and rewrites journal, files, annotations and contact sheet. At most `keep` pairs
+    /// Scores every pair of `export` and rewrites journal, files and annotations. At most `keep` pairs
     /// stay accepted (0 = all): those with a higher Dice than nearly all real images are dropped first.
     ///
     /// # Errors
@@ -273,7 +273,6 @@ impl FilterModels {
         drop_the_easiest(&mut records, &agreement, thresholds, keep);
         export.revise(&records)?;
         let rows = export.write_annotations()?;
-        sheet::of_root(export, &export.root().join(crate::augment::generate::SHEET))?;
         let all: Vec<f64> = agreement.into_values().flatten().collect();
         Ok(self.summary(export, rows, quantile(&all, 0.5)))
     }

@@ -1,19 +1,15 @@
-//! Contact sheets of pairs: source, source with label, result, result with label. The frame colour shows the filter's
+//! Preview of pairs while they are made: source, source with label, result, result with label. The frame colour shows the filter's
 //! decision; a CSV file of the same name gives the reasons.
 
 use image::{GrayImage, RgbImage};
 
 use super::decision::Decision;
-use crate::augment::export::Export;
-use crate::augment::pipeline_config::RANDOM_DIGEST;
-use crate::data::decode;
 use crate::data::image::foreground;
 use crate::data::sheet::{ACCEPTED_COLOR, REJECTED_COLOR, Tile, overlay, save_sheet};
 use crate::error::Result;
-use crate::segment::task::spread;
 use std::path::Path;
 
-/// A pair on a contact sheet.
+/// A pair on a preview.
 #[derive(Debug, Clone)]
 pub struct SheetPair {
     /// Name of the pair.
@@ -48,33 +44,6 @@ pub fn save(pairs: &[SheetPair], path: &Path) -> Result<()> {
         add("result with the label (yellow outline)", outlined(result)?, frame);
     }
     save_sheet(&tiles, 4, path)
-}
-
-/// Number of pairs on the sheet of a data root.
-const SHOWN: usize = 16;
-
-/// Writes a sheet of accepted and rejected pairs, spread over a data root.
-///
-/// # Errors
-/// [`crate::Error::Data`] for an unreadable image; as [`save`].
-pub fn of_root(export: &Export, path: &Path) -> Result<()> {
-    let records = export.journal().records();
-    let mut shown = Vec::new();
-    for i in spread((0..records.len()).collect(), SHOWN) {
-        let record = &records[i];
-        let (image, mask) = export.paths(record);
-        let source = decode::image(&record.source_image)?.to_rgb8();
-        let result = decode::image(&image)?.to_rgb8();
-        let reasons = record.reason.split("; ").filter(|reason| !reason.is_empty()).map(str::to_owned).collect();
-        let decision = Decision { scores: record.scores.clone(), accepted: record.accepted, reasons };
-        let is_noise = record.model_sha256 == RANDOM_DIGEST;
-        let name = format!("{}{}", record.name, if is_noise { " (random weights: noise)" } else { "" });
-        shown.push(SheetPair { name, source, mask: foreground(&decode::mask(&mask)?), result, decision });
-    }
-    if shown.is_empty() {
-        return Ok(());
-    }
-    save(&shown, path)
 }
 
 /// The decision with its reasons, and all scores.

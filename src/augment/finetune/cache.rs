@@ -269,12 +269,7 @@ impl Encoding<'_> {
         }
         self.observer.on(&Event::Note(format!("encoding {} captions", missing.len())));
         let texts: Vec<String> = missing.iter().map(|&i| texts[i].clone()).collect();
-        let (ids, cut) = tokenize(&self.pipeline_config.tokenizers()?, &texts)?;
-        if let Some(&first) = cut.first() {
-            let count = cut.len();
-            let text = format!("{count} captions are longer than 77 tokens and were cut; the first: {}", texts[first]);
-            self.observer.on(&Event::Warning(text));
-        }
+        let ids = tokenize(self.pipeline_config, &texts, "captions", self.observer)?;
         let empty: Vec<bool> = texts.iter().map(String::is_empty).collect();
         let embeddings = encode_prompts(self.pipeline_config, self.placement, &ids, &empty, &[])?;
         for (embedding, &index) in embeddings.iter().zip(missing) {

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 /// Trains K filter models (segmenters) on the real `train` rows, each without one fold of the images, or uses those in
 /// `--filter-models`. Every pair is scored by the model that was not trained on its source. The model must find the
 /// label and nothing outside of it; the features of the image must be close to real images, but not a copy of one.
-/// Then manifest, annotations and contact sheet of the pairs are rewritten, and rejected pairs move to rejected/.
+/// Then manifest, annotations and report.html of the pairs are rewritten, and rejected pairs move to rejected/.
 /// Repeat the command to filter with other limits.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -91,6 +91,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     // the models are not changed any more
     drop(models_lock);
     let report = filter_models.filter(&real, &mut export, &thresholds, args.keep, &context.runtime)?;
+    generation::write_report(&export, &context.runtime);
     context.output.line(report.text(&args.extra))?;
     context
         .output

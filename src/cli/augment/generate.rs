@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 ///
 /// Every pair is filtered with pixel tests (blank, clipped, seams, intensity, near-duplicates); `prsmed augment filter`
 /// adds trained filter models. Rejected pairs are in OUT/rejected. OUT/manifest.jsonl describes how each pair was made
-/// and why it was rejected; OUT/contact_sheet.png shows examples. After an interruption, the same command continues
+/// and why it was rejected; OUT/report.html shows examples and explains the tests. After an interruption, the same command continues
 /// and ends with the same files.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -46,7 +46,7 @@ pub(in crate::cli) struct Args {
     /// New images for each source image [default: 2]
     #[arg(long, value_name = "N")]
     per_image: Option<usize>,
-    /// Use the first N source images; 0 = all
+    /// Use N source images, spread over all classes; 0 = all
     #[arg(long, value_name = "N", default_value_t = 0)]
     limit: usize,
     /// Use N real training images, the same as `augment ablation --real-images N`; 0 = all
@@ -144,11 +144,11 @@ fn describe(Generated { summary, plan, peak, .. }: &Generated, out: &Path, is_ra
     }
     lines.push(if is_random {
         format!(
-            "the weights are random: the images are noise, do not train on them; look at {}/contact_sheet.png",
+            "the weights are random: the images are noise, do not train on them; look at {}/report.html",
             out.display()
         )
     } else {
-        format!("train with `--extra {0}`; look at {0}/contact_sheet.png", out.display())
+        format!("train with `--extra {0}`; look at {0}/report.html", out.display())
     });
     lines.join("\n")
 }

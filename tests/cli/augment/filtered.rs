@@ -187,8 +187,8 @@ fn a_decision_moves_files_and_can_be_reversed() {
     let at_once = path("pairs-filtered-at-once");
     let text = done(super::generate(phantoms(), &at_once, &["--judges"]).arg(&filter_models));
     // what was generated, then what the filter models accepted
-    let (_, filtered) = text.split_once("/contact_sheet.png\n").unwrap();
-    let end = format!("\nlook at {}/contact_sheet.png\nno pair is left to train on. ", at_once.display());
+    let (_, filtered) = text.split_once("/report.html\n").unwrap();
+    let end = format!("\nlook at {}/report.html\nno pair is left to train on. ", at_once.display());
     assert!(filtered.contains("0 of ") && filtered.contains(&end), "{text}");
 }
 

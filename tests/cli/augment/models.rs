@@ -1,6 +1,6 @@
 //! Generators from files: a pipeline's folder, the same pipeline from a local hub and from its cache, a ControlNet.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use prsmed::tensor::{Device, Kind, Tensor};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use super::{assert_rows_are_correct, generate, journal, tree};
+use super::{assert_rows_are_correct, generate, journal, tree, word};
 use crate::support::{copy, done, error_text, folder, path, phantoms, prsmed, run};
 
 const NETWORK: &str = "diffusion_pytorch_model.safetensors";
@@ -112,7 +112,8 @@ fn answer(mut stream: &TcpStream, root: &Path) -> std::io::Result<()> {
 
 /// Files of a root of pairs that do not name the model.
 fn files_of(root: &Path) -> BTreeMap<String, Vec<u8>> {
-    tree(root).into_iter().filter(|(name, _)| !["augment.json", "manifest.jsonl"].contains(&name.as_str())).collect()
+    let names_it = ["augment.json", "manifest.jsonl", "report.html"];
+    tree(root).into_iter().filter(|(name, _)| !names_it.contains(&name.as_str())).collect()
 }
 
 #[test]
@@ -120,6 +121,9 @@ fn folder_hub_and_cache_give_the_same_pairs() {
     let (model, _) = pipeline("model");
     let from_folder = path("pairs-of-a-folder");
     done(generate(phantoms(), &from_folder, &["--limit", "3", "--model"]).arg(&model));
+    let classes: BTreeSet<String> =
+        journal(&from_folder).iter().map(|record| word(record, "class").to_owned()).collect();
+    assert_eq!(classes.len(), 3, "the images are spread over the classes: {classes:?}");
     assert_rows_are_correct(&from_folder);
     let pairs = files_of(&from_folder);
     assert!(pairs.len() > 10);

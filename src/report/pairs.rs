@@ -1,0 +1,273 @@
+//! Report of a data root of generated pairs: how many were accepted, which tests rejected the others, and pictures.
+
+use super::picture::{self, Layer};
+use super::{Page, number};
+use crate::augment::export::{Export, Record};
+use crate::augment::pipeline_config::RANDOM_DIGEST;
+use crate::data::decode;
+use crate::data::image::foreground;
+use crate::data::split::spread;
+use crate::{Error, Result};
+use askama::Template;
+use image::imageops::{self, FilterType};
+use image::{GrayImage, RgbImage};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// Most accepted pairs that are shown, and most rejected ones.
+const SHOWN: usize = 12;
+/// Longer side of a picture in the page, in pixels.
+const SIDE_PX: u32 = 384;
+
+/// The tests of the filter, in the order of their use: name, what it measures, what a pair needs to pass.
+const TESTS: [[&str; 3]; 12] = [
+    ["spread", "Standard deviation of the brightness, 0 to 1. A blank image has 0.", "at least filter.spread_min"],
+    [
+        "clipped_more",
+        "Part of the image that is black or white, beyond that of the source.",
+        "at most filter.clipped_max",
+    ],
+    ["median", "Median brightness inside the label.", "as in real images (filter.sigma)"],
+    ["repainted", "Part of the image that was painted anew.", "at least 0.01"],
+    ["seam_jump", "Jump of the brightness at the border of the painted region.", "as in real images (filter.sigma)"],
+    ["seam_step", "Change of the brightness from pixel to pixel there.", "as in real images (filter.sigma)"],
+    ["source_similarity", "Similarity to the source image, -1 to 1.", "is not tested"],
+    [
+        "pixel_similarity",
+        "Largest similarity to another training image, -1 to 1. A copy has 1.",
+        "as between real images (filter.cosine_quantile)",
+    ],
+    ["dice", "Dice of the label and of the mask that a filter model finds, 0 to 1.", "at least filter.dice_min"],
+    [
+        "outside",
+        "Part of the image that a filter model marks outside of the label, such as a second lesion.",
+        "at most filter.outside_max",
+    ],
+    [
+        "knn_distance",
+        "Distance of the image's features to the nearest real images.",
+        "as between real images (filter.knn_quantile)",
+    ],
+    [
+        "cosine",
+        "Largest similarity of its features to a training image, -1 to 1. A copy has 1.",
+        "as between real images (filter.cosine_quantile)",
+    ],
+];
+
+/// Writes `report.html` into the folder of the pairs. A picture whose file cannot be read is left out, and the page
+/// says so.
+///
+/// # Errors
+/// [`Error::Io`](crate::Error::Io).
+pub fn write(export: &Export) -> Result<()> {
+    super::write(export.root(), &PairsPage::new(export))
+}
+
+#[derive(Template)]
+#[template(path = "pairs.html")]
+struct PairsPage {
+    page: Page,
+    is_noise: bool,
+    accepted: usize,
+    rejected: usize,
+    classes: Vec<ClassRow>,
+    tests: Vec<TestRow>,
+    groups: Vec<Group>,
+}
+
+struct ClassRow {
+    name: String,
+    pairs: usize,
+    accepted: usize,
+    rejected: usize,
+}
+
+struct TestRow {
+    name: &'static str,
+    measures: &'static str,
+    needs: &'static str,
+    failed: usize,
+}
+
+struct Group {
+    title: &'static str,
+    note: String,
+    pairs: Vec<PairView>,
+}
+
+struct PairView {
+    name: String,
+    class: String,
+    /// The source and the generated image.
+    pictures: [Picture; 2],
+    /// Empty for an accepted pair.
+    reason: String,
+    mode: &'static str,
+    source_file: String,
+    prompt: String,
+    question: String,
+    answer: String,
+    scores: Vec<(String, String)>,
+}
+
+/// An image and the outline of its label as data URIs; or why it cannot be shown.
+struct Picture {
+    shows: &'static str,
+    image: String,
+    outline: String,
+    problem: String,
+}
+
+impl PairsPage {
+    fn new(export: &Export) -> Self {
+        let records = export.journal().records();
+        let group = |title, is_accepted: bool| {
+            let all: Vec<usize> = (0..records.len()).filter(|&i| records[i].accepted == is_accepted).collect();
+            let count = all.len();
+            let pairs: Vec<PairView> =
+                spread(all, SHOWN).into_iter().map(|i| PairView::new(export, &records[i])).collect();
+            let note = match count {
+                count if count > pairs.len() => format!("{} of {count}, spread over all of them.", pairs.len()),
+                _ => String::new(),
+            };
+            Group { title, note, pairs }
+        };
+        let accepted = records.iter().filter(|record| record.accepted).count();
+        Self {
+            page: Page::new("Generated pairs", &made_by(records)),
+            is_noise: records.iter().any(|record| record.model_sha256 == RANDOM_DIGEST),
+            accepted,
+            rejected: records.len() - accepted,
+            classes: classes(records),
+            tests: tests(records),
+            groups: [group("Accepted pairs", true), group("Rejected pairs", false)]
+                .into_iter()
+                .filter(|group| !group.pairs.is_empty())
+                .collect(),
+        }
+    }
+}
+
+/// Modes and generators of the pairs.
+fn made_by(records: &[Record]) -> String {
+    let ways: BTreeSet<String> =
+        records.iter().map(|record| format!("{} by {}", record.mode.name(), record.model)).collect();
+    Vec::from_iter(ways).join(", ")
+}
+
+fn classes(records: &[Record]) -> Vec<ClassRow> {
+    let mut counts: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    for record in records {
+        let (pairs, accepted) = counts.entry(&record.class).or_default();
+        *pairs += 1;
+        *accepted += usize::from(record.accepted);
+    }
+    let row = |(name, (pairs, accepted)): (&str, (usize, usize))| ClassRow {
+        name: name.to_owned(),
+        pairs,
+        accepted,
+        rejected: pairs - accepted,
+    };
+    counts.into_iter().map(row).collect()
+}
+
+/// The tests that gave a score or rejected a pair.
+fn tests(records: &[Record]) -> Vec<TestRow> {
+    let failed = |record: &Record, name: &str| record.reason.split("; ").any(|r| r.split(' ').next() == Some(name));
+    let row = |[name, measures, needs]: [&'static str; 3]| TestRow {
+        name,
+        measures,
+        needs,
+        failed: records.iter().filter(|record| failed(record, name)).count(),
+    };
+    let is_used = |name: &str| records.iter().any(|record| record.scores.contains_key(name));
+    TESTS.into_iter().filter(|test| is_used(test[0])).map(row).collect()
+}
+
+impl PairView {
+    fn new(export: &Export, record: &Record) -> Self {
+        let (image, mask) = export.paths(record);
+        let label = decode::mask(&mask).map(|mask| foreground(&mask));
+        let text = record.texts.first();
+        Self {
+            name: record.name.clone(),
+            class: record.class.clone(),
+            pictures: [
+                Picture::of("Source image", &record.source_image, label.as_ref()),
+                Picture::of("Generated image", &image, label.as_ref()),
+            ],
+            reason: record.reason.clone(),
+            mode: record.mode.name(),
+            source_file: record.source_image.display().to_string(),
+            prompt: record.prompt.clone(),
+            question: text.map_or_else(String::new, |text| text.question.clone()),
+            answer: text.map_or_else(String::new, |text| text.answer.clone()),
+            scores: record.scores.iter().map(|(name, score)| (name.clone(), number(Some(*score)))).collect(),
+        }
+    }
+}
+
+impl Picture {
+    fn of(shows: &'static str, image: &Path, label: std::result::Result<&GrayImage, &Error>) -> Self {
+        let drawn = decode::image(image).map_err(|error| error.to_string()).and_then(|image| {
+            let (image, label) = smaller(&image.to_rgb8(), label.map_err(ToString::to_string)?);
+            Ok((picture::photo(&image), picture::layer(&label, Layer::Truth)))
+        });
+        let problem = drawn.as_ref().err().cloned().unwrap_or_default();
+        let (image, outline) = drawn.unwrap_or_default();
+        Self { shows, image, outline, problem }
+    }
+}
+
+/// Both with at most [`SIDE_PX`] pixels a side.
+fn smaller(image: &RgbImage, label: &GrayImage) -> (RgbImage, GrayImage) {
+    let (width, height) = image.dimensions();
+    let scale = (f64::from(SIDE_PX) / f64::from(width.max(height))).min(1.0);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most SIDE_PX")]
+    let [w, h] = [width, height].map(|side| (f64::from(side) * scale).round().max(1.0) as u32);
+    (imageops::resize(image, w, h, FilterType::Triangle), imageops::resize(label, w, h, FilterType::Nearest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::augment::export::{MaskSource, record};
+    use crate::report::REPORT_FILE;
+    use image::{Luma, Rgb};
+
+    #[test]
+    fn a_page_shows_the_pairs_their_scores_and_why_some_were_rejected() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("source.png");
+        RgbImage::from_pixel(900, 600, Rgb([90, 60, 40])).save(&source).unwrap();
+        let mask = GrayImage::from_fn(900, 600, |x, y| Luma([if x.abs_diff(400) + y < 300 { 255 } else { 0 }]));
+        let mut export = Export::open(&folder.path().join("pairs")).unwrap();
+        for index in 0..30 {
+            let accepted = index % 2 == 0;
+            let source_image = if index == 28 { "gone.png".into() } else { source.clone() };
+            let made = Record { source_image, prompt: "a <b>".into(), ..record(index, "polyp_endoscopy", accepted) };
+            export.write(&RgbImage::new(900, 600), MaskSource::Made(&mask), made).unwrap();
+        }
+        write(&export).unwrap();
+        let page = std::fs::read_to_string(export.root().join(REPORT_FILE)).unwrap();
+        for part in [
+            "12 of 15, spread over all of them.",
+            "rejected: dice 0.1 is below 0.8",
+            "at least filter.dice_min</td><td class=\"number\">15</td>",
+            "Prompt: a &#60;b&#62;",
+            "<td class=\"number\">0.900</td>",
+            "Answer: Here, &#34;there&#34;",
+        ] {
+            assert!(page.contains(part), "{part}");
+        }
+        assert_eq!(page.matches("Source image of pair").count(), 24, "12 accepted and 12 rejected ones");
+        assert!(!page.contains("random weights") && !page.contains("seam_jump") && !page.contains("<b>"));
+        assert!(page.len() < 24 * 40_000, "{} bytes", page.len());
+        // sources may be on another machine
+        std::fs::remove_file(&source).unwrap();
+        write(&export).unwrap();
+        let page = std::fs::read_to_string(export.root().join(REPORT_FILE)).unwrap();
+        assert!(page.contains("<p>Source image: ") && page.contains("Generated image of pair"));
+    }
+}
