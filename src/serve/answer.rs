@@ -3,6 +3,7 @@
 use super::failure::{Failure, Reply};
 use super::picture::{Picture, View};
 use crate::data::questions::Familiarity;
+use crate::data::volume::Axis;
 use crate::segment::calibration::Confidence;
 use crate::segment::predict_volume::{SlicePrediction, VolumeSettings};
 use axum::http::StatusCode;
@@ -135,12 +136,22 @@ impl Answer {
                 let window = picture.window().map(|_| answer.settings.window);
                 let view = View { slice, window };
                 picture.check(view)?;
-                Ok((view, Arc::new(picture.slice_of_mask(&answer.mask, slice)?)))
+                Ok((view, Arc::new(picture.slice_of_mask(&answer.mask, None, slice)?)))
             }
-            (Content::Volume(_), None) => {
-                let hint = "add `?slice=N`, or download the mask of the volume as `mask.nii.gz`";
-                let error = "the answer is about all slices, and the request names no slice";
-                Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, error, hint))
+            (Content::Volume(_), None) => Err(without_slice()),
+        }
+    }
+
+    /// The mask of an answer about all slices in a slice along another axis than that of the image.
+    pub(super) fn slice_along(&self, picture: &Picture, axis: Axis, slice: Option<usize>) -> Reply<Arc<GrayImage>> {
+        match (&self.content, slice) {
+            (Content::Volume(answer), Some(slice)) => {
+                Ok(Arc::new(picture.slice_of_mask(&answer.mask, Some(axis), slice)?))
+            }
+            (Content::Volume(_), None) => Err(without_slice()),
+            (Content::Slice(answer), _) => {
+                let error = format!("the answer is about slice {} of the image only", answer.view.slice);
+                Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, error, "leave `axis` out"))
             }
         }
     }
@@ -152,6 +163,12 @@ impl Answer {
             Content::Volume(answer) => answer.mask.len(),
         }
     }
+}
+
+fn without_slice() -> Failure {
+    let hint = "add `?slice=N`, or download the mask of the volume as `mask.nii.gz`";
+    let error = "the answer is about all slices, and the request names no slice";
+    Failure::new(StatusCode::UNPROCESSABLE_ENTITY, error, hint)
 }
 
 fn about_all_slices() -> Failure {

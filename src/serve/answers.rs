@@ -13,7 +13,7 @@ use crate::Error;
 use crate::data::decode::{self, Refusal, StoredMask};
 use crate::data::labels::Labels;
 use crate::data::sheet;
-use crate::data::volume::Window;
+use crate::data::volume::{Axis, Window};
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, Request, State};
@@ -42,7 +42,17 @@ pub(super) struct Asked {
     volume: Option<VolumeOptions>,
 }
 
-/// Query of the mask or overlay of an answer.
+/// Query of the mask of an answer.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MaskQuery {
+    /// The slice, for an answer about all slices.
+    slice: Option<usize>,
+    /// The axis of the slice, if it is not that of the image.
+    axis: Option<Axis>,
+}
+
+/// Query of the overlay of an answer.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SliceQuery {
@@ -151,12 +161,15 @@ pub(super) async fn change(
 pub(super) async fn mask(
     State(app): State<App>,
     Path((image, answer)): Path<(String, String)>,
-    query: Result<Query<SliceQuery>, QueryRejection>,
+    query: Result<Query<MaskQuery>, QueryRejection>,
 ) -> Reply {
-    let slice = query_of(query)?.slice;
+    let MaskQuery { slice, axis } = query_of(query)?;
     let (picture, answer) = app.shared.store.answer(&image, &answer)?;
     app.work(move || {
-        let mask = answer.slice(&picture, slice)?.1;
+        let mask = match axis {
+            Some(axis) => answer.slice_along(&picture, axis, slice)?,
+            None => answer.slice(&picture, slice)?.1,
+        };
         png(&DynamicImage::from((*mask).clone()))
     })
     .await

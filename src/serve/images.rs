@@ -7,7 +7,7 @@ use super::picture::{Picture, View};
 use super::upload::{self, refused, uploaded};
 use super::volumes;
 use crate::Error;
-use crate::data::volume::Window;
+use crate::data::volume::{Axis, Window};
 use crate::data::{decode, sheet};
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
@@ -52,13 +52,9 @@ impl UploadQuery {
 pub(super) struct ViewQuery {
     #[serde(default)]
     slice: usize,
+    /// Of the slice, if it is not that of the image.
+    axis: Option<Axis>,
     window: Option<Window>,
-}
-
-impl From<ViewQuery> for View {
-    fn from(query: ViewQuery) -> Self {
-        Self { slice: query.slice, window: query.window }
-    }
 }
 
 pub(super) async fn upload(
@@ -100,6 +96,7 @@ fn json_of(id: &str, picture: &Picture, answers: &[Answer]) -> Value {
         "height": height,
         "slices": picture.slices(),
         "axis": picture.axis(),
+        "directions": picture.directions(),
         "window": picture.window(),
         "exports": picture.exports(),
         "notes": picture.notes(),
@@ -118,10 +115,14 @@ pub(super) async fn pixels(
     Path(image): Path<String>,
     query: Result<Query<ViewQuery>, QueryRejection>,
 ) -> Reply {
-    let view = query_of(query)?.into();
+    let ViewQuery { slice, axis, window } = query_of(query)?;
+    let view = View { slice, window };
     let picture = app.shared.store.picture(&image)?;
     let shown = move || {
-        let mut response = png(&*picture.pixels(view)?)?;
+        let mut response = match axis {
+            Some(axis) => png(&picture.pixels_along(axis, view)?)?,
+            None => png(&*picture.pixels(view)?)?,
+        };
         if let Some([width, level]) = picture.width_and_level(view)? {
             let value = HeaderValue::from_str(&format!("{width}/{level}")).expect("two numbers");
             response.headers_mut().insert(WINDOW, value);

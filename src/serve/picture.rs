@@ -17,6 +17,27 @@ pub(super) struct View {
     pub(super) window: Option<Window>,
 }
 
+/// The slices of a volume along one axis.
+#[derive(Debug, Serialize)]
+pub(super) struct Direction {
+    axis: Axis,
+    width: usize,
+    height: usize,
+    slices: usize,
+    /// Size of a pixel in mm, across and down.
+    spacing_mm: [f64; 2],
+    /// How columns, rows and slices lie in the slices of the image.
+    along: [Along; 3],
+}
+
+/// A place in the slices of the image.
+#[derive(Debug, Serialize)]
+struct Along {
+    /// 0: its columns, 1: its rows, 2: its slices.
+    place: usize,
+    backwards: bool,
+}
+
 /// An uploaded image or volume.
 #[derive(Debug)]
 pub(super) struct Picture {
@@ -110,6 +131,22 @@ impl Picture {
         }
     }
 
+    /// The slices along all three axes; none for images and for volumes of one slice.
+    pub(super) fn directions(&self) -> Vec<Direction> {
+        let Pixels::Volume(slices) = &self.pixels else { return Vec::new() };
+        let Slices { volume, axis: shown, .. } = slices.as_ref();
+        if volume.grid.size.contains(&1) {
+            return Vec::new();
+        }
+        let direction = |axis: Axis| {
+            let Plane { size: [width, height], num_slices, spacing, .. } = volume.plane(axis);
+            let along = Plane::turned(&volume.grid, *shown, axis);
+            let along = along.map(|(place, backwards)| Along { place, backwards });
+            Direction { axis, width, height, slices: num_slices, spacing_mm: spacing, along }
+        };
+        Axis::ALL.map(direction).into()
+    }
+
     /// The names of the files to which masks on the grid of the volume can be written; images have none.
     pub(super) fn exports(&self) -> Vec<&'static str> {
         let mut names = vec!["mask.nii.gz", "mask.dcm"];
@@ -153,13 +190,18 @@ impl Picture {
     /// # Errors
     /// [`Error::Config`] for a slice that does not exist, or a window of an image that has none.
     pub(super) fn check(&self, view: View) -> Result<()> {
-        if view.slice >= self.slices() {
-            let reason = format!("there is no slice {}, the image has {}", view.slice, self.slices());
-            return Err(Error::config("slice", reason, "slices count from 0"));
-        }
+        Self::check_slice(view.slice, self.slices())?;
         if view.window.is_some() && self.window().is_none() {
             let reason = "the image has 8 bits and no intensity window";
             return Err(Error::config("window", reason, "leave `window` out"));
+        }
+        Ok(())
+    }
+
+    fn check_slice(slice: usize, all: usize) -> Result<()> {
+        if slice >= all {
+            let reason = format!("there is no slice {slice}, the image has {all}");
+            return Err(Error::config("slice", reason, "slices count from 0"));
         }
         Ok(())
     }
@@ -177,6 +219,18 @@ impl Picture {
                 slice_image(&slices.volume, &slices.plane, view.slice, &levels).map(Cow::Owned)
             }
         }
+    }
+
+    /// The pixels of a slice along another axis than the shown one.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for an image, a slice that does not exist, and as [`Self::pixels`].
+    pub(super) fn pixels_along(&self, axis: Axis, view: View) -> Result<DynamicImage> {
+        let slices = self.as_volume()?;
+        let plane = slices.volume.plane(axis);
+        Self::check_slice(view.slice, plane.num_slices)?;
+        self.check(View { slice: 0, ..view })?;
+        slice_image(&slices.volume, &plane, view.slice, &*slices.levels(view.window)?)
     }
 
     /// Width and level of a view's window, in the units of the file; `None` for an image without a window.
@@ -211,12 +265,15 @@ impl Picture {
         self.as_volume().map(|slices| (&slices.volume, slices.axis))
     }
 
-    /// One slice of a mask on the grid of the volume, as 0 and 255.
+    /// One slice of a mask on the grid of the volume, as 0 and 255, along the shown axis or another one.
     ///
     /// # Errors
-    /// [`Error::Config`] for an image; [`Error::Shape`] for a mask of another size.
-    pub(super) fn slice_of_mask(&self, mask: &[u8], slice: usize) -> Result<GrayImage> {
-        self.as_volume()?.plane.mask(mask, slice)
+    /// [`Error::Config`] for an image, and a slice that does not exist; [`Error::Shape`] for a mask of another size.
+    pub(super) fn slice_of_mask(&self, mask: &[u8], axis: Option<Axis>, slice: usize) -> Result<GrayImage> {
+        let slices = self.as_volume()?;
+        let plane = axis.map_or_else(|| slices.plane.clone(), |axis| slices.volume.plane(axis));
+        Self::check_slice(slice, plane.num_slices)?;
+        plane.mask(mask, slice)
     }
 
     /// The slice with most voxels of a mask; `None` for an empty mask.

@@ -102,14 +102,11 @@ pub struct Plane {
 impl Plane {
     /// The slices of a grid along an axis.
     pub fn new(grid: &Grid, axis: Axis) -> Self {
-        let closest = grid.affine.closest_axes();
         let strides = [1, grid.size[0], grid.size[0] * grid.size[1]];
         let spacing = grid.spacing();
         let (mut start, mut steps, mut sizes, mut distances) = (0, [0; 3], [0; 3], [0.0; 3]);
-        for (place, (patient, backwards)) in axis.layout().into_iter().enumerate() {
-            let AxisMap { voxel, flipped } = closest[patient];
+        for (place, (voxel, reversed)) in Self::places(grid, axis).into_iter().enumerate() {
             let stride = strides[voxel].cast_signed();
-            let reversed = flipped != backwards;
             sizes[place] = grid.size[voxel];
             distances[place] = spacing[voxel];
             steps[place] = if reversed { -stride } else { stride };
@@ -125,6 +122,25 @@ impl Plane {
         }
     }
 
+    /// Voxel axes of columns, rows and slices, and whether they run against them.
+    fn places(grid: &Grid, axis: Axis) -> [(usize, bool); 3] {
+        let closest = grid.affine.closest_axes();
+        axis.layout().map(|(patient, backwards)| {
+            let AxisMap { voxel, flipped } = closest[patient];
+            (voxel, flipped != backwards)
+        })
+    }
+
+    /// How columns, rows and slices along `to` lie in the slices along `from`: as its columns (0), rows (1) or slices
+    /// (2), and whether they run against them.
+    pub fn turned(grid: &Grid, from: Axis, to: Axis) -> [(usize, bool); 3] {
+        let from = Self::places(grid, from);
+        Self::places(grid, to).map(|(voxel, reversed)| {
+            let place = from.iter().position(|(other, _)| *other == voxel).unwrap_or(0);
+            (place, reversed != from[place].1)
+        })
+    }
+
     /// Linear index in the volume of pixel (`x`, `y`) of a slice. All three must be inside.
     pub fn index(&self, slice: usize, x: usize, y: usize) -> usize {
         debug_assert!(slice < self.num_slices && x < self.size[0] && y < self.size[1], "outside the grid");
@@ -135,7 +151,7 @@ impl Plane {
 
     /// Voxel axis (0, 1 or 2) that runs through the slices of a grid.
     pub fn through_axis(grid: &Grid, axis: Axis) -> usize {
-        grid.affine.closest_axes()[axis.layout()[2].0].voxel
+        Self::places(grid, axis)[2].0
     }
 
     /// Copies the values of one slice, row by row.

@@ -200,6 +200,24 @@ fn the_files_of_a_dicom_series_are_opened_shown_asked_about_and_downloaded() {
          window.value = 'lung'; window.dispatchEvent(new Event('change')); })()",
     );
     browser.wait_for("document.getElementById('slice-number').textContent === '4 / 4'");
+    // a click in another plane moves the slice; its slider moves the cross
+    let painted = |canvas: &str| {
+        browser.wait_for(&format!(
+            "(() => {{ const c = document.getElementById('{canvas}'); return c.width > 0 && \
+             new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer).some(v => v); }})()"
+        ));
+    };
+    assert_eq!(browser.text("#plane-0-name"), "coronal");
+    painted("plane-0");
+    painted("plane-1");
+    browser.click("#plane-0");
+    // the middle is the border of two slices, and of two columns
+    browser.wait_for("['2 / 4', '3 / 4'].includes(document.getElementById('slice-number').textContent)");
+    assert!(["2", "3"].contains(&browser.eval("document.getElementById('plane-1-slice').value").as_str().unwrap()));
+    browser.click("#planes-shown");
+    assert_eq!(browser.eval("document.getElementById('planes').checkVisibility()"), false);
+    browser.click("#planes-shown");
+    go_to_slice(&browser, 4);
     ask(&browser, "Where is the lesion?", 1);
     let folder = downloads(&browser, "slice");
     for (button, name) in [("#nifti", "mask.nii.gz"), ("#seg", "mask.dcm")] {

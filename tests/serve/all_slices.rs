@@ -36,7 +36,7 @@ fn values(file: &Path) -> Vec<u8> {
 }
 
 /// The mask of a slice as the server shows it, 0 and 1.
-fn shown(server: &Server, url: &str, slice: usize) -> Vec<u8> {
+fn shown(server: &Server, url: &str, slice: &str) -> Vec<u8> {
     let answered = server.get(&format!("{url}/mask?slice={slice}")).ok();
     let mask = image::load_from_memory(&answered.bytes).expect("an image").into_luma8();
     mask.iter().map(|value| u8::from(*value > 0)).collect()
@@ -71,7 +71,14 @@ fn all_slices_have_the_masks_of_predict() {
         let plane = series.plane(Axis::Axial);
         let url = format!("/api/images/{id}/answers/{}", result["id"].as_str().unwrap());
         for slice in 0..4 {
-            assert_eq!(shown(&server, &url, slice), plane.values(&mask, slice).unwrap(), "slice {slice}");
+            assert_eq!(shown(&server, &url, &slice.to_string()), plane.values(&mask, slice).unwrap(), "slice {slice}");
+        }
+        for axis in Axis::ALL {
+            let plane = series.plane(axis);
+            for slice in 0..plane.num_slices {
+                let view = format!("{slice}&axis={axis}");
+                assert_eq!(shown(&server, &url, &view), plane.values(&mask, slice).unwrap(), "{view}");
+            }
         }
     }
     let image = server.get(&format!("/api/images/{id}")).ok().json();
@@ -95,7 +102,7 @@ fn slices_of_another_axis_are_shown_in_the_right_place() {
     let mut areas = Vec::new();
     for slice in 0..6 {
         let expected = plane.values(&mask, slice).unwrap();
-        assert_eq!(shown(&server, &url, slice), expected, "slice {slice}");
+        assert_eq!(shown(&server, &url, &slice.to_string()), expected, "slice {slice}");
         areas.push(expected.iter().map(|value| usize::from(*value)).sum::<usize>());
     }
     let most = areas.iter().max().unwrap();
@@ -109,6 +116,8 @@ fn slices_of_another_axis_are_shown_in_the_right_place() {
     server.get(&format!("{url}/mask")).is_error(422, "names no slice");
     server.get(&format!("{url}/overlay?slice=6")).is_error(422, "there is no slice 6");
     server.get(&format!("{url}/mask?slice=x")).is_error(400, "slice");
+    server.get(&format!("{url}/mask?slice=99&axis=coronal")).is_error(422, "there is no slice 99");
+    server.get(&format!("{url}/mask?axis=coronal")).is_error(422, "names no slice");
     server.send("PUT", &format!("{url}/mask"), &[], b"x").is_error(409, "about all slices");
     server.send("DELETE", &format!("{url}/mask"), &[], &[]).is_error(409, "about all slices");
     server.json("PATCH", &url, &json!({ "corrected_answer": "a" })).is_error(409, "about all slices");
@@ -118,6 +127,7 @@ fn slices_of_another_axis_are_shown_in_the_right_place() {
     let one_url = format!("/api/images/{id}/answers/{}", one["id"].as_str().unwrap());
     server.get(&format!("{one_url}/mask?slice=0")).ok();
     server.get(&format!("{one_url}/mask?slice=1")).is_error(422, "the answer is about slice 0");
+    server.get(&format!("{one_url}/mask?slice=0&axis=coronal")).is_error(422, "slice 0 of the image only");
     server.get(&format!("/api/images/{id}/pairs.zip")).ok();
     assert_eq!(server.send("DELETE", &url, &[], &[]).status, 204);
     server.get(&format!("{url}/mask?slice=0")).is_error(404, "there is no such answer");

@@ -68,6 +68,43 @@ fn a_dicom_series_has_slices_a_window_and_a_mask_on_its_grid() {
 }
 
 #[test]
+fn the_three_planes_of_a_volume_show_the_same_voxels() {
+    let server = Server::start(&[]);
+    for name in ["axial.zip", "ras_i16.nii.gz"] {
+        let id = server.upload(&fixture(name));
+        let image = shown(&server, &id);
+        let directions = image["directions"].as_array().unwrap();
+        assert_eq!(directions.len(), 3, "{image}");
+        let number = |value: &Value| u32::try_from(value.as_u64().unwrap()).unwrap();
+        let sizes = ["width", "height", "slices"].map(|key| number(&image[key]));
+        let window = "window=-1000..1000";
+        let own: Vec<image::GrayImage> =
+            (0..sizes[2]).map(|slice| pixels(&server, &id, &format!("slice={slice}&{window}"))).collect();
+        assert!(own.iter().any(|slice| slice.iter().any(|value| *value != slice.as_raw()[0])), "{name} has structure");
+        for direction in directions {
+            let axis = direction["axis"].as_str().unwrap();
+            for slice in 0..number(&direction["slices"]) {
+                let plane = pixels(&server, &id, &format!("slice={slice}&axis={axis}&{window}"));
+                assert_eq!(plane.dimensions(), (number(&direction["width"]), number(&direction["height"])));
+                for (x, y, value) in plane.enumerate_pixels() {
+                    let mut at = [0; 3];
+                    for (along, value) in direction["along"].as_array().unwrap().iter().zip([x, y, slice]) {
+                        let place = number(&along["place"]) as usize;
+                        at[place] = if along["backwards"] == true { sizes[place] - 1 - value } else { value };
+                    }
+                    assert_eq!(value, own[at[2] as usize].get_pixel(at[0], at[1]), "{name}, {axis} {slice}: {x}, {y}");
+                }
+            }
+        }
+        let error = server.get(&format!("/api/images/{id}/pixels?axis=coronal&slice=99"));
+        error.is_error(422, "there is no slice 99");
+    }
+    let id = server.upload(&image_file());
+    assert_eq!(shown(&server, &id)["directions"], json!([]));
+    server.get(&format!("/api/images/{id}/pixels?axis=coronal")).is_error(422, "is not a volume");
+}
+
+#[test]
 fn nifti_files_are_volumes_and_images_have_no_volume_mask() {
     let server = Server::start(&[]);
     for name in ["ras_i16.nii.gz", "lps_u8.nii", "monochrome1.dcm"] {

@@ -4,6 +4,7 @@ import { AllSlices, SliceMasks } from "./all-slices.js";
 import { Failure, ask, getBlob, getJson, onTokenNeeded, request, save } from "./api.js";
 import { Card } from "./answers.js";
 import { Mask } from "./mask.js";
+import { Planes } from "./planes.js";
 import { Viewer } from "./viewer.js";
 import { Volume } from "./volume.js";
 import { filesOf, zipped } from "./zip.js";
@@ -23,9 +24,12 @@ const viewer = new Viewer($("view"), {
   },
   windowed: (across, down) => volume.drag(across, down),
   scrolled: (step) => volume.step(step),
+  picked: (x, y) => moveCross([x, y, volume.slice]),
 });
 
-const volume = new Volume(viewer, { failed: showError, changed: showMasks });
+const volume = new Volume(viewer, { failed: showError, changed: () => moveCross([...planes.at.slice(0, 2), volume.slice]) });
+
+const planes = new Planes(viewer, { failed: showError, moved: moveCross, opened: () => moveCross(planes.at) });
 
 const allSlices = new AllSlices();
 
@@ -35,6 +39,13 @@ function showError(error) {
   $("alert-text").textContent = isKnown ? error.message : `the page failed: ${error.message}`;
   $("alert-hint").textContent = isKnown ? error.hint : "load the page again";
   $("alert").hidden = false;
+}
+
+/** Moves the point where the planes of a volume meet: column, row and slice of the image. */
+function moveCross(at) {
+  planes.moveTo(at, volume.window);
+  if (at[2] === volume.slice) showMasks();
+  else volume.setSlice(at[2]);
 }
 
 function clearError() {
@@ -84,6 +95,7 @@ async function openImage(image) {
   sessionStorage.setItem(IMAGE_KEY, image.id);
   allSlices.open(image);
   await volume.open(image);
+  planes.open(image);
   $("empty").hidden = true;
   $("view").hidden = false;
   viewer.fit();
@@ -98,7 +110,7 @@ async function openImage(image) {
     card.finish(answer);
     await loadMask(card);
   }
-  showMasks();
+  moveCross([...planes.at.slice(0, 2), volume.slice]);
   $("question").focus();
 }
 
@@ -109,6 +121,7 @@ function closeImage() {
   Object.assign(state, { image: null, cards: [], hasUnsaved: false });
   $("answers").replaceChildren();
   allSlices.close();
+  planes.open(null);
   volume.close();
   $("view").hidden = true;
   $("empty").hidden = false;
@@ -148,9 +161,13 @@ async function loadMask(card) {
   // another image may be open when a slice arrives
   const address = path(card, "/mask");
   if (card.isVolume) {
-    const load = async (slice) => Mask.read(await getBlob(`${address}?slice=${slice}`));
     const failed = (error) => state.cards.includes(card) && showError(error);
-    card.masks = new SliceMasks(load, { loaded: showMasks, failed });
+    const along = (axis) => {
+      const load = async (slice) => Mask.read(await getBlob(`${address}?slice=${slice}${axis}`));
+      return new SliceMasks(load, { loaded: showMasks, failed });
+    };
+    card.masks = along("");
+    card.planes = Object.fromEntries(state.image.directions.map(({ axis }) => [axis, along(`&axis=${axis}`)]));
     return;
   }
   card.mask = await Mask.read(await getBlob(address));
@@ -243,6 +260,8 @@ function showMasks() {
   };
   const layers = state.cards.map((card) => ({ mask: maskOf(card), colour: card.colour }));
   viewer.setLayers(layers.filter((layer) => layer.mask));
+  const whole = state.cards.filter((card) => card.masks && card.shown.checked && !editing);
+  planes.setLayers((axis, slice) => whole.map((card) => ({ mask: card.planes[axis].at(slice), colour: card.colour })).filter((layer) => layer.mask));
   $("all").hidden = !state.cards.some((card) => card.answer) && !state.image;
   $("pairs").disabled = !state.cards.some((card) => card.answer && !card.isVolume);
 }
@@ -361,6 +380,7 @@ function showCursor(x, y) {
 
 function toggleMasks() {
   viewer.visible = !viewer.visible;
+  planes.setStyle(viewer);
   $("masks").setAttribute("aria-pressed", String(viewer.visible));
   viewer.draw();
 }
@@ -438,10 +458,12 @@ function connect() {
   click("zoom-fit", () => viewer.fit());
   $("opacity").addEventListener("input", () => {
     viewer.opacity = Number($("opacity").value) / 100;
+    planes.setStyle(viewer);
     viewer.draw();
   });
   $("outline").addEventListener("change", () => {
     viewer.outline = $("outline").checked;
+    planes.setStyle(viewer);
     viewer.draw();
   });
   click("brush-add", () => setBrushValue(1));

@@ -1,9 +1,12 @@
 // The image with its masks on a canvas: zoom, move, brush. It knows no server.
 
 const MAX_ZOOM = 40;
+/** A pointer that moves less between down and up clicks. */
+const CLICK_PX = 4;
 
 export class Viewer {
-  /** `canvas` fills its parent. `on` has callbacks: `moved(x, y)`, `painted()`, `windowed(across, down)`, `scrolled(n)`. */
+  /** `canvas` fills its parent. `on` has callbacks: `moved(x, y)`, `painted()`, `windowed(across, down)`, `scrolled(n)`,
+   * `picked(x, y)` for a click without a brush. */
   constructor(canvas, on) {
     this.canvas = canvas;
     this.on = on;
@@ -16,6 +19,7 @@ export class Viewer {
     this.zoom = 1;
     this.centre = [0, 0];
     this.brush = null;
+    this.cross = null;
     this.pointer = null;
     this.isDrawing = false;
     new ResizeObserver(() => this.draw()).observe(canvas.parentElement);
@@ -40,6 +44,12 @@ export class Viewer {
   /** Masks from bottom to top: `{mask, colour}`. */
   setLayers(layers) {
     this.layers = layers;
+    this.draw();
+  }
+
+  /** Marks a pixel with two lines; `null` removes them. */
+  setCross(cross) {
+    this.cross = cross;
     this.draw();
   }
 
@@ -123,6 +133,12 @@ export class Viewer {
       }
     }
     if (this.brush && this.pointer) this.drawBrush(context, across * ratio);
+    if (this.cross && !this.brush) {
+      context.setTransform(ratio, 0, 0, ratio, 0, 0);
+      context.fillStyle = "rgb(255 255 255 / .55)";
+      context.fillRect(left, top + (this.cross[1] + 0.5) * down - 0.5, image.width * across, 1);
+      context.fillRect(left + (this.cross[0] + 0.5) * across - 0.5, top, 1, image.height * down);
+    }
   }
 
   drawBrush(context, scale) {
@@ -175,7 +191,13 @@ export class Viewer {
   }
 
   up(event) {
+    const at = this.at(event);
     if (this.isDrawing) this.on.painted();
+    else if (this.start && this.start.button === 0 && this.image) {
+      const [x, y] = this.toImage(at);
+      const isClick = Math.hypot(at[0] - this.start.at[0], at[1] - this.start.at[1]) < CLICK_PX;
+      if (isClick && x >= 0 && y >= 0 && x < this.image.width && y < this.image.height) this.on.picked(x, y);
+    }
     this.isDrawing = false;
     this.start = null;
     if (this.canvas.hasPointerCapture(event.pointerId)) this.canvas.releasePointerCapture(event.pointerId);

@@ -1,21 +1,21 @@
 // Slices and intensity window of the open image. An image file has one slice and no window.
 
 import { request } from "./api.js";
+import { Newest } from "./newest.js";
 
 const PRESETS = ["auto", "soft-tissue", "lung", "brain", "bone", "abdomen", "liver", "mediastinum", "stroke", "subdural", "angiography"];
 
 const $ = (id) => document.getElementById(id);
 
 export class Volume {
-  /** `on` has callbacks: `failed(error)`, `changed()` when another slice is shown. */
+  /** `on` has callbacks: `failed(error)`, `changed()` when another slice or window is shown. */
   constructor(viewer, on) {
     this.viewer = viewer;
     this.on = on;
     this.image = null;
     this.slice = 0;
     this.window = null;
-    this.isLoading = false;
-    this.isStale = false;
+    this.pixels = new Newest(() => this.image && this.load(true), on.failed);
     $("slice").addEventListener("input", () => this.setSlice(Number($("slice").value)));
     $("window-preset").addEventListener("change", () => this.setWindow($("window-preset").value));
     for (const id of ["window-width", "window-level"]) {
@@ -72,22 +72,18 @@ export class Volume {
 
   setSlice(slice) {
     this.slice = Math.min(this.image.slices - 1, Math.max(0, slice));
-    this.showControls();
-    this.on.changed();
-    this.refresh();
+    this.show();
   }
 
   setWindow(window) {
     if (window === "W/L") return;
     this.window = window;
-    this.showControls();
-    this.refresh();
+    this.show();
   }
 
   setLevels(width, level) {
     this.window = `${Math.max(1, Math.round(width))}/${Math.round(level)}`;
-    this.showControls();
-    this.refresh();
+    this.show();
   }
 
   /** Changes the window by a drag with the right button. */
@@ -99,6 +95,13 @@ export class Volume {
     this.setLevels(width + across * step, level + down * step);
   }
 
+  /** Shows another slice or window. */
+  show() {
+    this.showControls();
+    this.on.changed();
+    this.pixels.refresh();
+  }
+
   showControls() {
     $("slice").value = this.slice;
     $("slice-number").textContent = `${this.slice + 1} / ${this.image.slices}`;
@@ -108,23 +111,6 @@ export class Volume {
     const [width, level] = isNamed ? ["", ""] : this.window.split("/");
     $("window-width").value = width;
     $("window-level").value = level;
-  }
-
-  /** Loads the shown slice; while one is on its way, only the newest view is loaded after it. */
-  async refresh() {
-    this.isStale = true;
-    if (this.isLoading) return;
-    this.isLoading = true;
-    try {
-      while (this.isStale && this.image) {
-        this.isStale = false;
-        await this.load(true);
-      }
-    } catch (error) {
-      this.on.failed(error);
-    } finally {
-      this.isLoading = false;
-    }
   }
 
   async load(keepsPlace) {
