@@ -14,15 +14,15 @@ use crate::job::training_settings::{SEARCHING, search_for};
 use crate::job::{finetuning, found, generator, weight_files};
 use crate::plan::dry_run::Job;
 use crate::plan::duration::{Duration, Samples};
-use crate::plan::report::Machine;
+use crate::plan::report::{Machine, Plan};
 use crate::plan::search::HEADROOM_FRAC;
 use crate::tensor::meta::Target;
 use serde_json::json;
+use std::io::{self, IsTerminal as _};
 
 /// Find the fastest settings that fit a GPU
 ///
-/// Prints TOML for `prsmed train --config` on standard output; the plan and the second-best settings go to standard
-/// error. The search keeps the effective batch and tries: micro-batch and accumulation, questions packed per image,
+/// Prints TOML for `prsmed train --config` on standard output, with its memory plan as a comment. The search keeps the effective batch and tries: micro-batch and accumulation, questions packed per image,
 /// activation checkpointing (language model, image encoder, mask decoder), frozen layers and optimizer state in host
 /// memory and, if it changes no result, parameter updates in the backward pass. It caches vision features on disk if that saves 2 % of
 /// a step's time. Custom CUDA kernels, and CUDA graphs if the CPU would limit the speed, are tried in the first steps
@@ -135,12 +135,12 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let even = context.runtime.with_patience(SEARCHING, even)?;
     let of = args.samples.map(|samples| Samples::even(samples, chosen.data.questions_per_image));
     let training = of.zip(best.step_seconds()).map(|(of, seconds)| Duration::new(of, &chosen.train, seconds));
-    let mut notes = vec![found::described(best), best.plan.summary()];
+    let mut notes = vec![found::described(best)];
+    notes.splice(..0, fits_line(&best.plan));
     notes.extend(training.map(|training| training.text(&machine.speed_source())));
     notes.extend(EvenBatch::text(&even, &machine));
     notes.extend(found::notes(config, best, &chosen, machine.num_ranks()));
     notes.extend(learning_rate.as_ref().map(Suggestion::text));
-    notes.extend(found::summary(&searched));
     notes.push(next_command(&machine));
     context.progress.on(&Event::Note(notes.join("\n")));
     context.output.record(&json!({
@@ -186,6 +186,11 @@ fn all_gpus(args: &Args, flags: Vec<(String, String)>, context: &Context) -> any
     context.progress.on(&Event::Note(note));
     context.output.record(&json!({ "kind": "preset", "gpus": found, "count": count }))?;
     Ok(Outcome::Done)
+}
+
+/// How much of the memory the plan needs, unless the settings with it went to the terminal.
+fn fits_line(plan: &Plan) -> Option<String> {
+    (!io::stdout().is_terminal()).then(|| plan.summary())
 }
 
 /// What the settings are for.
@@ -245,7 +250,7 @@ fn fitted<T: Fitted>(
     };
     let toml = fitted.to_commented_preset(&plan);
     context.output.line(&toml)?;
-    let notes: Vec<String> = std::iter::once(plan.summary()).chain(changes(&fitted)).collect();
+    let notes: Vec<String> = fits_line(&plan).into_iter().chain(changes(&fitted)).collect();
     context.progress.on(&Event::Note(notes.join("\n")));
     context
         .output

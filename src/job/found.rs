@@ -25,7 +25,7 @@ pub fn nothing_fits(found: &Found, device: &str) -> String {
     )
 }
 
-/// A candidate in one line.
+/// A candidate in one line, without its memory.
 pub fn described(candidate: &Candidate) -> String {
     let choice = &candidate.choice;
     let Choice { saving, compromise, .. } = choice;
@@ -73,31 +73,22 @@ pub fn described(candidate: &Candidate) -> String {
     if compromise.optimizer == OptimizerKind::AdamW8bit {
         parts.push("8-bit optimizer state".to_owned());
     }
-    let time =
-        candidate.step_seconds().map_or_else(String::new, |seconds| format!(", {} per step", time::text(seconds)));
+    let time = candidate.step_seconds().map_or_else(String::new, |s| format!("{} a step: ", time::text(s)));
     format!(
-        "micro-batch {} x {} with {} questions per image, {}, {} pixels: {}{time}",
+        "{time}micro-batch {} x {} with {} per image, {}, {} pixels",
         choice.micro_batch,
         choice.accumulation,
-        choice.questions,
+        if choice.questions == 1 { "1 question".to_owned() } else { format!("{} questions", choice.questions) },
         parts.join(", "),
         choice.image_size,
-        candidate.device_peak()
     )
 }
 
-/// The second best settings, and how many were searched.
-pub fn summary(found: &Found) -> Vec<String> {
-    let second = found.fitting.get(1).map(|second| format!("runner-up: {}", described(second)));
-    let count = format!("searched {} settings, of which {} were planned", found.num_considered, found.num_planned);
-    second.into_iter().chain([count]).collect()
-}
-
-/// What the search changed and tried: `chosen` are the settings `config` with the choice of `best`.
+/// What the search changed, if the user should know: `chosen` are the settings `config` with the choice of `best`.
 pub fn notes(config: &RunConfig, best: &Candidate, chosen: &RunConfig, ranks: usize) -> Vec<String> {
     let mut notes = Vec::new();
     notes.extend(compromise_notes(config, best.choice.compromise));
-    notes.extend(best.tried.iter().map(tried_note));
+    notes.extend(best.tried.iter().filter(|tried| tried.is_used).map(tried_note));
     notes.extend(changed_notes(config, chosen));
     if best.choice.image_size < config.model.image_size {
         let (wanted, now) = (config.model.image_size, best.choice.image_size);
@@ -107,13 +98,17 @@ pub fn notes(config: &RunConfig, best: &Candidate, chosen: &RunConfig, ranks: us
         let note = "`model.batch_norm=batch` computes statistics per micro-batch, whose size changed: results change";
         notes.push(note.to_owned());
     }
-    notes.extend(fewer_questions(config.data.questions_per_image, best, ranks));
+    notes.extend(fewer_questions(
+        config.data.questions_per_image,
+        (best.choice.samples(), best.choice.questions),
+        ranks,
+    ));
     notes
 }
 
-/// A note if fewer questions share an image than the settings allow. It names batches that `ranks` GPUs divide evenly.
-fn fewer_questions(packed: usize, best: &Candidate, ranks: usize) -> Option<String> {
-    let (samples, questions) = (best.choice.samples(), best.choice.questions);
+/// A note if fewer questions share an image than the `packed` ones that the settings allow; the chosen settings have so
+/// many samples in a step and questions per image. It names batches that `ranks` GPUs divide evenly.
+fn fewer_questions(packed: usize, (samples, questions): (usize, usize), ranks: usize) -> Option<String> {
     (packed > 1 && !samples.is_multiple_of(packed)).then(|| {
         let even = packed * ranks.max(1);
         let (below, above) = (samples / even * even, samples.next_multiple_of(even));
@@ -141,16 +136,9 @@ pub fn compromise_notes(config: &RunConfig, compromise: Compromise) -> Vec<Strin
     notes
 }
 
-/// What a setting would save, and whether it is used.
+/// What a setting saves.
 fn tried_note(tried: &Tried) -> String {
-    let Tried { what, saves_frac, fits, is_used } = tried;
-    let percent = saves_frac * 100.0;
-    let decision = match (is_used, fits) {
-        (true, _) => "used",
-        (false, true) => "not used",
-        (false, false) => "not used, does not fit",
-    };
-    format!("`{what}` would save {percent:.1} % of a step's time: {decision}")
+    format!("`{}` saves {:.1} % of a step's time", tried.what, tried.saves_frac * 100.0)
 }
 
 /// Notes about settings that the search changed.
@@ -167,10 +155,6 @@ fn changed_notes(before: &RunConfig, now: &RunConfig) -> Vec<String> {
     if now.model.stream_layers != FirstLayers::None && before.model.stream_layers == FirstLayers::None {
         let note =
             "`model.stream_layers`: each step copies frozen layers from host memory, which must have room for them";
-        notes.push(note.to_owned());
-    }
-    if now.train.fused_kernels != before.train.fused_kernels {
-        let note = "`train.fused_kernels=auto`: the first steps decide whether custom CUDA kernels are faster";
         notes.push(note.to_owned());
     }
     if before.train.step_in_backward && !now.train.step_in_backward {
@@ -200,6 +184,15 @@ mod tests {
     }
 
     #[test]
+    fn fewer_questions_come_with_batches_that_all_gpus_divide() {
+        let note = |samples: usize, ranks: usize| fewer_questions(3, (samples, 1), ranks);
+        assert_eq!(note(9, 1), None, "three questions divide it");
+        assert!(note(8, 1).unwrap().contains("`--effective-batch` 6 or 9 allows 3"));
+        assert!(note(8, 8).unwrap().contains("`--effective-batch` 24 allows 3"));
+        assert!(note(32, 8).unwrap().contains("`--effective-batch` 24 or 48 allows 3"));
+    }
+
+    #[test]
     fn settings_that_the_search_changed_are_named() {
         let [off, ram, disk] = ["off", "ram", "disk"].map(|cache| config(&[&format!("data.cache_vision={cache}")]));
         assert_noted(&off, &disk, "`data.cache_vision=disk`: the first epoch computes the vision features");
@@ -209,6 +202,5 @@ mod tests {
         let at_once = config(&["train.step_in_backward=true"]);
         assert_noted(&off, &at_once, "`train.step_in_backward=true`: each parameter is updated in the backward pass");
         assert_noted(&at_once, &config(&["train.accumulation=4"]), "`train.step_in_backward` is off: a step has 4 ");
-        assert_noted(&off, &config(&["train.fused_kernels=auto"]), "`train.fused_kernels=auto`: the first steps ");
     }
 }
