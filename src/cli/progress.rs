@@ -1,6 +1,7 @@
 //! Shows progress of the commands: bars on a terminal, lines elsewhere, both on standard error. With `--json`, events
 //! are objects on standard output.
 
+use std::collections::VecDeque;
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::cli::output::{Output, printable};
 use crate::event::{Event, MemoryReport, Observer, StepReport};
+use crate::metrics::order::quantile;
 use crate::trainer::records;
 use crate::units::{Bytes, clock};
 
@@ -39,8 +41,8 @@ pub struct Progress {
 struct State {
     lines: Box<dyn Write + Send>,
     phases: Vec<Phase>,
-    /// Smoothed seconds of a training step.
-    step_seconds: Option<f64>,
+    /// Seconds of the latest training steps.
+    step_seconds: StepSeconds,
     output_failed: bool,
     /// Whether generated text is on standard output without a newline after it.
     answering: bool,
@@ -65,7 +67,13 @@ impl Progress {
     /// Progress on any writer (bars still go to standard error).
     pub fn to(lines: Box<dyn Write + Send>, style: Style, output: Arc<Output>) -> Self {
         let target = if style.is_terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        let state = State { lines, phases: Vec::new(), step_seconds: None, output_failed: false, answering: false };
+        let state = State {
+            lines,
+            phases: Vec::new(),
+            step_seconds: StepSeconds::default(),
+            output_failed: false,
+            answering: false,
+        };
         Self { style, output, bars: MultiProgress::with_draw_target(target), state: Mutex::new(state) }
     }
 
@@ -127,10 +135,8 @@ impl Progress {
     }
 
     fn step(&self, state: &mut State, report: &StepReport) {
-        let seconds = report.elapsed.as_secs_f64();
-        let smoothed = state.step_seconds.map_or(seconds, |before| 0.9 * before + 0.1 * seconds);
-        state.step_seconds = Some(smoothed);
-        let (losses, pace) = (loss_text(report), pace_text(report, smoothed));
+        state.step_seconds.add(report.elapsed);
+        let (losses, pace) = (loss_text(report), pace_text(report, state.step_seconds.typical()));
         if let Some(phase) = state.phases.last_mut() {
             phase.done = report.step;
             if let Some(bar) = &phase.bar {
@@ -268,14 +274,40 @@ fn loss_text(report: &StepReport) -> String {
     format!("{loss}  lr {:.2e}", report.learning_rate)
 }
 
-/// Text of speed, memory and remaining time; `step_seconds` is the smoothed time of a step.
-fn pace_text(report: &StepReport, step_seconds: f64) -> String {
-    let left = report.total_steps.saturating_sub(report.step) as f64 * step_seconds;
-    let left = Duration::try_from_secs_f64(left).unwrap_or_default();
+/// Seconds of the latest steps. The first step of a process also allocates and tunes, so it does not count.
+#[derive(Default)]
+struct StepSeconds {
+    latest: VecDeque<f64>,
+    has_begun: bool,
+}
+
+impl StepSeconds {
+    const KEPT: usize = 32;
+
+    fn add(&mut self, elapsed: Duration) {
+        if std::mem::replace(&mut self.has_begun, true) {
+            self.latest.push_back(elapsed.as_secs_f64());
+        }
+        if self.latest.len() > Self::KEPT {
+            self.latest.pop_front();
+        }
+    }
+
+    /// Their median: a step that waits for a file or tries kernels must not change the time left. `None` at the first step.
+    fn typical(&self) -> Option<f64> {
+        quantile(self.latest.iter().copied().collect::<Vec<_>>().as_slice(), 0.5)
+    }
+}
+
+/// Text of speed, memory and, if the time of a step is known, remaining time.
+fn pace_text(report: &StepReport, step_seconds: Option<f64>) -> String {
+    let left = step_seconds.map(|seconds| report.total_steps.saturating_sub(report.step) as f64 * seconds);
+    let left = left.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let left = left.map_or_else(String::new, |left| format!("  ETA {}", clock(left)));
     let peak = Bytes(report.allocated_peak);
     let waited = report.data_wait_share() * 100.0;
     let waited = if waited >= 1.0 { format!("  data wait {waited:.0} %") } else { String::new() };
-    format!("{:.1} images/s{waited}  peak {peak}  ETA {}", records::images_per_s(report), clock(left))
+    format!("{:.1} images/s{waited}  peak {peak}{left}", records::images_per_s(report))
 }
 
 /// Text of memory after a profiled step, and of its peak with the largest categories.
@@ -354,7 +386,13 @@ mod tests {
         let (progress, lines, data) = progress(false, false);
         progress.on(&Event::Started { phase: "train".into(), total: 25, unit: "steps" });
         for step in 1..=25 {
-            progress.on(&Event::Step(report(step)));
+            // the first step is slow, and so is one that tries kernels
+            let elapsed = Duration::from_secs(match step {
+                1 => 300,
+                4 => 90,
+                _ => 20,
+            });
+            progress.on(&Event::Step(StepReport { elapsed, ..report(step) }));
         }
         progress.on(&Event::Validated { step: 25, values: vec![("dice".into(), 0.9)] });
         progress.on(&Event::Saved { path: "runs/a/best".into(), best: true });
@@ -364,6 +402,7 @@ mod tests {
         let expected = "step 10/25  epoch 0  loss 0.5000 (seg 0.3000, llm 0.2000)  lr 1.00e-4  0.2 images/s  \
                         peak 1.50 GiB  ETA 5m 00s";
         assert_eq!(steps[1], expected);
+        assert!(!steps[0].contains("ETA"), "{}", steps[0]);
         assert_eq!(steps.iter().map(|line| &line[5..7]).collect::<Vec<_>>(), ["1/", "10", "20", "25"]);
         assert!(text.starts_with("train: 25 steps\n"), "{text}");
         assert!(
@@ -377,7 +416,7 @@ mod tests {
 
     #[test]
     fn data_wait_is_shown_from_one_percent() {
-        let of = |seconds| pace_text(&StepReport { data_wait: Duration::from_secs_f64(seconds), ..report(3) }, 20.0);
+        let of = |seconds| pace_text(&StepReport { data_wait: Duration::from_secs_f64(seconds), ..report(3) }, None);
         assert!(of(5.0).starts_with("0.2 images/s  data wait 25 %  peak"), "{}", of(5.0));
         assert!(!of(0.1).contains("wait"));
     }

@@ -141,11 +141,12 @@ impl EvenBatch {
         if all.is_empty() {
             return None;
         }
-        let flags =
-            all.iter().map(|even| format!("`--effective-batch {}` {:.1}", even.effective_batch, even.times_faster));
-        let flags: Vec<String> = flags.collect();
+        let flag = |even: &Self| {
+            format!("`--effective-batch {}` is {:.1} times as fast", even.effective_batch, even.times_faster)
+        };
+        let flags: Vec<String> = all.iter().map(flag).collect();
         let count = machine.num_ranks();
-        Some(format!("{count} GPUs cannot divide this batch evenly. Times as fast: {}", flags.join(", ")))
+        Some(format!("{count} GPUs cannot divide this batch evenly: {}", flags.join(", ")))
     }
 }
 

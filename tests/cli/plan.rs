@@ -504,7 +504,7 @@ fn a_preset_says_how_long_a_training_takes_and_which_batch_its_gpus_divide() {
     assert!(even.iter().all(|even| even["effective_batch"].as_u64().unwrap().is_multiple_of(2)), "{even:?}");
     assert!(even[0]["times_faster"].as_f64().unwrap() >= 1.1, "one of two GPUs waits for the third image: {even:?}");
     assert!(
-        ran.stderr.contains("2 GPUs cannot divide this batch evenly. Times as fast: `--effective-batch "),
+        ran.stderr.contains("2 GPUs cannot divide this batch evenly: `--effective-batch "),
         "{}",
         ran.stderr
     );
