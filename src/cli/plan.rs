@@ -116,7 +116,16 @@ pub(super) struct MachineArgs {
 impl MachineArgs {
     pub(super) fn machine(&self, context: &Context) -> Result<Machine> {
         let machine = match self.gpu.as_str() {
-            "auto" => machine::detected(&context.runtime)?,
+            "auto" => {
+                let found = machine::detected(&context.runtime)?;
+                if found.target() == Target::Cpu {
+                    context.runtime.note(
+                        "no GPU was found and none is named (`--gpu 24gb`): planning for this CPU, which runs each operator \
+                         once, up to a minute for the full model",
+                    );
+                }
+                found
+            }
             "cpu" => machine::this_cpu(&context.runtime),
             named => named_machine(named)?,
         };

@@ -22,7 +22,7 @@ use std::time::Instant;
 pub(super) struct VolumeArgs {
     /// Write the mask of a volume on its grid: NIfTI (`.nii.gz`, `.nii`) or DICOM SEG (`.dcm`, for a DICOM series). With
     /// `--images` the folder of the results
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE|DIR")]
     pub(super) out: Option<PathBuf>,
     /// Write what was done as JSON: settings, versions, names of files, results by slice, seconds
     #[arg(long, value_name = "FILE")]

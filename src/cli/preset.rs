@@ -16,7 +16,6 @@ use crate::plan::dry_run::Job;
 use crate::plan::duration::{Duration, Samples};
 use crate::plan::report::{Machine, Plan};
 use crate::plan::search::HEADROOM_FRAC;
-use crate::tensor::meta::Target;
 use serde_json::json;
 use std::io::{self, IsTerminal as _};
 
@@ -112,11 +111,6 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let resolved = args.settings.resolved_with_note(flags, &machine, context)?;
     let config = &resolved.config;
     weight_files::check_architectures(&config.model, &context.runtime)?;
-    if machine.target() == Target::Cpu {
-        let text =
-            "planning for the CPU: each operator is run once to measure its memory, about a minute for the full model";
-        context.progress.on(&Event::Note(text.into()));
-    }
     let may_shrink = args.image_size.is_none() && args.objective == Objective::Speed;
     let effective_batch = args.effective_batch.map_or(config.samples_of_a_step(), usize::from);
     let search = || search_for(&resolved, &machine, effective_batch, may_shrink);

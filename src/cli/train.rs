@@ -17,7 +17,7 @@ use crate::job::{self, How, training_settings};
 use crate::segment::Run;
 use crate::segment::task::SCORE;
 use crate::tensor::{self, Device, ledger, memory};
-use crate::trainer::Ranks;
+use crate::trainer::{self, Ranks};
 use crate::units::Bytes;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -171,6 +171,17 @@ fn train(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
     print_result(&trained, profile, args, context)
 }
 
+/// How many steps were trained by this command and, after a resume, in all.
+pub(super) fn steps_text(outcome: &trainer::Outcome) -> String {
+    let trainer::Outcome { steps, steps_now, samples_now, train_seconds, .. } = outcome;
+    let speed = || format!("{:.2} images/s", *samples_now as f64 / train_seconds.max(1e-9));
+    match (steps_now, steps) {
+        (0, all) => format!("nothing was left to train: all {all} steps are done"),
+        (now, all) if now == all => format!("trained {all} steps at {}", speed()),
+        (now, all) => format!("trained {now} steps at {}, {all} in all", speed()),
+    }
+}
+
 /// Prints the result of the run.
 fn print_result(
     Trained { run, plan, has_test }: &Trained,
@@ -182,6 +193,7 @@ fn print_result(
     let peak = memory::overall_peak(tensor::default_device());
     let images_per_s = outcome.samples_now as f64 / outcome.train_seconds.max(1e-9);
     let waited = outcome.data_wait_seconds / outcome.train_seconds.max(1e-9) * 100.0;
+    let waited = if outcome.steps_now == 0 { String::new() } else { format!(", data wait {waited:.0} %") };
     let smaller = outcome
         .reduced_micro_batch
         .map_or_else(String::new, |most| format!(", micro-batches of {most} after memory ran out with larger ones"));
@@ -189,10 +201,8 @@ fn print_result(
     let skipped = count(outcome.skipped_steps, "steps skipped because of NaN or infinity")
         + &count(num_skipped as u64, "samples skipped because their files cannot be read");
     context.output.line(format!(
-        "trained {} steps at {images_per_s:.2} images/s, data wait {waited:.0} %, peak of tensors {}{smaller}{skipped}\n\
-         {}\nrun folder: {}\nnext: {}",
-        outcome.steps,
-        peak,
+        "{}{waited}, peak of tensors {peak}{smaller}{skipped}\n{}\nrun folder: {}\nnext: {}",
+        steps_text(outcome),
         best_line(outcome.best_score, &outcome.best_values),
         args.out.display(),
         next_command(run, *has_test, args)

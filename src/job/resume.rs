@@ -61,11 +61,11 @@ impl Resume {
             let key = |change: &str| change.split('=').next().unwrap_or_default().trim().to_owned();
             let is_set = |change: &String| own.sets.iter().any(|(set, _)| key(set) == key(change));
             let changes: Vec<String> = changes.into_iter().filter(|change| !is_set(change)).collect();
-            if let Some(first) = changes.first() {
+            if !changes.is_empty() {
                 let keys = changes.iter().map(|change| format!("`{}`", key(change))).collect::<Vec<_>>().join(", ");
                 observer.on(&Event::Warning(format!(
                     "the run keeps its settings; `--preset` and `--config` do not change them, and would differ in {keys}. \
-                     To change one, give for example `--set {first}`"
+                     `--set KEY=VALUE` changes one"
                 )));
             }
         }

@@ -79,8 +79,15 @@ impl Duration {
 
     /// The prediction in one line. `source`: where the time of a step comes from.
     pub fn text(&self, source: &str) -> String {
+        let shorter = match self.seconds {
+            seconds if seconds < 3.0 * DAY => "",
+            _ => {
+                "; shorter with fewer epochs (`--set train.epochs=N`), more GPUs (`--gpus N`) or another one (`--gpu all`)"
+            }
+        };
         format!(
-            "training on {} samples: {} steps an epoch, {}; {} steps in {} epochs, {} ({source}; without validation)",
+            "training on {} samples: {} steps an epoch, {}; {} steps in {} epochs, {} ({source}; without validation)\
+             {shorter}",
             self.of.samples,
             self.steps_per_epoch,
             long(self.epoch_seconds),
@@ -91,12 +98,15 @@ impl Duration {
     }
 }
 
-/// Seconds as text, in minutes or hours where they are many.
+const DAY: f64 = 86_400.0;
+
+/// Seconds as text, in minutes, hours or days where they are many.
 pub fn long(seconds: f64) -> String {
     match seconds {
         s if s < 120.0 => time::text(s),
         s if s < 7200.0 => format!("{:.0} min", s / 60.0),
-        s => format!("{:.1} h", s / 3600.0),
+        s if s < 2.0 * DAY => format!("{:.1} h", s / 3600.0),
+        s => format!("{:.1} days", s / DAY),
     }
 }
 
@@ -125,6 +135,6 @@ mod tests {
         let of = Samples::of_images([1, 3, 7], 3);
         assert_eq!((of, of.questions_of_a_group()), (Samples { samples: 11, groups: 5 }, 2));
         assert_eq!(Samples::of_images([], 3).questions_of_a_group(), 1);
-        assert_eq!([119.0, 600.0, 9000.0].map(long), ["119.00 s", "10 min", "2.5 h"]);
+        assert_eq!([119.0, 600.0, 9000.0, 684_000.0].map(long), ["119.00 s", "10 min", "2.5 h", "7.9 days"]);
     }
 }

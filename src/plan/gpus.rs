@@ -369,6 +369,7 @@ fn compact(text: &str) -> String {
     for word in lower.split(|c: char| !c.is_alphanumeric() && c != '.').filter(|word| !NOISE.contains(word)) {
         match word {
             "pcie" => form = "pcie",
+            "mobile" => name.push_str("laptop"),
             _ => name.push_str(word.strip_prefix("rtx").or_else(|| word.strip_prefix("gtx")).unwrap_or(word)),
         }
     }

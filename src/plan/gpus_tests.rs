@@ -63,6 +63,7 @@ fn gpus_are_found_in_the_usual_spellings() {
         ("Quadro RTX 8000", "Quadro RTX 8000"),
         ("Quadro RTX 6000", "Quadro RTX 6000"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "RTX 4090 Laptop"),
+        ("RTX 4070 Mobile", "RTX 4070 Laptop"),
         ("RTX 4080 SUPER", "RTX 4080 SUPER"),
         ("NVIDIA GeForce GTX 1650", "GTX 1650"),
         ("NVIDIA H100 NVL", "H100 NVL"),

@@ -503,11 +503,7 @@ fn a_preset_says_how_long_a_training_takes_and_which_batch_its_gpus_divide() {
     let even = found["even_batches"].as_array().unwrap();
     assert!(even.iter().all(|even| even["effective_batch"].as_u64().unwrap().is_multiple_of(2)), "{even:?}");
     assert!(even[0]["times_faster"].as_f64().unwrap() >= 1.1, "one of two GPUs waits for the third image: {even:?}");
-    assert!(
-        ran.stderr.contains("2 GPUs cannot divide this batch evenly: `--effective-batch "),
-        "{}",
-        ran.stderr
-    );
+    assert!(ran.stderr.contains("2 GPUs cannot divide this batch evenly: `--effective-batch "), "{}", ran.stderr);
     assert!(ran.stderr.contains("steps in ") && ran.stderr.contains(" epochs, "), "{}", ran.stderr);
     assert!(
         ran.stderr.contains("next: save the settings, then `prsmed train --data-root DATA --config FILE --gpus 2`")

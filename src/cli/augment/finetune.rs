@@ -8,6 +8,7 @@ use crate::cli::memory::ProfileArgs;
 use crate::cli::mlflow::MlflowArgs;
 use crate::cli::ranks::GpuArgs;
 use crate::cli::report::Outcome;
+use crate::cli::train::steps_text;
 use crate::config::{FinetuneRun, Resolved, Settings as _, Sources};
 use crate::job::finetuning::{Finetuned, GeneratorFinetuning};
 use crate::job::{self, How};
@@ -176,8 +177,8 @@ fn print_result(
         String::new()
     };
     context.output.line(format!(
-        "trained {} steps at {images_per_s:.2} images/s, peak of tensors {peak}\n{}\nweights: {}{decoder}{}",
-        outcome.steps,
+        "{}, peak of tensors {peak}\n{}\nweights: {}{decoder}{}",
+        steps_text(outcome),
         best_line(outcome.best_score, config.samples > 0),
         weights.display(),
         next_command(config, &weights, &args.data.shown()).map_or_else(String::new, |next| format!("\nnext: {next}"))
