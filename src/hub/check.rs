@@ -66,11 +66,13 @@ impl Checked<'_> {
             let (need, error) = self.missing.remove(0);
             return Err(named(&need, error));
         }
-        if let Some((first, error)) = self.missing.first() {
+        if let Some((first, _)) = self.missing.first() {
             let keys: Vec<String> =
                 self.missing.iter().map(|(need, _)| format!("`{}` ({})", need.key, need.spec)).collect();
-            let reason = format!("weights are missing: {}; the first: {error}", keys.join(", "));
-            return Err(Error::config(&first.key, reason, error.hint()));
+            let reason = format!("weights are missing: {}", keys.join(", "));
+            let mut hints: Vec<String> = self.missing.iter().map(|(_, error)| error.hint()).collect();
+            hints.dedup();
+            return Err(Error::config(&first.key, reason, hints.join("\n      ")));
         }
         let (needed, cache) = (self.download_bytes(), self.cache.display());
         match self.free_bytes {

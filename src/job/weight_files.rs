@@ -159,8 +159,9 @@ fn table(checked: &Checked) -> String {
             add("download", need, format!("{} ({download}, {} of {total} files)", need.spec, located.num_missing));
         }
     }
+    // the error that follows gives the reason of a single one, and what to do
     for (need, error) in &checked.missing {
-        add("missing", need, format!("{error}; {}", error.hint()));
+        add("missing", need, if checked.missing.len() == 1 { need.spec.clone() } else { error.to_string() });
     }
     let bytes = checked.download_bytes();
     if bytes > 0 {

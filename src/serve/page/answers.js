@@ -132,7 +132,7 @@ export class Card {
     return facts;
   }
 
-  /** Area and confidence. The area is that of the mask that is shown. */
+  /** Area and probabilities. The area is that of the mask that is shown. */
   sliceFacts() {
     const { answer, mask } = this;
     const { presence, is_found: isFound, foreground } = answer.confidence;
@@ -144,7 +144,7 @@ export class Card {
     const share = mask ? mask.area / mask.pixels.length : answer.area_frac;
     const area = `${(100 * share).toFixed(2)} %` + (scale ? `, ${Math.round(share * scale)} mm²` : "");
     facts.push([answer.corrected ? "Area (corrected)" : "Area", area]);
-    if (foreground !== null && isFound) facts.push([`Confidence${of}`, foreground.toFixed(2)]);
+    if (foreground !== null && isFound) facts.push([`Mean probability${of}`, foreground.toFixed(2)]);
     if (answer.class) facts.push(["Class", `${answer.class.name} (${answer.class.probability.toFixed(2)})`]);
     return facts;
   }
