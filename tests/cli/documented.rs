@@ -20,7 +20,7 @@ list() { echo "prsmed $all  # $1" >> "$LISTED"; echo DATA; exit 0; }
 all="$*"
 case " $all " in
   *" serve "*) list "does not end: tests/serve starts it with the same flags" ;;
-  *" hub get "* | *" hub verify "* | *hub:huyquoctrinh*) list "downloads: tests/hub.rs does it from a server of its own" ;;
+  *" hub get "* | *" hub verify "* | *"predict hub:"* | *hub:huyquoctrinh*) list "downloads: tests/hub.rs does it from a server of its own" ;;
   *llm_seg_13*) list "needs published weights: unit tests read a folder of that layout" ;;
   *model.base=/project* | *--check*) list "needs the weights of the real model: tests/cli/first_run.rs has small ones" ;;
   *mine.safetensors*) list "needs a generator in one file: tests/cli/augment has a small one" ;;

@@ -284,6 +284,23 @@ fn a_run_on_the_hub_is_scored_and_merged() {
 }
 
 #[test]
+fn a_checkpoint_that_was_uploaded_predicts_as_its_folder_does() {
+    let (server, best) = (hub(), trained().0.join("best"));
+    publish(&server, "lab/shared", &best, "");
+    server.add("lab/shared", "README.md", small("a model card"));
+    let mask = |run: &Path, name: &str| {
+        let out = path(name);
+        let mut predict = with_cache(&server, "cache-shared");
+        predict
+            .args(["predict", "--question", "Where is the lesion?", "--max-new-tokens", "2", "--image"])
+            .arg(image());
+        done(predict.arg("--mask-out").arg(&out).arg(run));
+        fs::read(out).unwrap()
+    };
+    assert_eq!(mask(Path::new("hub:lab/shared"), "shared.png"), mask(&best, "own.png"));
+}
+
+#[test]
 fn a_repository_with_several_runs_asks_for_one() {
     let server = hub();
     for name in ["llm_seg_1", "llm_seg_2"] {
