@@ -22,8 +22,8 @@
 //! | 11 | `cli` `prelude` |
 //! | 10 | `job` `serve` |
 //! | 9 | `config` |
-//! | 8 | `plan` |
-//! | 7 | `augment` `report` |
+//! | 8 | `plan` `report` |
+//! | 7 | `augment` |
 //! | 6 | `segment` |
 //! | 5 | `trainer` |
 //! | 4 | `models` `runtime` |

@@ -3,11 +3,13 @@
 use super::context::Context;
 use super::predict::RunArgs;
 use super::report::Outcome;
+use crate::data::{decode, volume};
 use crate::event::Event;
 use crate::serve::{self, Options};
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 use serde_json::json;
 use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -62,6 +64,9 @@ pub(super) struct Args {
     /// Longest time of one question in seconds
     #[arg(long, value_name = "S", default_value_t = 300.0, value_parser = positive)]
     time_limit: f64,
+    /// Image or volume that the page offers to try; everybody who can open the page sees it
+    #[arg(long, value_name = "FILE")]
+    sample: Option<PathBuf>,
     /// Report method, route, status and time of every request, without addresses, names or texts
     #[arg(long)]
     log_requests: bool,
@@ -80,6 +85,17 @@ fn base_path(text: &str) -> std::result::Result<String, String> {
     };
     let is_path = path.strip_prefix('/').is_some_and(|names| names.split('/').all(is_name));
     if path.is_empty() || is_path { Ok(path.to_owned()) } else { Err("use a path such as /prsmed".into()) }
+}
+
+/// The content of an image or volume that can be read.
+fn sample(path: &Path) -> Result<Vec<u8>> {
+    let bytes = files::read(path, files::MAX_IMAGE).map_err(Error::io(path, "read"))?;
+    if decode::is_image(&bytes) {
+        decode::image(path)?;
+    } else {
+        volume::open(path)?;
+    }
+    Ok(bytes)
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
@@ -120,6 +136,7 @@ impl Args {
             shown: (None, None),
             max_new_tokens: self.max_new_tokens.into(),
             time_limit: Duration::from_secs_f64(self.time_limit),
+            sample: self.sample.as_deref().map(sample).transpose()?,
             logs_requests: self.log_requests,
         })
     }

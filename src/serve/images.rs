@@ -83,6 +83,15 @@ pub(super) async fn upload(
     Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(json_of(&id, &picture, &answers))).into_response())
 }
 
+/// The file that the page offers to try.
+pub(super) async fn sample(State(app): State<App>) -> Reply {
+    let Some(bytes) = app.options.sample.clone() else {
+        let hint = "start the server with `--sample FILE`";
+        return Err(Failure::new(StatusCode::NOT_FOUND, "there is no sample image", hint));
+    };
+    Ok(([(header::CONTENT_TYPE, "application/octet-stream")], bytes).into_response())
+}
+
 pub(super) async fn show(State(app): State<App>, Path(image): Path<String>) -> Reply<Json<Value>> {
     let (picture, answers) = app.shared.store.image(&image)?;
     Ok(Json(json_of(&image, &picture, &answers)))

@@ -32,6 +32,8 @@ pub struct Options {
     pub max_new_tokens: usize,
     /// Longest time of one question.
     pub time_limit: Duration,
+    /// An image or volume file that the page offers to try.
+    pub sample: Option<Vec<u8>>,
     /// Report method, route and status of every request.
     pub logs_requests: bool,
 }

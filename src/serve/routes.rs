@@ -49,6 +49,7 @@ fn routes(app: App) -> Router {
         .route("/api/health", get(health))
         .route("/api/openapi.json", get(page::openapi))
         .route("/api/model", get(model))
+        .route("/api/sample", get(images::sample))
         .route("/api/images", post(images::upload))
         .route("/api/images/{image}", get(images::show).delete(images::remove))
         .route("/api/images/{image}/pixels", get(images::pixels))
@@ -103,6 +104,7 @@ async fn model(State(app): State<App>) -> Json<Value> {
         "classes": app.shared.classes,
         "calibration": app.shared.calibration,
         "questions": app.shared.questions.as_ref().map(|questions| questions.examples(MAX_EXAMPLES)).unwrap_or_default(),
+        "has_sample": options.sample.is_some(),
         "notice": "research software, not a medical device",
         "limits": {
             "upload_bytes": options.max_upload,

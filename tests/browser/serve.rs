@@ -29,9 +29,10 @@ fn ask(browser: &Browser, question: &str, cards: usize) {
 #[test]
 #[ignore = "needs chromium"]
 fn an_image_is_opened_asked_about_corrected_and_downloaded() {
-    let server = Server::start(&["--max-new-tokens", "6"]);
+    let sample = image_file();
+    let server = Server::start(&["--max-new-tokens", "6", "--sample", sample.to_str().unwrap()]);
     let browser = open(&server);
-    browser.upload("#file", &[&image_file()]);
+    browser.click("#try-sample");
     browser.wait_for("!document.getElementById('question').disabled");
     assert_eq!(browser.eval("document.activeElement.id"), "question");
     ask(&browser, "Where is the lesion?", 1);

@@ -118,7 +118,10 @@ fn corrected_pairs_are_a_data_root() {
 
 #[test]
 fn images_and_answers_are_removed() {
-    let server = Server::start(&["--max-images", "2"]);
+    let sample = image_file();
+    let server = Server::start(&["--max-images", "2", "--sample", sample.to_str().unwrap()]);
+    assert_eq!(server.get("/api/sample").ok().bytes, std::fs::read(sample).unwrap());
+    assert_eq!(server.get("/api/model").ok().json()["has_sample"], true);
     let image = server.upload(&image_file());
     let answer = server.result(&image, QUESTION, 2)["id"].as_str().unwrap().to_owned();
     let url = format!("/api/images/{image}/answers/{answer}");
@@ -150,6 +153,12 @@ fn images_expire() {
 #[test]
 fn health_model_metrics_page_and_openapi() {
     let server = Server::start(&["--log-requests"]);
+    server.get("/api/sample").is_error(404, "there is no sample image");
+    let mut unreadable = prsmed();
+    unreadable.arg("serve").arg(trained()).args(["--port", "0", "--sample"]).arg(trained().join("config.toml"));
+    let ran = unreadable.output().unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert!(!ran.status.success() && said.contains("config.toml: "), "{said}");
     assert_eq!(server.get("/api/health").ok().json(), json!({ "status": "ok" }));
     let model = server.get("/api/model").ok().json();
     let classes: Vec<&str> = model["classes"].as_array().unwrap().iter().map(|c| c.as_str().unwrap()).collect();
@@ -199,5 +208,5 @@ fn every_described_route_exists() {
             count += 1;
         }
     }
-    assert_eq!(count, 19);
+    assert_eq!(count, 20);
 }

@@ -442,6 +442,7 @@ function connect() {
   const click = (id, action) => $(id).addEventListener("click", action);
   click("open", () => $("file").click());
   click("choose", () => $("file").click());
+  click("try-sample", () => attempt(async () => upload([await getBlob("api/sample")])));
   $("file").addEventListener("change", () => {
     upload([...$("file").files]);
     $("file").value = "";
@@ -552,5 +553,6 @@ attempt(async () => {
   document.title = `${state.model.name} · prsmed`;
   $("question").maxLength = state.model.limits.question_characters;
   showExamples(state.model.questions);
+  $("sample").hidden = !state.model.has_sample;
   await reopen();
 });
