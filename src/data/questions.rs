@@ -26,7 +26,13 @@ const DISTANCES: [f64; 2] = [0.45, 0.75];
 /// Distance up to which a question counts as a training question in other words.
 const SAME: f64 = 0.05;
 /// Probability from which the model's class of an image counts as known.
-const SURE: f32 = 0.9;
+const SURE: f32 = 0.75;
+/// Rows of a class below which nothing is concluded from words that its questions lack.
+const FEW_ROWS: f64 = 5.0;
+/// Share of the questions of a class from which a word names what the class shows, if no other class has it.
+const NAMES: f64 = 0.5;
+/// Probability below which a word is not missing from the questions of a class by chance.
+const BY_CHANCE: f64 = 0.001;
 /// Largest limit of the share of new words.
 const MOST_NEW: f64 = 0.2;
 
@@ -71,9 +77,9 @@ pub struct Familiarity {
     /// The classes that the training has this question about, if the image is surely of another class.
     #[serde(default)]
     pub question_classes: Vec<String>,
-    /// The classes of the rows with the nearest question, if that is nearly the same.
+    /// For a class of the training that is not asked this, the classes that are.
     #[serde(skip)]
-    known_about: BTreeSet<String>,
+    asked_of_others: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Familiarity {
@@ -81,10 +87,12 @@ impl Familiarity {
     /// about other classes is not known for this image.
     #[must_use]
     pub fn beside(mut self, class: Option<(&str, f32)>) -> Self {
-        let is_other = class.is_some_and(|(class, sure)| sure >= SURE && !self.known_about.contains(class));
-        if is_other && !self.known_about.is_empty() && self.question_known == Some(true) {
+        let sure = class.filter(|(_, probability)| *probability >= SURE);
+        if let Some(others) = sure.and_then(|(class, _)| self.asked_of_others.get(class))
+            && self.question_known == Some(true)
+        {
             self.question_known = Some(false);
-            self.question_classes = self.known_about.iter().cloned().collect();
+            self.question_classes = others.iter().cloned().collect();
         }
         self
     }
@@ -232,18 +240,61 @@ impl KnownQuestions {
         let new = self.share_of_new_words(question);
         let distance = nearest.map(|number| (1.0 - cosine(number).min(1.0) * (1.0 - new)).clamp(0.0, 1.0));
         let limits = self.saved.limits.zip(distance);
-        let is_new = |word: &&String| !self.postings.contains_key(*word);
+        let is_new = |word: &&String| !self.postings.contains_key(*word) && !is_filler(word);
         Familiarity {
             question_known: limits.map(|(limits, distance)| distance <= limits.distance && new <= limits.new_words),
             nearest_question: nearest.map(|number| self.saved.questions[number].0.clone()),
             new_words: words.iter().filter(is_new).cloned().collect::<BTreeSet<_>>().into_iter().collect(),
             question_distance: distance,
             question_classes: Vec::new(),
-            known_about: nearest
-                .filter(|_| distance.is_some_and(|distance| distance <= SAME))
-                .and_then(|number| self.saved.classes.get(number).cloned())
-                .unwrap_or_default(),
+            asked_of_others: self
+                .asked_of_others(&words, nearest.filter(|_| distance.is_some_and(|distance| distance <= SAME))),
         }
+    }
+
+    /// For each class of the training whose images are not asked this: the classes that are. `same` is a training question
+    /// with the same words.
+    ///
+    /// A word tells if no question about the class has it, and either it is in most questions of every class that has it
+    /// ("polyp"), or that is no chance.
+    fn asked_of_others(&self, words: &[String], same: Option<usize>) -> BTreeMap<String, BTreeSet<String>> {
+        let all = self.rows_of(0..self.saved.questions.len());
+        let same = same.and_then(|number| self.saved.classes.get(number));
+        let by_word: Vec<BTreeMap<&str, f64>> = words
+            .iter()
+            .filter_map(|word| self.postings.get(word))
+            .map(|numbers| self.rows_of(numbers.iter().copied()))
+            .filter(|of_word| of_word.values().sum::<f64>() >= FEW_ROWS)
+            .collect();
+        let is_name = |of_word: &BTreeMap<&str, f64>| of_word.iter().all(|(class, rows)| *rows >= NAMES * all[class]);
+        let mut found = BTreeMap::new();
+        for (class, own) in &all {
+            let mut others: BTreeSet<String> = same.filter(|same| !same.contains(*class)).cloned().unwrap_or_default();
+            let rest: f64 = all.values().sum::<f64>() - own;
+            for of_word in by_word.iter().filter(|of_word| *own >= FEW_ROWS && !of_word.contains_key(class)) {
+                let share = (of_word.values().sum::<f64>() / rest).min(1.0);
+                if is_name(of_word) || (1.0 - share).powf(*own) < BY_CHANCE {
+                    others.extend(of_word.keys().map(|&class| class.to_owned()));
+                }
+            }
+            if !others.is_empty() {
+                found.insert((*class).to_owned(), others);
+            }
+        }
+        found
+    }
+
+    /// Training rows of each class with one of these questions. A question about several classes counts for each the same.
+    fn rows_of(&self, numbers: impl IntoIterator<Item = usize>) -> BTreeMap<&str, f64> {
+        let mut rows = BTreeMap::new();
+        for number in numbers {
+            let Some(classes) = self.saved.classes.get(number) else { continue };
+            for class in classes {
+                *rows.entry(class.as_str()).or_default() +=
+                    self.saved.questions[number].1 as f64 / classes.len() as f64;
+            }
+        }
+        rows
     }
 
     /// Share of the weight of a question's words that are in no training question.
@@ -252,7 +303,7 @@ impl KnownQuestions {
         for word in words(question) {
             let weight = self.weight(&word);
             all += weight;
-            new += if self.postings.contains_key(&word) { 0.0 } else { weight };
+            new += if self.postings.contains_key(&word) || is_filler(&word) { 0.0 } else { weight };
         }
         if all > 0.0 { new / all } else { 1.0 }
     }
@@ -280,6 +331,15 @@ fn most_frequent<'a>(questions: impl IntoIterator<Item = &'a str>) -> Vec<(Strin
 fn words(question: &str) -> Vec<String> {
     static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\w+").expect("a valid pattern"));
     WORD.find_iter(&question.to_lowercase()).map(|word| word.as_str().to_owned()).collect()
+}
+
+/// Whether a word has no meaning of its own in a question: it is never new.
+fn is_filler(word: &str) -> bool {
+    const FILLERS: [&str; 18] = [
+        "a", "an", "and", "any", "are", "at", "can", "could", "do", "i", "in", "is", "of", "on", "please", "the",
+        "there", "you",
+    ];
+    FILLERS.contains(&word)
 }
 
 /// Words, and pairs of neighbours.

@@ -234,3 +234,44 @@ fn a_question_of_another_class_is_not_known_for_an_image() {
     let old = KnownQuestions::new(trained, trained);
     assert_eq!(old.compare("Where is the polyp?").beside(Some(("skin", 1.0))).question_known, Some(true));
 }
+
+#[test]
+fn a_word_that_names_the_target_of_other_classes_tells_in_any_sentence() {
+    let ask = |target: &str| {
+        [
+            format!("Where is the {target} in this image?"),
+            format!("Can you find the {target} in this image?"),
+            format!("Segment the {target} and describe its position."),
+        ]
+    };
+    let of_class = |class: &'static str, targets: &[&str]| -> Vec<(String, &'static str)> {
+        let questions: Vec<String> = targets.iter().flat_map(|target| ask(target)).collect();
+        questions.iter().cycle().take(12).map(|question| (question.clone(), class)).collect()
+    };
+    let mut rows = of_class("skin", &["skin lesion"]);
+    rows.extend(of_class("colon", &["polyp"]));
+    rows.extend(of_class("breast", &["breast tumour"]));
+    rows.extend(of_class("ct", &["liver", "spleen"]));
+    // a template that one class has by chance
+    rows.push(("Is there a polyp visible in this image?".into(), "colon"));
+    let questions = || rows.iter().map(|(question, _)| question.as_str());
+    let known = KnownQuestions::new(questions(), questions())
+        .with_classes(rows.iter().map(|(question, class)| (question.as_str(), *class)));
+    let about = |question: &str, class: &str| {
+        let found = known.compare(question).beside(Some((class, 0.99)));
+        (found.question_known, found.question_classes.join(" "))
+    };
+    for question in ["Where is the polyp?", "Find the polyp", "Can you find the polyp?", "Segment the polyp."] {
+        assert_eq!(about(question, "skin"), (Some(false), "colon".to_owned()), "{question}");
+        assert_eq!(about(question, "colon").0, Some(true), "{question}");
+    }
+    assert_eq!(about("Where is the breast tumour?", "skin"), (Some(false), "breast".to_owned()));
+    for (question, class) in [
+        ("Where is the skin lesion?", "skin"),
+        ("Can you find the spleen in this image?", "ct"),
+        ("Is the skin lesion visible in this image?", "skin"),
+    ] {
+        assert_eq!(about(question, class), (Some(true), String::new()), "{question}");
+    }
+    assert_eq!(known.compare("Is there any polyp in the image?").new_words, [""; 0]);
+}
