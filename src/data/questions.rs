@@ -255,8 +255,8 @@ impl KnownQuestions {
     /// For each class of the training whose images are not asked this: the classes that are. `same` is a training question
     /// with the same words.
     ///
-    /// A word tells if no question about the class has it, and either it is in most questions of every class that has it
-    /// ("polyp"), or that is no chance.
+    /// A word tells if no question about the class has it, and it is in most questions of every class that has it ("polyp");
+    /// or, if no such word names the class, if that cannot be by chance.
     fn asked_of_others(&self, words: &[String], same: Option<usize>) -> BTreeMap<String, BTreeSet<String>> {
         let all = self.rows_of(0..self.saved.questions.len());
         let same = same.and_then(|number| self.saved.classes.get(number));
@@ -271,9 +271,10 @@ impl KnownQuestions {
         for (class, own) in &all {
             let mut others: BTreeSet<String> = same.filter(|same| !same.contains(*class)).cloned().unwrap_or_default();
             let rest: f64 = all.values().sum::<f64>() - own;
+            let is_named = by_word.iter().any(|of_word| of_word.contains_key(class) && is_name(of_word));
             for of_word in by_word.iter().filter(|of_word| *own >= FEW_ROWS && !of_word.contains_key(class)) {
                 let share = (of_word.values().sum::<f64>() / rest).min(1.0);
-                if is_name(of_word) || (1.0 - share).powf(*own) < BY_CHANCE {
+                if is_name(of_word) || (!is_named && (1.0 - share).powf(*own) < BY_CHANCE) {
                     others.extend(of_word.keys().map(|&class| class.to_owned()));
                 }
             }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::manifest::{Manifest, Split};
+use crate::manifest::{Manifest, Row, Split};
 use crate::phantom::{PhantomOptions, generate};
 use crate::templates::{Templates, Words};
 use prsmed_base::event::Silent;
@@ -274,4 +274,25 @@ fn a_word_that_names_the_target_of_other_classes_tells_in_any_sentence() {
         assert_eq!(about(question, class), (Some(true), String::new()), "{question}");
     }
     assert_eq!(known.compare("Is there any polyp in the image?").new_words, [""; 0]);
+}
+
+#[test]
+#[ignore = "needs shared data"]
+fn shared_data_questions_of_real_images_belong_to_their_classes() {
+    let rows = Manifest::open(&crate::fixture::shared("data/real"), None).unwrap().rows;
+    let of = |split: Split| rows.iter().filter(move |row| row.split == split);
+    let [trained, held_out] = [Split::Train, Split::Test].map(|split| of(split).map(|row| row.question.as_str()));
+    let known = KnownQuestions::new(trained, held_out)
+        .with_classes(of(Split::Train).map(|row| (row.question.as_str(), row.modality.as_str())));
+    let others = |question: &str, class: &str| {
+        known.compare(question).beside(Some((class, 0.99))).question_classes.iter().cloned().collect::<BTreeSet<_>>()
+    };
+    let wrong: Vec<&Row> = of(Split::Test).filter(|row| !others(&row.question, &row.modality).is_empty()).collect();
+    assert!(wrong.is_empty(), "{} of {} questions: {wrong:?}", wrong.len(), of(Split::Test).count());
+    let classes: BTreeSet<&str> = of(Split::Test).map(|row| row.modality.as_str()).collect();
+    for class in classes {
+        let expected = if class == "polyp_endoscopy" { "" } else { "polyp_endoscopy" };
+        let found = others("Where is the polyp in this image?", class);
+        assert_eq!(Vec::from_iter(found).join(" "), expected, "{class}");
+    }
 }
