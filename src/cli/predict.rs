@@ -19,6 +19,7 @@ use crate::trainer::precision::Precision;
 use crate::{Error, Result, files};
 use image::DynamicImage;
 use serde_json::json;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 /// The trained model to use, and overrides of its settings.
@@ -158,6 +159,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         return Err(Error::config("--question", "one image has one question", hint).into());
     };
     check_question(question)?;
+    refuse_folder_of_images(path)?;
     if args.many.no_overwrite {
         let outputs = [&args.mask_out, &args.overlay_out, &args.volume.out, &args.volume.record_out];
         outputs.into_iter().flatten().try_for_each(|path| check_new(path))?;
@@ -276,6 +278,21 @@ fn mask_line(foreground_frac: f64, confidence: &Confidence) -> String {
     };
     let found = if *is_found { "presence" } else { "not found, presence" };
     format!("{area}{sure}; {found} {presence:.2}")
+}
+
+/// Refuses a folder of images in common formats, which is no series.
+fn refuse_folder_of_images(path: &Path) -> Result<()> {
+    let is_image = |path: &Path| {
+        let ending = path.extension().map(OsStr::to_ascii_lowercase);
+        ending.is_some_and(|ending| ["png", "jpg", "jpeg", "tif", "tiff"].iter().any(|image| ending == *image))
+    };
+    let entries = std::fs::read_dir(path).into_iter().flatten();
+    let files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    if !files.is_empty() && files.iter().all(|file| is_image(file)) {
+        let hint = "ask about all of them with `--images DIR --question TEXT --out RESULTS`, or give one file";
+        return Err(Error::config("--image", format!("`{}` is a folder of images", path.display()), hint));
+    }
+    Ok(())
 }
 
 /// Refuses flags that are for images.

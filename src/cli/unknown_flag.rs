@@ -12,8 +12,13 @@ pub(super) fn explained(mut error: clap::Error, program: &Command, args: &[OsStr
         return error;
     }
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return error };
-    if let Some(assignment) = assignment(flag, program, args) {
-        let tip = format!("it is a setting: use '--set {assignment}'");
+    let tip = match flag.split('=').next() {
+        Some("--device" | "--cuda" | "--gpu" | "--cpu") => {
+            Some("the first GPU is used if there is one; the environment variable CUDA_VISIBLE_DEVICES chooses another, or none".to_owned())
+        }
+        _ => assignment(flag, program, args).map(|assignment| format!("it is a setting: use '--set {assignment}'")),
+    };
+    if let Some(tip) = tip {
         // a flag with a similar name is not what was meant
         error.remove(ContextKind::SuggestedArg);
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));

@@ -482,6 +482,10 @@ fn unknown_key(path: &str, origin: &str, known: &BTreeMap<String, String>) -> Er
     let similarity = |key: &str| strsim::jaro_winkler(key, path);
     let synonym = synonyms::synonym(path).filter(|own| known.contains_key(*own));
     let nearest = || known.keys().max_by(|a, b| similarity(a).total_cmp(&similarity(b))).map(String::as_str);
-    let hint = synonym.or_else(nearest).map_or_else(String::new, |key| format!("did you mean `{key}`?"));
+    // the right name without its table, or in another one
+    let last = |key: &str| key.rsplit('.').next().unwrap_or(key).to_owned();
+    let same_name = || known.keys().find(|key| last(key) == last(path)).map(String::as_str);
+    let hint =
+        synonym.or_else(same_name).or_else(nearest).map_or_else(String::new, |key| format!("did you mean `{key}`?"));
     Error::config(path, format!("there is no such setting ({origin})"), hint)
 }

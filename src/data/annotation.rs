@@ -54,11 +54,14 @@ pub fn files(root: &Path, annotations: Option<&Path>) -> Result<Vec<PathBuf>> {
             .into_iter()
             .find(|path| path.is_dir())
             .ok_or_else(|| {
-                Error::data(
-                    root,
-                    "the data root contains neither `annotations` nor `annotation`",
-                    "give the folder of the CSV files with `--annotations DIR`",
-                )
+                let is_root = |folder: &&Path| folder.join("annotations").is_dir();
+                let hint = match std::path::absolute(root).ok().as_deref().and_then(Path::parent).filter(is_root) {
+                    Some(parent) => format!("this is the folder of a class: give the data root `{}`", parent.display()),
+                    None => "make a data root of images and masks with `prsmed data prepare`, or give the folder of the CSV \
+                             files with `--annotations DIR`"
+                        .to_owned(),
+                };
+                Error::data(root, "the data root contains neither `annotations` nor `annotation`", hint)
             })?,
     };
     let mut files = Vec::new();

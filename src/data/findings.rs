@@ -24,6 +24,9 @@ pub struct Findings {
     files: BTreeMap<String, BTreeSet<PathBuf>>,
     #[serde(skip)]
     num_masks: usize,
+    /// Masks without any background.
+    #[serde(skip)]
+    num_whole: usize,
 }
 
 impl Findings {
@@ -61,6 +64,7 @@ impl Findings {
         let (width, height) = mask.dimensions();
         let is_set = |x: u32, y: u32| mask.get_pixel(x, y).0[0] > 0;
         let num_set = mask.iter().filter(|value| **value > 0).count();
+        self.num_whole += usize::from(num_set == mask.len());
         if 20 * num_set >= 19 * mask.len() {
             self.add(FULL, path);
         }
@@ -75,9 +79,15 @@ impl Findings {
     /// Adds all findings of `other`.
     pub fn merge(&mut self, other: Self) {
         self.num_masks += other.num_masks;
+        self.num_whole += other.num_whole;
         for (what, files) in other.files {
             self.files.entry(what).or_default().extend(files);
         }
+    }
+
+    /// Whether there are several masks, and none of them has background.
+    pub fn is_all_foreground(&self) -> bool {
+        self.num_masks > 1 && self.num_whole == self.num_masks
     }
 
     /// A text for each kind, with the number of files and the first of them.

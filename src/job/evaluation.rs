@@ -126,12 +126,30 @@ impl Scoring<'_> {
         let evaluation = evaluate::evaluate(self.ranks, &assembly, manifest, rows, self.options, reports)?;
         let (Some(mut evaluation), Some((folder, name))) = (evaluation, place) else { return Ok(None) };
         evaluation.summary.protocol.trained_on = self.num_trained_on(run, manifest, rows)?;
+        self.note_unscored(run, manifest, rows.len())?;
         evaluation.write(&folder)?;
         let subtitle = self.subtitle(rows.len());
         let mut facts = self.facts(run, started.elapsed().as_secs_f64() / rows.len() as f64, rows.len());
         facts.extend(evaluation::model_facts(&assembly.description));
         evaluation::write(&folder, (&name, &subtitle), &evaluation, &facts)?;
         Ok(Some(evaluation))
+    }
+
+    /// Says so if most rows of a data root that the training did not know are not scored.
+    fn note_unscored(&self, run: &Path, manifest: &Manifest, num_scored: usize) -> Result<()> {
+        let all = manifest.rows.len();
+        let mut lists = ["best", "last", ""].iter().map(|name| run.join(name).join(DATA_FILE));
+        let Some(list) = lists.find(|list| list.is_file()).filter(|_| 2 * num_scored < all && self.limit == 0) else {
+            return Ok(());
+        };
+        if DataIdentity::of(manifest)?.num_among(&DataIdentity::read(&list)?) == 0 {
+            self.runtime.note(format!(
+                "the run was trained on none of the {all} rows of this data root, and only its {num_scored} `{}` rows are \
+                 scored: `prsmed data prepare --test-frac 1 --val-frac 0` makes all of them `test`",
+                self.split.name()
+            ));
+        }
+        Ok(())
     }
 
     /// Number of the scored rows that a run on this disk was trained on.

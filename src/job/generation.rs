@@ -189,14 +189,14 @@ impl super::Job for PairGeneration<'_> {
             models.filter(&prepared.real, &mut Export::open(&how.out)?, &prepared.pairs.run.filter, 0, how.runtime)
         };
         let filtered = prepared.filter_models.as_ref().map(judge).transpose()?;
-        write_report(&Export::open(&how.out)?, how.runtime);
+        write_report(&Export::open(&how.out)?, &prepared.pairs.run.filter, how.runtime);
         Ok(Some(Generated { summary, plan, peak, filtered }))
     }
 }
 
 /// Writes `report.html` beside the pairs. They are made, so a failure is a warning only.
-pub fn write_report(pairs: &Export, runtime: &Runtime) {
-    if let Err(error) = report::pairs::write(pairs) {
+pub fn write_report(pairs: &Export, limits: &Thresholds, runtime: &Runtime) {
+    if let Err(error) = report::pairs::write(pairs, limits) {
         runtime.warn(format!("no {}: {error}", report::REPORT_FILE));
     }
 }

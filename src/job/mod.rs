@@ -237,11 +237,13 @@ pub fn check<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Res
     let folder = if resumes { Ok(folder?) } else { folder };
     let mut job = make(how)?;
     let checkpoint = if resumes { job.checkpoint()? } else { None };
-    job.find_files(checkpoint.as_deref())?;
-    if how.plans {
-        job.plan()?;
+    let files = job.find_files(checkpoint.as_deref());
+    let planned = if how.plans { job.plan() } else { Ok(()) };
+    // both are told: a plan needs no weights
+    if let (Err(_), Err(plan)) = (&files, &planned) {
+        how.runtime.warn(plan.to_string());
     }
-    folder
+    files.and(planned).and(folder)
 }
 
 /// Limits tensor memory; call before the first tensor on a GPU.

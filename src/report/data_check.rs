@@ -15,7 +15,20 @@ pub fn warnings(report: &CheckReport) -> Vec<String> {
         format!("patient `{patient}` is in {}: {images} images", splits.join(" and "))
     });
     let leaks = report.leaks.iter().map(describe_leak);
-    leaks.chain(patients).chain(uncovered).chain(report.depth.warning()).chain(report.findings.texts()).collect()
+    let without_target = |class: &&Fingerprint| class.present == 0 && class.absent > 0;
+    let without_target = report.fingerprint.iter().filter(without_target).map(|class| {
+        format!(
+            "class `{}`: no image shows its target ({} questions about an absent one): a model cannot learn its masks",
+            class.modality, class.absent
+        )
+    });
+    without_target
+        .chain(leaks)
+        .chain(patients)
+        .chain(uncovered)
+        .chain(report.depth.warning())
+        .chain(report.findings.texts())
+        .collect()
 }
 
 fn describe_leak(leak: &Leak) -> String {

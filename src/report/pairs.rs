@@ -3,6 +3,7 @@
 use super::picture::{self, Layer};
 use super::{Page, number};
 use crate::augment::export::{Export, Record};
+use crate::augment::filter::Thresholds;
 use crate::augment::pipeline_config::RANDOM_DIGEST;
 use crate::data::decode;
 use crate::data::image::foreground;
@@ -27,15 +28,23 @@ const TESTS: [[&str; 3]; 12] = [
         "Part of the image that is black or white, beyond that of the source.",
         "at most filter.clipped_max",
     ],
-    ["median", "Median brightness inside the label.", "as in real images (filter.sigma)"],
+    ["median", "Median brightness inside the label.", "standard deviations from real images, at most filter.sigma"],
     ["repainted", "Part of the image that was painted anew.", "at least 0.01"],
-    ["seam_jump", "Jump of the brightness at the border of the painted region.", "as in real images (filter.sigma)"],
-    ["seam_step", "Change of the brightness from pixel to pixel there.", "as in real images (filter.sigma)"],
+    [
+        "seam_jump",
+        "Jump of the brightness at the border of the painted region.",
+        "standard deviations from real images, at most filter.sigma",
+    ],
+    [
+        "seam_step",
+        "Change of the brightness from pixel to pixel there.",
+        "standard deviations from real images, at most filter.sigma",
+    ],
     ["source_similarity", "Similarity to the source image, -1 to 1.", "is not tested"],
     [
         "pixel_similarity",
         "Largest similarity to another training image, -1 to 1. A copy has 1.",
-        "as between real images (filter.cosine_quantile)",
+        "at most this quantile between real images: filter.cosine_quantile",
     ],
     ["dice", "Dice of the label and of the mask that a filter model finds, 0 to 1.", "at least filter.dice_min"],
     [
@@ -46,12 +55,12 @@ const TESTS: [[&str; 3]; 12] = [
     [
         "knn_distance",
         "Distance of the image's features to the nearest real images.",
-        "as between real images (filter.knn_quantile)",
+        "at most this quantile between real images: filter.knn_quantile",
     ],
     [
         "cosine",
         "Largest similarity of its features to a training image, -1 to 1. A copy has 1.",
-        "as between real images (filter.cosine_quantile)",
+        "at most this quantile between real images: filter.cosine_quantile",
     ],
 ];
 
@@ -60,8 +69,8 @@ const TESTS: [[&str; 3]; 12] = [
 ///
 /// # Errors
 /// [`Error::Io`](crate::Error::Io).
-pub fn write(export: &Export) -> Result<()> {
-    super::write(export.root(), &PairsPage::new(export))
+pub fn write(export: &Export, limits: &Thresholds) -> Result<()> {
+    super::write(export.root(), &PairsPage::new(export, limits))
 }
 
 #[derive(Template)]
@@ -86,7 +95,7 @@ struct ClassRow {
 struct TestRow {
     name: &'static str,
     measures: &'static str,
-    needs: &'static str,
+    needs: String,
     failed: usize,
 }
 
@@ -120,7 +129,7 @@ struct Picture {
 }
 
 impl PairsPage {
-    fn new(export: &Export) -> Self {
+    fn new(export: &Export, limits: &Thresholds) -> Self {
         let records = export.journal().records();
         let group = |title, is_accepted: bool| {
             let all: Vec<usize> = (0..records.len()).filter(|&i| records[i].accepted == is_accepted).collect();
@@ -140,7 +149,7 @@ impl PairsPage {
             accepted,
             rejected: records.len() - accepted,
             classes: classes(records),
-            tests: tests(records),
+            tests: tests(records, limits),
             groups: [group("Accepted pairs", true), group("Rejected pairs", false)]
                 .into_iter()
                 .filter(|group| !group.pairs.is_empty())
@@ -173,12 +182,16 @@ fn classes(records: &[Record]) -> Vec<ClassRow> {
 }
 
 /// The tests that gave a score or rejected a pair.
-fn tests(records: &[Record]) -> Vec<TestRow> {
+fn tests(records: &[Record], limits: &Thresholds) -> Vec<TestRow> {
+    let limits = serde_json::to_value(limits).unwrap_or_default();
     let failed = |record: &Record, name: &str| record.reason.split("; ").any(|r| r.split(' ').next() == Some(name));
     let row = |[name, measures, needs]: [&'static str; 3]| TestRow {
         name,
         measures,
-        needs,
+        needs: match needs.split_once(" filter.") {
+            Some((words, key)) => format!("{words} {} (filter.{key})", limits[key]),
+            None => needs.to_owned(),
+        },
         failed: records.iter().filter(|record| failed(record, name)).count(),
     };
     let is_used = |name: &str| records.iter().any(|record| record.scores.contains_key(name));
@@ -249,12 +262,12 @@ mod tests {
             let made = Record { source_image, prompt: "a <b>".into(), ..record(index, "polyp_endoscopy", accepted) };
             export.write(&RgbImage::new(900, 600), MaskSource::Made(&mask), made).unwrap();
         }
-        write(&export).unwrap();
+        write(&export, &Thresholds::default()).unwrap();
         let page = std::fs::read_to_string(export.root().join(REPORT_FILE)).unwrap();
         for part in [
             "12 of 15, spread over all of them.",
             "rejected: dice 0.1 is below 0.8",
-            "at least filter.dice_min</td><td class=\"number\">15</td>",
+            "at least 0.8 (filter.dice_min)</td><td class=\"number\">15</td>",
             "Prompt: a &#60;b&#62;",
             "<td class=\"number\">0.900</td>",
             "Answer: Here, &#34;there&#34;",
@@ -266,7 +279,7 @@ mod tests {
         assert!(page.len() < 24 * 40_000, "{} bytes", page.len());
         // sources may be on another machine
         std::fs::remove_file(&source).unwrap();
-        write(&export).unwrap();
+        write(&export, &Thresholds::default()).unwrap();
         let page = std::fs::read_to_string(export.root().join(REPORT_FILE)).unwrap();
         assert!(page.contains("<p>Source image: ") && page.contains("Generated image of pair"));
     }

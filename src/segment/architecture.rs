@@ -94,6 +94,7 @@ pub fn check_parts(model: &ModelConfig, fetch: &dyn Fn(&str) -> Result<PathBuf>)
                 continue;
             }
             Err(error) => {
+                base_by_name(key, spec)?;
                 let text =
                     format!("the `config.json` of `{spec}` could not be read: memory and times are those of {of}");
                 warnings.push(format!("{text} ({error})"));
@@ -290,6 +291,27 @@ fn encoder_by_name(spec: &str) -> Result<Option<String>> {
     }
     let text = "cannot be read here: it is planned as TinyViT, which it must be";
     Ok(Some(format!("`model.image_encoder`: `{spec}` {text}")))
+}
+
+/// Refuses a language model whose `config.json` cannot be read, if its name is that of an architecture that is not supported.
+fn base_by_name(key: &str, spec: &str) -> Result<()> {
+    const OTHERS: [&str; 12] = [
+        "qwen", "gemma", "vicuna", "llava-v1-5", "llava-1-5", "onevision", "llama", "internvl", "phi-", "idefics",
+        "pixtral", "deepseek",
+    ];
+    let name = spec.rsplit('/').next().unwrap_or(spec).to_lowercase().replace(['_', '.'], "-");
+    let Some(other) = OTHERS.iter().find(|other| name.contains(**other)) else { return Ok(()) };
+    if key != "model.base" || name.contains("mistral") {
+        return Ok(());
+    }
+    let supported: Vec<&str> = LANGUAGE_MODELS.iter().map(|(name, _)| *name).collect();
+    let reason = format!(
+        "`{spec}` is by its name (`{}`) not supported; supported: {}",
+        other.trim_end_matches('-'),
+        supported.join(", ")
+    );
+    let hint = "use LLaVA-Med v1.5; if the name misleads, give a local folder, whose `config.json` decides";
+    Err(Error::config(key, reason, hint))
 }
 
 /// Name of SAM's encoder of this width.

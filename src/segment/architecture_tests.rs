@@ -247,3 +247,22 @@ fn an_image_encoder_that_cannot_be_read_is_judged_by_its_name() {
     assert_eq!(checked("tinysam_42.3.pth").unwrap(), [""; 0]);
     assert!(checked("/none/mine.pth").unwrap()[0].contains("planned as TinyViT"));
 }
+
+#[test]
+fn a_language_model_that_cannot_be_read_is_judged_by_its_name() {
+    let fetch = |_: &str| Err(Error::hub("hub:o/n", "is not in the cache", "fetch it"));
+    let checked = |spec: &str| check_parts(&ModelConfig { base: spec.to_owned(), ..ModelConfig::default() }, &fetch);
+    for spec in [
+        "hub:Qwen/Qwen2-VL-7B-Instruct",
+        "hub:google/medgemma-4b-it",
+        "hub:lmsys/vicuna-7b-v1.5",
+        "hub:liuhaotian/llava-v1.5-7b",
+        "hub:meta-llama/Llama-3.2-11B-Vision@main",
+    ] {
+        let refused = checked(spec).map(|_| ()).err().map(|error| error.to_string());
+        assert!(refused.as_ref().is_some_and(|text| text.contains("not supported; supported: Llava")), "{refused:?}");
+    }
+    for spec in ["hub:lab/our-llava-med", "hub:liuhaotian/llava-v1.6-mistral-7b"] {
+        assert!(checked(spec).unwrap()[0].contains("memory and times are those of LLaVA-Med"), "{spec}");
+    }
+}

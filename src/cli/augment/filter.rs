@@ -91,7 +91,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     // the models are not changed any more
     drop(models_lock);
     let report = filter_models.filter(&real, &mut export, &thresholds, args.keep, &context.runtime)?;
-    generation::write_report(&export, &context.runtime);
+    generation::write_report(&export, &thresholds, &context.runtime);
     context.output.line(report.text(&args.extra))?;
     context
         .output

@@ -17,7 +17,10 @@ pub(super) fn remedy(skipped: &[Skipped]) -> Option<&'static str> {
         NO_MASK | NO_IMAGE | NOT_AN_IMAGE => {
             skipped.iter().any(is_other).then_some("convert the images and masks to PNG")
         }
-        EMPTY => Some("`--negatives` keeps images whose mask is empty, as questions about an absent target"),
+        EMPTY => Some(
+            "if they should show a target, their export failed; `--negatives` keeps images whose mask is rightly empty, as \
+             questions about an absent target",
+        ),
         size if size.contains(ITS_IMAGE) => {
             Some("save each mask at the size of its image; resize masks with the nearest pixel, not smoothly")
         }
@@ -32,8 +35,11 @@ pub(super) fn folders_in(folder: &Path) -> Option<String> {
         entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
     };
     let found = paths(folder);
-    let mut folders: Vec<&PathBuf> =
-        found.iter().filter(|path| paths(path).iter().any(|path| is_image(path))).collect();
+    let has_images = |path: &PathBuf| paths(path).iter().any(|path| is_image(path));
+    let mut folders: Vec<PathBuf> = found.iter().filter(|path| has_images(path)).cloned().collect();
+    if folders.is_empty() {
+        folders = found.iter().flat_map(|path| paths(path)).filter(has_images).collect();
+    }
     if folders.is_empty() || found.iter().any(|path| is_image(path)) {
         return None;
     }

@@ -140,6 +140,7 @@ impl Work<'_> {
             return Err(self.too_many_bad(&found.bad, found.num_read));
         }
         report.findings = found.findings;
+        self.refuse_all_foreground(&report.findings)?;
         if let Some(finder) = &self.finder {
             let paths: Vec<&Path> = found.pairs.iter().map(|pair| pair.image.as_path()).collect();
             let (patients, own) = finder.patients(&paths)?;
@@ -148,6 +149,10 @@ impl Work<'_> {
         }
         report.depth = pairs::depths(&found.pairs);
         let items: Vec<Item> = found.pairs.iter().map(|UsablePair { item, .. }| item.clone()).collect();
+        if items.iter().all(|item| item.location.is_none()) {
+            let note = "no image shows its target: a model cannot learn its masks from these images";
+            report.notes.push(note.to_owned());
+        }
         self.write(&items, report, |splits| pairs::copy(&found.pairs, splits, self.options, self.observer))
     }
 
@@ -220,12 +225,30 @@ impl Work<'_> {
         let first = report.skipped.first();
         let first = first.map_or_else(String::new, |s| format!("; first: {}: {}", s.path.display(), s.reason));
         let folders = [images, masks].into_iter().find_map(|folder| hints::folders_in(folder));
-        let remedy = hints::remedy(&report.skipped);
+        let is_one_folder = images == masks && report.volumes.is_none();
+        let remedy = if is_one_folder {
+            Some("images and masks are the same folder: give the folder of the masks with `--masks`")
+        } else {
+            hints::remedy(&report.skipped)
+        };
         let reason = match folders {
             Some(_) => "has no images".to_owned(),
             None => format!("no usable pair of {pair} with `{}`{first}", masks.display()),
         };
         Err(Error::data(images, reason, folders.or_else(|| remedy.map(str::to_owned)).unwrap_or(needs)))
+    }
+
+    /// Refuses masks of which none has background: nothing can be learned from them.
+    fn refuse_all_foreground(&self, findings: &Findings) -> Result<()> {
+        if findings.is_all_foreground() {
+            let hint = "their export failed: foreground must be white (255) and background black (0)";
+            return Err(Error::data(
+                &self.options.masks[0],
+                "every mask is foreground only; nothing was written",
+                hint,
+            ));
+        }
+        Ok(())
     }
 
     fn too_many_bad(&self, bad: &[Skipped], num_pairs: usize) -> Error {

@@ -189,6 +189,8 @@ async function submit(event) {
     if (!card.answer) throw new Failure("the connection ended before the answer", "ask again");
     await loadMask(card);
     $("spoken").textContent = card.spoken();
+    // on a narrow screen the card is below the image
+    card.element.scrollIntoView({ block: "nearest" });
     $("question").value = "";
     showMasks();
   });
