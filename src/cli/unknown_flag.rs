@@ -79,6 +79,14 @@ mod tests {
     }
 
     #[test]
+    fn a_device_is_chosen_by_the_environment() {
+        for flag in ["--device cuda", "--device=cpu", "--cuda"] {
+            let text = message(&format!("prsmed train --data-root data {flag}"));
+            assert!(text.contains("CUDA_VISIBLE_DEVICES chooses another"), "{text}");
+        }
+    }
+
+    #[test]
     fn each_command_has_its_own_settings() {
         let finetune = message("prsmed augment finetune --rank 4");
         assert!(finetune.contains("--set finetune.rank=4"), "{finetune}");

@@ -42,6 +42,9 @@ fn sets_win_and_their_origin_is_kept() {
 fn a_misspelt_key_names_the_nearest() {
     let error = sources(&["train.micro_bacth=3"]).resolve().unwrap_err();
     assert_eq!(error.hint(), "did you mean `train.micro_batch`?");
+    // the name without its table
+    let error = sources(&["epochs=3"]).resolve().unwrap_err();
+    assert_eq!(error.hint(), "did you mean `train.epochs`?");
 }
 
 #[test]

@@ -529,6 +529,12 @@ mod tests {
         let root = Root::new();
         let error = Manifest::open(root.path(), None).expect_err("no annotations");
         assert!(error.to_string().contains("contains neither `annotations` nor `annotation`"), "{error}");
+        assert!(error.hint().contains("`prsmed data prepare`"), "{}", error.hint());
+        std::fs::create_dir_all(root.path().join("annotations")).expect("a folder");
+        std::fs::create_dir_all(root.path().join("ct")).expect("a folder");
+        let error = Manifest::open(&root.path().join("ct"), None).expect_err("the folder of a class");
+        let hint = format!("this is the folder of a class: give the data root `{}`", root.path().display());
+        assert_eq!(error.hint(), hint);
         let error = Manifest::open(Path::new("/nowhere"), None).expect_err("no root");
         assert_eq!(error.to_string(), "/nowhere: the data root is not a folder");
         root.csv("a.csv", "image_path,question,answer,split\n");

@@ -206,6 +206,12 @@ impl NotFound {
     /// What the user can do next, in one sentence.
     pub fn hint(&self) -> String {
         match self {
+            Self::Unknown { text, .. } if counted(text).is_some() => {
+                let (count, name) = counted(text).unwrap_or_default();
+                format!(
+                    "name one GPU and give their number, where the command has it: `--gpu \"{name}\" --gpus {count}`"
+                )
+            }
             Self::Unknown { nearest, .. } => {
                 let names: Vec<String> = nearest.iter().map(|name| format!("`{name}`")).collect();
                 let names = names.join(", ");
@@ -310,6 +316,14 @@ pub fn find(text: &str) -> Result<Budget, NotFound> {
         Some(gb) => named(name, gb),
         None => Err(NotFound::Unknown { text: text.trim().into(), nearest: nearest(&compact(text)) }),
     }
+}
+
+/// Number and name of `2x RTX 4090` or `8 x A100`.
+fn counted(text: &str) -> Option<(&str, &str)> {
+    let name = text.trim_start_matches(|c: char| c.is_ascii_digit());
+    let count = &text[..text.len() - name.len()];
+    let name = name.trim_start().strip_prefix(['x', 'X', '×'])?.trim_start();
+    (!count.is_empty() && find(name).is_ok()).then_some((count, name))
 }
 
 /// The budget of a listed GPU, named by `text`.

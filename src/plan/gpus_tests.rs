@@ -89,6 +89,14 @@ fn a_name_of_several_sizes_means_the_smallest_and_says_so() {
 }
 
 #[test]
+fn several_gpus_are_named_with_their_number() {
+    for (text, flags) in [("2x RTX 4090", "`--gpu \"RTX 4090\" --gpus 2`"), ("8 x A100", "`--gpu \"A100\" --gpus 8`")] {
+        let hint = find(text).unwrap_err().hint();
+        assert!(hint.ends_with(flags), "{hint}");
+    }
+}
+
+#[test]
 fn unlisted_models_are_not_matched_to_listed_ones() {
     for text in ["RTX 4095 Laptop", "RTX 4080 ULTRA", "H100 XYZ", "rtx 6000"] {
         assert!(matches!(find(text), Err(NotFound::Unknown { .. })), "{text}");

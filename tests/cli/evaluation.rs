@@ -181,6 +181,26 @@ fn masks_below_the_presence_threshold_are_scored_as_empty() {
 }
 
 #[test]
+fn rows_of_another_hospital_that_are_not_scored_are_told() {
+    let root = copy(phantoms(), "other-hospital");
+    for entry in fs::read_dir(root.join("annotations")).unwrap() {
+        let csv = entry.unwrap().path();
+        fs::write(&csv, fs::read_to_string(&csv).unwrap().replace(" image", " picture")).unwrap();
+    }
+    let said = |root: &Path| {
+        let mut eval = prsmed();
+        eval.args(["eval", "--max-new-tokens", "1", "--data-root"]).arg(root).arg(&trained().0);
+        let ran = run(eval.arg("--out").arg(path("other-hospital-report")));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        ran.stderr
+    };
+    let note = "the run was trained on none of the ";
+    let (other, own) = (said(&root), said(phantoms()));
+    assert!(other.contains(note) && other.contains("`prsmed data prepare --test-frac 1 --val-frac 0`"), "{other}");
+    assert!(!own.contains(note), "{own}");
+}
+
+#[test]
 fn unknown_classes_are_scored_but_not_their_class() {
     let root = copy(phantoms(), "unknown-class");
     fs::rename(root.join("brain_MRI"), root.join("liver_CT")).unwrap();

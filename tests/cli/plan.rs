@@ -527,6 +527,8 @@ fn a_check_on_a_login_node_names_what_a_training_lacks_and_starts_nothing() {
     );
     let lacking = run(&mut check(&out, &["--preset", "gpu-24gb", "--gpu", "24gb"]));
     assert!(lacking.code == Some(2) && lacking.stderr.contains("prsmed hub get"), "{}", lacking.stderr);
+    let both = run(&mut check(&out, &["--preset", "gpu-24gb", "--gpu", "12gb"]));
+    assert!(both.stderr.contains("prsmed hub get") && both.stderr.contains("does not fit 12 GB"), "{}", both.stderr);
     let small = ["--preset", "tiny", "--set", "train.micro_batch=512", "--gpu", "4gb"];
     let refused = run(&mut check(&out, &small));
     assert!(refused.code == Some(2) && refused.stderr.contains("does not fit 4 GB"), "{}", refused.stderr);

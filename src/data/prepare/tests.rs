@@ -174,6 +174,27 @@ fn images_and_masks_may_share_a_folder_if_masks_have_a_suffix() {
 }
 
 #[test]
+fn masks_that_show_nothing_or_everything_are_told() {
+    let f = folders();
+    for name in ["a.png", "b.png"] {
+        f.image(name);
+        mask(255, &[(0, 0, 60, 40)]).save(f.masks.join(name)).unwrap();
+    }
+    let whole = prepare(&f.options(), &Silent).unwrap_err();
+    assert!(whole.to_string().contains("every mask is foreground only; nothing was written"), "{whole}");
+    assert!(!f.out.exists(), "nothing was written");
+    let same = prepare(&PrepareOptions { masks: vec![f.images.clone()], ..f.options() }, &Silent).unwrap_err();
+    assert!(same.hint().contains("images and masks are the same folder"), "{}", same.hint());
+    f.mask("a.png", 255, &[]);
+    f.mask("b.png", 255, &[]);
+    let empty = prepare(&f.options(), &Silent).unwrap_err();
+    assert!(empty.hint().contains("their export failed; `--negatives` keeps"), "{}", empty.hint());
+    let negatives = PrepareOptions { negatives: Negatives::Usual, ..f.options() };
+    let report = prepare(&negatives, &Silent).unwrap();
+    assert!(report.notes.iter().any(|note| note.starts_with("no image shows its target")), "{:?}", report.notes);
+}
+
+#[test]
 fn ambiguous_stems_and_folders_without_pairs_are_errors() {
     let f = folders();
     let nothing = prepare(&f.options(), &Silent).unwrap_err();
