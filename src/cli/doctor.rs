@@ -44,7 +44,7 @@ pub(super) fn run(_: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     add("CUDA side", side.reason().as_deref().map_or("open", |_| "not open"));
     let supports = |driver: &Driver| format!("{}, supports CUDA {}.{}", driver.version, driver.cuda.0, driver.cuda.1);
-    add("driver", &driver.as_ref().map_or_else(|reason| format!("none found ({reason})"), supports));
+    add("driver", &driver.as_ref().map_or_else(|_| "none found".to_owned(), supports));
     for gpu in &gpus {
         add("GPU", &gpu_text(gpu));
     }

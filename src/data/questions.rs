@@ -217,9 +217,15 @@ impl KnownQuestions {
         serde_json::to_string(&self.saved).expect("plain values serialise") + "\n"
     }
 
-    /// The most frequent training questions.
+    /// The most frequent training questions: first one about each class, as far as there is room.
     pub fn examples(&self, most: usize) -> Vec<&str> {
-        self.saved.questions.iter().take(most).map(|(question, _)| question.as_str()).collect()
+        let mut covered = BTreeSet::new();
+        let is_of_new_class = |&number: &usize| {
+            let classes = self.saved.classes.get(number).into_iter().flatten();
+            classes.filter(|class| covered.insert(*class)).count() > 0
+        };
+        let (first, rest): (Vec<usize>, Vec<usize>) = (0..self.saved.questions.len()).partition(is_of_new_class);
+        first.into_iter().chain(rest).take(most).map(|number| self.saved.questions[number].0.as_str()).collect()
     }
 
     /// Compares a question with those of the training.

@@ -274,6 +274,10 @@ fn a_word_that_names_the_target_of_other_classes_tells_in_any_sentence() {
         assert_eq!(about(question, class), (Some(true), String::new()), "{question}");
     }
     assert_eq!(known.compare("Is there any polyp in the image?").new_words, [""; 0]);
+    let examples = known.examples(4).join(" ");
+    assert!(["skin", "polyp", "breast"].iter().all(|class| examples.contains(class)), "{examples}");
+    assert!(examples.contains("liver") || examples.contains("spleen"), "one about each class: {examples}");
+    assert_eq!(known.examples(100).len(), known.saved.questions.len());
 }
 
 #[test]
