@@ -111,7 +111,8 @@ fn missing_annotations_are_an_error() {
     refused(
         &mut train(&root, &path("never"), &[]),
         "error: ~/no-annotations: the data root contains neither `annotations` nor `annotation`\n\
-         hint: give the folder of the CSV files with `--annotations DIR`",
+         hint: make a data root of images and masks with `prsmed data prepare`, or give the folder of the CSV files with \
+         `--annotations DIR`",
     );
     refused(
         train(&root, &path("never"), &[]).arg("--annotations").arg(path("none")),

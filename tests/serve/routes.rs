@@ -178,7 +178,7 @@ fn health_model_metrics_page_and_openapi() {
         assert_eq!(server.get(&format!("/page/{file}")).status, 404, "{file}");
     }
     let openapi = server.get("/api/openapi.json").ok().json();
-    assert_eq!((&openapi["openapi"], openapi["paths"].as_object().unwrap().len()), (&json!("3.1.0"), 14));
+    assert_eq!((&openapi["openapi"], openapi["paths"].as_object().unwrap().len()), (&json!("3.1.0"), 15));
     server.get("/api/nothing").is_error(404, "there is no such address");
     server.send("PUT", "/api/images", &[], b"x").is_error(405, "the method PUT is not possible here");
     assert_eq!(server.metric("prsmed_requests_total{method=\"GET\",route=\"/api/health\",status=\"200\"}"), 1.0);
