@@ -68,7 +68,7 @@ const TESTS: [[&str; 3]; 12] = [
 /// says so.
 ///
 /// # Errors
-/// [`Error::Io`](crate::Error::Io).
+/// [`Error::Io`].
 pub fn write(export: &Export, limits: &Thresholds) -> Result<()> {
     super::write(export.root(), &PairsPage::new(export, limits))
 }
