@@ -261,8 +261,9 @@ impl KnownQuestions {
     /// For each class of the training whose images are not asked this: the classes that are. `same` is a training question
     /// with the same words.
     ///
-    /// A word tells if no question about the class has it, and it is in most questions of every class that has it ("polyp");
-    /// or, if no such word names the class, if that cannot be by chance.
+    /// A question belongs to other classes if it has a word that is in no question about this class, but in most questions
+    /// about each class that has it ("polyp"). If the question has no such word for this class itself, a word also counts
+    /// that is so frequent in the other classes that it is not missing here by chance.
     fn asked_of_others(&self, words: &[String], same: Option<usize>) -> BTreeMap<String, BTreeSet<String>> {
         let all = self.rows_of(0..self.saved.questions.len());
         let same = same.and_then(|number| self.saved.classes.get(number));
