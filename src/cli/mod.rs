@@ -153,9 +153,13 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     };
     let context = Context { runtime, env, output, progress, memory, interrupt, rendezvous };
     listen_for_interrupts(&context, cli.command.saves_on_interrupt());
+    let go_on = context.rendezvous.is_none().then(|| go_on(&args, &cli.command));
     let result = guarded(|| dispatch(cli.command, &context));
     if let Err(error) = &result {
-        let _ = report::write_error(&mut std::io::stderr(), error, color);
+        let _ = match &go_on {
+            Some(go_on) if report::is_interrupt(error) => report::write_interrupt(&mut std::io::stderr(), go_on, color),
+            _ => report::write_error(&mut std::io::stderr(), error, color),
+        };
         if let Some(error) = report::find(error) {
             let _ = memory::report(error, &context.memory, &mut std::io::stderr(), &context.output);
         }
@@ -173,6 +177,16 @@ fn outputs(cli: &Cli, style: Style, joined: Option<&Rendezvous>) -> (Box<dyn Obs
         Some(rank) => (Box::new(ranks::OtherRank { rank, inner }), Arc::new(Output::none())),
         None => (inner, output),
     }
+}
+
+/// The command that continues this one after an interrupt.
+fn go_on(args: &[OsString], command: &Command) -> String {
+    let mut words: Vec<&str> = args.iter().filter_map(|word| word.to_str()).collect();
+    let needs_flag = matches!(command, Command::Train(_) | Command::Augment(augment::Command::Finetune(_)));
+    if needs_flag && !words.contains(&"--resume") {
+        words.push("--resume");
+    }
+    report::command_line(words)
 }
 
 /// A word of the command line that is not UTF-8, or the working folder of a command that writes absolute paths.

@@ -5,6 +5,10 @@ use std::io::{self, Write};
 use super::output::printable;
 use crate::error::Error;
 
+const RED: u8 = 31;
+const YELLOW: u8 = 33;
+const CYAN: u8 = 36;
+
 /// Outcome of a command that ran to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
@@ -39,24 +43,44 @@ pub fn exit_code(result: &anyhow::Result<Outcome>) -> u8 {
 /// # Errors
 /// Errors of `out`.
 pub fn write_error(out: &mut dyn Write, error: &anyhow::Error, color: bool) -> io::Result<()> {
-    let label = |name: &str, code: &str| if color { format!("\x1b[1;{code}m{name}\x1b[0m") } else { name.to_owned() };
-    if is_interrupt(error) {
-        writeln!(out, "{}", label("interrupted", "33"))?;
-    } else {
-        let mut written = error.to_string();
-        writeln!(out, "{} {}", label("error:", "31"), printable(&written))?;
-        for cause in error.chain().skip(1).map(ToString::to_string) {
-            // Some errors include the text of their source.
-            if !written.contains(&cause) {
-                writeln!(out, "{} {}", label("caused by:", "31"), printable(&cause))?;
-                written = cause;
-            }
+    let mut written = error.to_string();
+    writeln!(out, "{} {}", label("error:", RED, color), printable(&written))?;
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        // Some errors include the text of their source.
+        if !written.contains(&cause) {
+            writeln!(out, "{} {}", label("caused by:", RED, color), printable(&cause))?;
+            written = cause;
         }
     }
     match find(error).map(Error::hint).filter(|hint| !hint.is_empty()) {
-        Some(hint) => writeln!(out, "{} {}", label("hint:", "36"), printable(&hint)),
+        Some(hint) => writeln!(out, "{} {}", label("hint:", CYAN, color), printable(&hint)),
         None => Ok(()),
     }
+}
+
+/// Writes that the user interrupted the command, and how to go on.
+///
+/// # Errors
+/// Errors of `out`.
+pub fn write_interrupt(out: &mut dyn Write, go_on: &str, color: bool) -> io::Result<()> {
+    writeln!(out, "{}", label("interrupted", YELLOW, color))?;
+    writeln!(out, "{} continue with `{}`", label("hint:", CYAN, color), printable(go_on))
+}
+
+/// A command as it can be pasted into a shell.
+pub fn command_line<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_./:=,@%+".contains(c);
+    let quoted = |word: &str| {
+        if !word.is_empty() && word.chars().all(is_plain) {
+            return word.to_owned();
+        }
+        format!("'{}'", word.replace('\'', r"'\''"))
+    };
+    words.into_iter().map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+fn label(name: &str, code: u8, color: bool) -> String {
+    if color { format!("\x1b[1;{code}m{name}\x1b[0m") } else { name.to_owned() }
 }
 
 /// Ends the process without the destructors of libtorch's tables, which would needlessly touch 100 MB of memory. All
@@ -66,7 +90,8 @@ pub fn leave(code: u8) -> ! {
     unsafe { libc::_exit(i32::from(code)) }
 }
 
-fn is_interrupt(error: &anyhow::Error) -> bool {
+/// Whether the user interrupted the command.
+pub fn is_interrupt(error: &anyhow::Error) -> bool {
     matches!(find(error), Some(Error::Interrupted))
 }
 
@@ -124,9 +149,12 @@ mod tests {
     #[test]
     fn an_interrupt_is_not_written_as_an_error() {
         let error = anyhow::Error::from(Error::Interrupted).context("while training");
-        let text = "interrupted\nhint: run the same command again to continue; `prsmed train` and `augment finetune` need \
-                    `--resume`\n";
-        assert_eq!(written(&error, false), text);
+        let mut out = Vec::new();
+        let words = ["prsmed", "train", "--data-root", "my data", "--set", "train.epochs=3", "--out", "it's"];
+        write_interrupt(&mut out, &command_line(words), false).unwrap();
+        let text = "interrupted\nhint: continue with `prsmed train --data-root 'my data' --set train.epochs=3 --out 'it'\\''s'`\n";
+        assert_eq!(String::from_utf8(out).unwrap(), text);
+        assert!(is_interrupt(&error));
         assert_eq!(exit_code(&Err(error)), 130);
         assert_eq!((exit_code(&Ok(Outcome::Done)), exit_code(&Ok(Outcome::No))), (0, 1));
     }

@@ -361,7 +361,7 @@ fn ctrl_c_leaves_usable_pairs() {
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(130), "{said}");
-    assert!(said.contains("interrupted\nhint: run the same command again to continue"), "{said}");
+    assert!(said.contains("interrupted\nhint: continue with `"), "{said}");
     assert!(lines(&out) < journal(made()).len(), "it was stopped too late");
     assert_rows_are_correct(&out);
     done(&mut generate(phantoms(), &out, &[]));
