@@ -101,12 +101,15 @@ pub(super) fn noted<T>(resolved: Resolved<T>, key: &str, context: &Context) -> R
     resolved
 }
 
+/// The GPU of this machine.
+pub(super) const AUTO: &str = "auto";
+
 /// The machine to plan for.
 #[derive(Debug, clap::Args)]
 pub(super) struct MachineArgs {
     /// A memory size (24gb), a GPU ("RTX 4090"), this CPU (cpu), a CPU with that much memory (cpu:24gb), or `auto`: the
     /// first GPU visible to this process, else the CPU
-    #[arg(long, value_name = "GPU", default_value = "auto")]
+    #[arg(long, value_name = "GPU", default_value = AUTO)]
     pub(super) gpu: String,
     /// Number of GPUs like this one on which a training runs: `train --gpus N`. The plan is that of one of them
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -116,7 +119,7 @@ pub(super) struct MachineArgs {
 impl MachineArgs {
     pub(super) fn machine(&self, context: &Context) -> Result<Machine> {
         let machine = match self.gpu.as_str() {
-            "auto" => {
+            AUTO => {
                 let found = machine::detected(&context.runtime)?;
                 if found.target() == Target::Cpu {
                     context.runtime.note(

@@ -2,7 +2,7 @@
 //! GPUs, for given settings.
 
 use super::context::Context;
-use super::plan::{MachineArgs, SettingsArgs};
+use super::plan::{AUTO, MachineArgs, SettingsArgs};
 use super::report::Outcome;
 use crate::Error;
 use crate::config::{Resolved, RunConfig};
@@ -72,6 +72,10 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         return Err(Error::config("--gpus", "is not for `--for gpu` and `--for gpus`", hint).into());
     }
     if args.unknown == Unknown::Gpu {
+        if args.machine.gpu != AUTO {
+            let hint = "leave it out, or ask with `--for gpus` how many such GPUs are needed";
+            return Err(Error::config("--gpu", "is what `--for gpu` finds", hint).into());
+        }
         let resolved = args.settings.resolved(Vec::new())?;
         weight_files::check_architectures(&resolved.config.model, &context.runtime)?;
         return smallest_gpu(args, &resolved, context);

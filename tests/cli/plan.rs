@@ -422,6 +422,8 @@ fn solve_finds_the_largest_value_that_fits() {
     let ran = run(prsmed().args(["solve", "--for", "gpus", "--gpus", "2"]));
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     assert!(ran.stderr.contains("`--gpus`: is not for `--for gpu` and `--for gpus`"), "{}", ran.stderr);
+    let ran = run(prsmed().args(["solve", "--for", "gpu", "--gpu", "8gb"]));
+    assert!(ran.code == Some(2) && ran.stderr.contains("`--gpu`: is what `--for gpu` finds"), "{}", ran.stderr);
     let found = json(&done(prsmed().args(["solve", "--for", "gpu", "--json"])));
     assert_eq!(found["gb_with_preset"], 4, "the smallest committed preset");
     let gpu = found["value"].as_str().unwrap();
