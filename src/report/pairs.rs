@@ -93,8 +93,8 @@ struct ClassRow {
 }
 
 struct TestRow {
-    name: &'static str,
-    measures: &'static str,
+    name: String,
+    measures: String,
     needs: String,
     failed: usize,
 }
@@ -181,21 +181,22 @@ fn classes(records: &[Record]) -> Vec<ClassRow> {
     counts.into_iter().map(row).collect()
 }
 
-/// The tests that gave a score or rejected a pair.
+/// The tests that gave a score or rejected a pair, also those of other versions, without their words.
 fn tests(records: &[Record], limits: &Thresholds) -> Vec<TestRow> {
     let limits = serde_json::to_value(limits).unwrap_or_default();
     let failed = |record: &Record, name: &str| record.reason.split("; ").any(|r| r.split(' ').next() == Some(name));
-    let row = |[name, measures, needs]: [&'static str; 3]| TestRow {
-        name,
-        measures,
+    let row = |[name, measures, needs]: [&str; 3]| TestRow {
+        name: name.to_owned(),
+        measures: measures.to_owned(),
         needs: match needs.split_once(" filter.") {
             Some((words, key)) => format!("{words} {} (filter.{key})", limits[key]),
             None => needs.to_owned(),
         },
         failed: records.iter().filter(|record| failed(record, name)).count(),
     };
-    let is_used = |name: &str| records.iter().any(|record| record.scores.contains_key(name));
-    TESTS.into_iter().filter(|test| is_used(test[0])).map(row).collect()
+    let used: BTreeSet<&str> = records.iter().flat_map(|record| record.scores.keys().map(String::as_str)).collect();
+    let others = used.iter().filter(|name| TESTS.iter().all(|test| test[0] != **name)).map(|name| [name, "", ""]);
+    TESTS.into_iter().filter(|test| used.contains(test[0])).chain(others).map(row).collect()
 }
 
 impl PairView {
@@ -246,6 +247,7 @@ fn smaller(image: &RgbImage, label: &GrayImage) -> (RgbImage, GrayImage) {
 mod tests {
     use super::*;
     use crate::augment::export::{MaskSource, record};
+    use crate::augment::filter::pixels::REPAINTED_MIN;
     use crate::report::REPORT_FILE;
     use image::{Luma, Rgb};
 
@@ -262,6 +264,8 @@ mod tests {
             let made = Record { source_image, prompt: "a <b>".into(), ..record(index, "polyp_endoscopy", accepted) };
             export.write(&RgbImage::new(900, 600), MaskSource::Made(&mask), made).unwrap();
         }
+        let repainted = TESTS.iter().find(|test| test[0] == "repainted").expect("a test");
+        assert_eq!(repainted[2], format!("at least {REPAINTED_MIN}"));
         write(&export, &Thresholds::default()).unwrap();
         let page = std::fs::read_to_string(export.root().join(REPORT_FILE)).unwrap();
         for part in [

@@ -253,7 +253,7 @@ pub struct Candidate<'a> {
 }
 
 /// Minimum repainted fraction of the image in mode `keep_lesion`. With less, the pair is its source again.
-const REPAINTED_MIN: f64 = 0.01;
+pub const REPAINTED_MIN: f64 = 0.01;
 
 /// Runs all tests of this file and adds their results to `decision`. Seams have an upper limit only, because a border
 /// may be smoother than real edges.
