@@ -5,6 +5,7 @@ use super::context::{Context, check_parent};
 use super::predict_many::{ManyArgs, Settings, has_dicom};
 use super::predict_volume::{Common, Input, VolumeArgs};
 use super::report::Outcome;
+use crate::data::annotation::is_image;
 use crate::data::{sheet, volume};
 use crate::event::Event;
 use crate::job::weight_files::{self, ModelChoice};
@@ -19,7 +20,6 @@ use crate::trainer::precision::Precision;
 use crate::{Error, Result, files};
 use image::DynamicImage;
 use serde_json::json;
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 /// The trained model to use, and overrides of its settings.
@@ -244,7 +244,7 @@ fn finish(
     }
     let question = args.questions.first().map(String::as_str).unwrap_or_default();
     let familiarity = prediction.familiarity(assembly, question);
-    familiarity.warning().map_or(Ok(()), |warning| context.output.line(format!("attention: {warning}")))?;
+    familiarity.warnings().try_for_each(|warning| context.output.line(format!("attention: {warning}")))?;
     let mut record = json!({
         "kind": "result",
         "answer": prediction.answer,
@@ -282,10 +282,6 @@ fn mask_line(foreground_frac: f64, confidence: &Confidence) -> String {
 
 /// Refuses a folder of images in common formats, which is no series.
 fn refuse_folder_of_images(path: &Path) -> Result<()> {
-    let is_image = |path: &Path| {
-        let ending = path.extension().map(OsStr::to_ascii_lowercase);
-        ending.is_some_and(|ending| ["png", "jpg", "jpeg", "tif", "tiff"].iter().any(|image| ending == *image))
-    };
     let entries = std::fs::read_dir(path).into_iter().flatten();
     let files: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     if !files.is_empty() && files.iter().all(|file| is_image(file)) {

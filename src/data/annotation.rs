@@ -19,6 +19,11 @@ use prsmed_base::files;
 /// File extensions of readable images, in order of preference when several images have the same name.
 pub const EXTENSIONS: [&str; 5] = ["png", "jpg", "jpeg", "tif", "tiff"];
 
+/// Whether a file is an image that can be read, by its extension.
+pub fn is_image(path: &Path) -> bool {
+    path.extension().is_some_and(|own| EXTENSIONS.iter().any(|known| own.eq_ignore_ascii_case(known)))
+}
+
 /// Most bytes of a cell.
 const MAX_CELL: usize = 16 << 10;
 /// Most bytes of a line.
@@ -495,8 +500,7 @@ fn images(folder: &Path) -> Result<HashMap<String, Vec<String>>> {
     };
     for entry in entries {
         let path = entry.map_err(Error::io(folder, "read"))?.path();
-        let known = path.extension().is_some_and(|own| EXTENSIONS.iter().any(|name| own.eq_ignore_ascii_case(name)));
-        if let (true, Some(stem), Some(name)) = (known, path.file_stem(), path.file_name()) {
+        if let (true, Some(stem), Some(name)) = (is_image(&path), path.file_stem(), path.file_name()) {
             let name = name.to_string_lossy().into_owned();
             names.entry(stem.to_string_lossy().into_owned()).or_default().push(name);
         }

@@ -8,6 +8,7 @@ use super::assembly::Assembly;
 use super::calibration::Confidence;
 use super::evaluate::overlay;
 use super::predict::{EncodedImage, Prediction, ask, check_question, encode};
+use crate::data::annotation::{EXTENSIONS, is_image};
 use crate::data::questions::Familiarity;
 use crate::data::volume::{FileKind, Uid, dicom};
 use crate::data::{csv_text, decode, sheet};
@@ -28,8 +29,8 @@ use std::time::{Instant, UNIX_EPOCH};
 pub const JOURNAL: &str = "results.jsonl";
 /// Name of the table.
 pub const TABLE: &str = "results.csv";
-/// Endings of the images that a folder is searched for.
-const ENDINGS: [&str; 6] = ["png", "jpg", "jpeg", "tif", "tiff", "dcm"];
+/// Ending of the DICOM files that a folder is searched for, beside those of images.
+const DICOM: &str = "dcm";
 
 /// Opens an image file.
 pub type Reader<'a> = dyn Fn(&Path) -> Result<DynamicImage> + 'a;
@@ -101,15 +102,13 @@ fn listed(path: &Path, observer: &dyn Observer) -> Result<Vec<(PathBuf, Option<S
         return read_table(path);
     }
     let mut found = Vec::new();
-    let is_image = |file: &Path| {
-        let ending = file.extension().unwrap_or_default().to_string_lossy().to_lowercase();
-        ENDINGS.contains(&ending.as_str())
-    };
-    search(path, &mut |file| found.extend(is_image(&file).then_some(file)))?;
+    let is_dicom = |file: &Path| file.extension().is_some_and(|ending| ending.eq_ignore_ascii_case(DICOM));
+    search(path, &mut |file| found.extend((is_image(&file) || is_dicom(&file)).then_some(file)))?;
     found.sort();
     let notes = left_out(path, &found)?;
     if found.is_empty() {
-        let endings = format!("`{}` has no file that ends in .{}", path.display(), ENDINGS.join(", ."));
+        let endings = [EXTENSIONS.as_slice(), &[DICOM]].concat().join(", .");
+        let endings = format!("`{}` has no file that ends in .{endings}", path.display());
         let reason = [vec![endings], notes].concat().join("; ");
         return Err(Error::config("--images", reason, "name a folder of images, or a CSV file with a column `image`"));
     }
@@ -339,6 +338,8 @@ pub struct Tally {
     pub failed: usize,
     /// Answered, now or earlier, and unlike the questions of the training.
     pub unfamiliar: usize,
+    /// Answered, now or earlier, with an image unlike those of the training.
+    pub unlike_images: usize,
 }
 
 impl Results {
@@ -450,8 +451,11 @@ impl Results {
         let ended = each();
         observer.on(&Event::Finished);
         self.write_table(jobs)?;
-        let answered = jobs.iter().filter_map(|job| self.answered.get(&job.key()));
-        tally.unfamiliar = answered.filter(|answered| answered.familiarity.question_known == Some(false)).count();
+        for answered in jobs.iter().filter_map(|job| self.answered.get(&job.key())) {
+            let familiarity = &answered.familiarity;
+            tally.unfamiliar += usize::from(familiarity.question_known == Some(false));
+            tally.unlike_images += usize::from(familiarity.image.image_known == Some(false));
+        }
         ended.map(|()| tally)
     }
 
@@ -544,7 +548,7 @@ impl Results {
             .write_record([
                 "image", "question", "answer", "class", "found", "presence", "probability", "boundary", "area_pixels",
                 "area_frac", "width", "height", "mask", "overlay", "seconds", "error", "question_known",
-                "nearest_question",
+                "nearest_question", "image_known",
             ])
             .map_err(failed)?;
         for job in jobs {
@@ -552,6 +556,7 @@ impl Results {
             let confidence = answered.confidence.as_ref();
             let number = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.4}"));
             let text = |value: &Option<String>| value.clone().unwrap_or_default();
+            let flag = |value: Option<bool>| value.map_or_else(String::new, |value| u8::from(value).to_string());
             table
                 .write_record([
                     answered.image.clone(),
@@ -570,8 +575,9 @@ impl Results {
                     text(&answered.overlay),
                     format!("{:.3}", answered.seconds),
                     text(&answered.error),
-                    answered.familiarity.question_known.map_or_else(String::new, |known| u8::from(known).to_string()),
+                    flag(answered.familiarity.question_known),
                     text(&answered.familiarity.nearest_question),
+                    flag(answered.familiarity.image.image_known),
                 ])
                 .map_err(failed)?;
         }

@@ -2,7 +2,7 @@
 //! training images, each with its own noise and timestep. As in diffusers' `train_dreambooth.py`, their loss has one
 //! weight at all timesteps and is added to the loss of the training images.
 
-use crate::data::annotation::EXTENSIONS;
+use crate::data::annotation::is_image;
 use crate::tensor::weights::{Staged, sha256};
 use crate::{Error, Result, files};
 use rayon::prelude::*;
@@ -39,8 +39,7 @@ impl PriorImages {
         let mut found = Vec::new();
         for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "list"))? {
             let path = entry.map_err(Error::io(folder, "list"))?.path();
-            let is_image = |own: &std::ffi::OsStr| EXTENSIONS.iter().any(|known| own.eq_ignore_ascii_case(known));
-            if path.is_file() && path.extension().is_some_and(is_image) {
+            if path.is_file() && is_image(&path) {
                 found.push(path);
             }
         }

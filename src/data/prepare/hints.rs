@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::item::{EMPTY, ITS_IMAGE, NO_IMAGE, NO_MASK, NOT_AN_IMAGE, Skipped, by_kind};
-use super::pairs::is_image;
+use crate::annotation::is_image;
 use crate::decode;
 
 /// Most files or folders that a message names.

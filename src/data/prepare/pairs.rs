@@ -15,7 +15,7 @@ use super::options::{MASK_SUFFIXES, PrepareOptions};
 use super::structures::Structure;
 use super::work::Work;
 use super::write;
-use crate::annotation::EXTENSIONS;
+use crate::annotation::is_image;
 use crate::bit_depth::DepthReport;
 use crate::decode::{self, Refusal, StoredMask};
 use crate::findings::Findings;
@@ -163,12 +163,6 @@ fn without_number(stem: &str) -> Option<&str> {
     let has_number = (1..=3).contains(&(stem.len() - head.len()));
     let head = head.strip_suffix(['_', '-', '(']).unwrap_or(head);
     without_suffix(head.trim_end()).filter(|_| has_number)
-}
-
-/// Whether a file is an image that can be read, by its extension.
-pub(super) fn is_image(path: &Path) -> bool {
-    let extension = path.extension().and_then(OsStr::to_str).map(str::to_ascii_lowercase);
-    extension.is_some_and(|extension| EXTENSIONS.contains(&extension.as_str()))
 }
 
 /// Image files of a folder with their stems, sorted by name.
