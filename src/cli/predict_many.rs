@@ -84,18 +84,23 @@ impl ManyArgs {
             context.output.record(&record)
         };
         let watch = (context.progress.as_ref(), context.interrupt.as_ref());
-        let Tally { answered, kept, failed, unfamiliar } =
+        let Tally { answered, kept, failed, unfamiliar, unlike_images } =
             results.answer(&assembly, jobs, &read, watch, &mut on_answer)?;
         let (journal, table) = (folder.join(JOURNAL), folder.join(TABLE));
         let before = if kept > 0 { format!(", {kept} answered before") } else { String::new() };
         let bad = if failed > 0 { format!(", {failed} failed (column `error`)") } else { String::new() };
         context.output.line(format!("questions answered: {answered}{before}{bad}: {}", table.display()))?;
-        if unfamiliar > 0 {
-            let what = "are unlike the questions of the training (column `question_known` is 0)";
-            context.output.line(format!("{unfamiliar} {what}: do not rely on their answers and masks"))?;
+        for (count, what, column) in
+            [(unfamiliar, "questions", "question_known"), (unlike_images, "images", "image_known")]
+        {
+            if count > 0 {
+                let unlike = format!("have {what} unlike those of the training (column `{column}` is 0)");
+                context.output.line(format!("{count} {unlike}: do not rely on their answers and masks"))?;
+            }
         }
         context.output.record(&json!({
             "kind": "result", "answered": answered, "kept": kept, "failed": failed, "unfamiliar": unfamiliar,
+            "unlike_images": unlike_images,
             "table": table, "journal": journal,
         }))?;
         Ok(if failed == 0 { Outcome::Done } else { Outcome::No })

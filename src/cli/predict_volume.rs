@@ -225,7 +225,7 @@ impl VolumeArgs {
             [("image", name(common.image)), ("run", name(common.run)), ("mask", self.out.as_deref().and_then(name))];
         let mut record = found.record(volume, &settings, files);
         record["seconds"] = json!(start.elapsed().as_secs_f64());
-        let familiarity = assembly.familiarity(common.question);
+        let familiarity = assembly.familiarity(common.question).with_image(found.image.clone());
         familiarity.add_to(&mut record);
         if let Some(path) = &self.record_out {
             let text =
@@ -233,7 +233,7 @@ impl VolumeArgs {
             files::write_output(path, (text + "\n").as_bytes()).map_err(Error::io(path, "write"))?;
         }
         context.output.line(found.summary())?;
-        familiarity.warning().map_or(Ok(()), |warning| context.output.line(format!("attention: {warning}")))?;
+        familiarity.warnings().try_for_each(|warning| context.output.line(format!("attention: {warning}")))?;
         context.output.record(&record)?;
         Ok(Outcome::Done)
     }

@@ -23,6 +23,7 @@
 pub use prsmed_volume::{self as volume, decode, foreground as labels};
 
 pub mod annotation;
+pub mod appearance;
 pub mod batch;
 pub mod bit_depth;
 pub mod check;

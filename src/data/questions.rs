@@ -5,6 +5,7 @@
 //! `new` is the share of the weight of the words that are in no training question. The limits come from the validation
 //! questions. Nothing here knows what a question means: it only compares words.
 
+use super::appearance::ImageFamiliarity;
 use prsmed_base::{Error, Result, files};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
@@ -59,7 +60,7 @@ struct Saved {
     classes: Vec<BTreeSet<String>>,
 }
 
-/// How a question compares with those of the training.
+/// How a question and its image compare with those of the training.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Familiarity {
     /// Whether it is like the training questions; `None` if the run does not know them, or has no limits.
@@ -77,6 +78,9 @@ pub struct Familiarity {
     /// The classes that the training has this question about, if the image is surely of another class.
     #[serde(default)]
     pub question_classes: Vec<String>,
+    /// How the image compares with those of the training.
+    #[serde(flatten)]
+    pub image: ImageFamiliarity,
     /// For a class of the training that is not asked this, the classes that are.
     #[serde(skip)]
     asked_of_others: BTreeMap<String, BTreeSet<String>>,
@@ -97,6 +101,12 @@ impl Familiarity {
         self
     }
 
+    /// The same with how the image compares.
+    #[must_use]
+    pub fn with_image(self, image: ImageFamiliarity) -> Self {
+        Self { image, ..self }
+    }
+
     /// Adds these fields to a JSON object.
     ///
     /// # Panics
@@ -108,8 +118,12 @@ impl Familiarity {
         }
     }
 
-    /// What to tell about a question that is unlike those of the training.
-    pub fn warning(&self) -> Option<String> {
+    /// What to tell about an image and a question that are unlike those of the training.
+    pub fn warnings(&self) -> impl Iterator<Item = String> {
+        self.image.warning().into_iter().chain(self.question_warning())
+    }
+
+    fn question_warning(&self) -> Option<String> {
         if self.question_known != Some(false) {
             return None;
         }
@@ -136,8 +150,8 @@ impl Familiarity {
 #[derive(Debug, Clone, PartialEq)]
 pub struct KnownQuestions {
     saved: Saved,
-    /// The questions that have a feature.
-    postings: HashMap<String, Vec<usize>>,
+    /// The questions that have a feature; sorted, because sums depend on their order.
+    postings: BTreeMap<String, Vec<usize>>,
     /// Length of the vector of each question.
     lengths: Vec<f64>,
 }
@@ -174,7 +188,7 @@ impl KnownQuestions {
     }
 
     fn of(saved: Saved) -> Self {
-        let mut known = Self { saved, postings: HashMap::new(), lengths: Vec::new() };
+        let mut known = Self { saved, postings: BTreeMap::new(), lengths: Vec::new() };
         for (number, (question, _)) in known.saved.questions.iter().enumerate() {
             for feature in features(&words(question)) {
                 known.postings.entry(feature).or_default().push(number);
@@ -253,6 +267,7 @@ impl KnownQuestions {
             new_words: words.iter().filter(is_new).cloned().collect::<BTreeSet<_>>().into_iter().collect(),
             question_distance: distance,
             question_classes: Vec::new(),
+            image: ImageFamiliarity::default(),
             asked_of_others: self
                 .asked_of_others(&words, nearest.filter(|_| distance.is_some_and(|distance| distance <= SAME))),
         }

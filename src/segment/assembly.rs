@@ -4,6 +4,7 @@ use super::Semantics;
 use super::calibration::{Calibration, Confidence};
 use super::config::ModelConfig;
 use crate::Result;
+use crate::data::appearance::KnownImages;
 use crate::data::image::PixelConfig;
 use crate::data::labels::Labels;
 use crate::data::prepared::Intensity;
@@ -151,6 +152,8 @@ pub struct Assembly {
     pub description: Description,
     /// The questions of its training; checkpoints of old versions have none.
     pub questions: Option<Arc<KnownQuestions>>,
+    /// How the images of its training look; checkpoints of old versions do not say it.
+    pub images: Option<Arc<KnownImages>>,
     /// Keys that did not fit (if that is allowed), and other warnings of the load.
     pub warnings: Vec<String>,
     /// Further runs: masks of predictions are means over all of them.

@@ -47,7 +47,15 @@ pub fn create(
     let description = Description::new(config.clone(), sizes, modalities.to_vec(), pixels, trained.sources.clone());
     let note = note(&folder, modalities, &taken);
     Ok((
-        Assembly { model, tokenizer: Arc::new(tokenizer), description, questions: None, warnings, members: Vec::new() },
+        Assembly {
+            model,
+            tokenizer: Arc::new(tokenizer),
+            description,
+            questions: None,
+            images: None,
+            warnings,
+            members: Vec::new(),
+        },
         note,
     ))
 }

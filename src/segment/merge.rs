@@ -9,6 +9,7 @@ use super::assembly::DESCRIPTION;
 use super::needs;
 use super::setup::{self, Build, Description, RunOverrides};
 use super::weights::{base_config, base_of, part_file};
+use crate::data::appearance::{IMAGES_FILE, KnownImages};
 use crate::data::questions::{KnownQuestions, QUESTIONS_FILE};
 use crate::data::text::TextTokenizer;
 use crate::event::{Event, Observer};
@@ -60,6 +61,7 @@ pub struct Source {
     /// Name and content of each file of the tokenizer.
     tokenizer: [(&'static str, String); 3],
     questions: Option<KnownQuestions>,
+    images: Option<KnownImages>,
 }
 
 impl Source {
@@ -81,7 +83,14 @@ impl Source {
             let is_missing = part == "cls" && !file.exists();
             parts.push((part, if is_missing { None } else { Some(Archive::open(&file)?) }));
         }
-        Ok(Self { description, base, parts, tokenizer, questions: KnownQuestions::open(folder)? })
+        Ok(Self {
+            description,
+            base,
+            parts,
+            tokenizer,
+            questions: KnownQuestions::open(folder)?,
+            images: KnownImages::open(folder)?,
+        })
     }
 
     /// Writes the merged run to `out`, which must not exist. Nothing that exists is changed.
@@ -105,6 +114,9 @@ impl Source {
         staged.write_bytes(DESCRIPTION, &serde_json::to_vec_pretty(&description).expect("plain values serialise"))?;
         if let Some(questions) = self.questions {
             staged.write_bytes(QUESTIONS_FILE, questions.to_json().as_bytes())?;
+        }
+        if let Some(images) = self.images {
+            staged.write_bytes(IMAGES_FILE, images.to_json().as_bytes())?;
         }
         for (name, text) in self.tokenizer {
             staged.write_bytes(&format!("tokenizer/{name}"), text.as_bytes())?;

@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 pub const LLAVA_MED: &str = "hub:microsoft/llava-med-v1.5-mistral-7b";
 const HINT: &str = "give a run folder made by `prsmed train`, its `last/` or `best/`, or a published PRS-Med folder";
 /// The parts of a run folder; optimizer state and logs of other folders are not downloaded.
-const RUN_FILES: [&str; 13] = [
+const RUN_FILES: [&str; 14] = [
     "lora_adapter/*", "tokenizer/*", "base/*", "image_encoder.*", "mask_decoder.*", "cls.*", "model.json*",
-    "base.json*", "config.toml*", "data.json*", "questions.json*", "trainer.*", "checksums.json*",
+    "base.json*", "config.toml*", "data.json*", "questions.json*", "images.json*", "trainer.*", "checksums.json*",
 ];
 
 /// Files that training a new model with `config` reads.

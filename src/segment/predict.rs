@@ -11,6 +11,7 @@ use super::needs;
 use super::setup::{self, Assembly, Build, RunOverrides};
 use super::step;
 use super::validation::values;
+use crate::data::appearance::ImageFamiliarity;
 use crate::data::image::{clip_pixels, sam_pixels};
 use crate::data::questions::Familiarity;
 use crate::data::sheet;
@@ -57,6 +58,9 @@ pub struct Prediction {
     /// Of several runs: mean Dice of their masks with the mask. 1 where they agree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agreement: Option<f64>,
+    /// How the image compares with those of the training.
+    #[serde(flatten)]
+    pub image: ImageFamiliarity,
 }
 
 impl Assembly {
@@ -132,12 +136,13 @@ impl Prediction {
         self.classes.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(class, _)| class)
     }
 
-    /// How the question of this prediction compares with those of the training of `assembly`, and with the class of the image.
+    /// How question and image of this prediction compare with those of the training of `assembly`, and the question with the
+    /// class of the image.
     pub fn familiarity(&self, assembly: &Assembly, question: &str) -> Familiarity {
         let class = self
             .best_class()
             .and_then(|class| Some((assembly.description.modalities.get(class)?.as_str(), *self.classes.get(class)?)));
-        assembly.familiarity(question).beside(class)
+        assembly.familiarity(question).beside(class).with_image(self.image.clone())
     }
 }
 
@@ -158,6 +163,8 @@ pub struct EncodedImage {
     embedding: Tensor,
     /// `(width, height)` of the image in pixels.
     size: (u32, u32),
+    /// How it compares with the images of the training.
+    image: ImageFamiliarity,
     /// The image as further runs read it.
     members: Vec<Self>,
 }
@@ -194,7 +201,8 @@ pub fn encode(assembly: &Assembly, image: &DynamicImage) -> Result<EncodedImage>
             let images = pixels(assembly, image)?;
             let own = encode_pixels(&assembly.model, &images, (image.width(), image.height()));
             let members = assembly.members.iter().map(|member| encode(member, image)).collect::<Result<_>>()?;
-            Ok(EncodedImage { members, ..own })
+            let image = assembly.images.as_ref().map(|known| known.compare(image)).unwrap_or_default();
+            Ok(EncodedImage { image, members, ..own })
         })
     })
 }
@@ -264,7 +272,8 @@ fn run(
     })?;
     debug_assert_eq!(classes.len(), description.modalities.len());
     let answer = text::clean_answer(&tokenizer.decode(&ids)?);
-    Ok(Prediction { answer, new_tokens: ids.len(), mask, size: image.size, classes, agreement: None })
+    let (size, image) = (image.size, image.image.clone());
+    Ok(Prediction { answer, new_tokens: ids.len(), mask, size, classes, agreement: None, image })
 }
 
 /// Mask and class probabilities of one prompt.
@@ -293,7 +302,7 @@ pub(super) fn answer(
 fn encode_pixels(model: &PrsMed, [clip, sam]: &[Tensor; 2], size: (u32, u32)) -> EncodedImage {
     let features = model.vision_features(clip);
     let embedding = model.embed_image(sam, PrsMed::evaluation_pass());
-    EncodedImage { features, embedding, size, members: Vec::new() }
+    EncodedImage { features, embedding, size, image: ImageFamiliarity::default(), members: Vec::new() }
 }
 
 fn answer_encoded(
@@ -385,6 +394,7 @@ mod tests {
             size: (2, 2),
             classes: Vec::new(),
             agreement: None,
+            image: ImageFamiliarity::default(),
         };
         let both = own.with_others(&[vec![0.9, 0.3, 0.2, 0.0]]);
         assert_eq!(both.mask, [0.9, 0.6, 0.1, 0.0]);
@@ -409,6 +419,7 @@ mod tests {
                 size: (2, 2),
                 classes,
                 agreement: None,
+                image: ImageFamiliarity::default(),
             };
             let drawn: u64 = prediction.binary_mask().unwrap().iter().map(|value| u64::from(*value == 255)).sum();
             assert_eq!((drawn, prediction.num_foreground() as u64), (num_foreground, num_foreground));
@@ -427,6 +438,7 @@ mod tests {
                 size: (2, 2),
                 classes: Vec::new(),
                 agreement: None,
+                image: ImageFamiliarity::default(),
             };
             assert!(!prediction.settle(Some(&calibration), paint).is_found);
             assert_eq!(prediction.num_foreground(), left);
@@ -578,6 +590,7 @@ mod tests {
             size: (5, 1),
             classes: vec![0.2, 0.5, 0.3],
             agreement: None,
+            image: ImageFamiliarity::default(),
         };
         assert_eq!(prediction.binary_mask().unwrap().as_raw(), &[0, 0, 255, 255, 255]);
         assert_eq!(prediction.best_class(), Some(1));

@@ -6,6 +6,7 @@
 use super::calibration::Confidence;
 use super::predict::{Request, predict};
 use super::setup::Assembly;
+use crate::data::appearance::ImageFamiliarity;
 use crate::data::volume::{Axis, Cleanup, Levels, Plane, Volume, Window};
 use crate::event::{Event, Observer};
 use crate::metrics::segmentation::is_foreground;
@@ -107,6 +108,8 @@ pub struct VolumePrediction {
     pub volume_ml: f64,
     /// First and last slice with a mask; `None` for an empty mask.
     pub range: Option<[usize; 2]>,
+    /// How its slices compare with the images of the training: the one in the middle of those with a mask, or of all.
+    pub image: ImageFamiliarity,
 }
 
 impl VolumePrediction {
@@ -189,6 +192,7 @@ pub fn predict_volume(
     observer.on(&Event::Started { phase: "predict".into(), total: chosen.len() as u64, unit: "slices" });
     let mut mask = vec![0; volume.grid.num_voxels()];
     let mut slices = Vec::with_capacity(chosen.len());
+    let mut images = Vec::with_capacity(chosen.len());
     for slice in chosen {
         if interrupt.load(Ordering::SeqCst) {
             return Err(Error::Interrupted);
@@ -201,6 +205,7 @@ pub fn predict_volume(
         plane.put(&mut mask, slice, &drawn)?;
         let num_pixels = prediction.num_foreground();
         slices.push(SlicePrediction { slice, num_pixels, confidence });
+        images.push((num_pixels > 0, prediction.image));
         observer.on(&Event::Advanced { done: slices.len() as u64 });
     }
     observer.on(&Event::Finished);
@@ -208,7 +213,11 @@ pub fn predict_volume(
     settings.cleanup.apply(&mut mask, &volume.grid, Plane::through_axis(&volume.grid, settings.axis))?;
     let volume_ml = volume.grid.volume_ml(&mask)?;
     let range = range(&plane, &mask)?;
-    Ok(VolumePrediction { mask, slices, levels, raw_ml, volume_ml, range })
+    // slices beyond the target are often unlike those of the training
+    let is_painted = images.iter().any(|(is_painted, _)| *is_painted);
+    images.retain(|image| image.0 == is_painted);
+    let image = ImageFamiliarity::in_the_middle(images.into_iter().map(|(_, image)| image).collect());
+    Ok(VolumePrediction { mask, slices, levels, raw_ml, volume_ml, range, image })
 }
 
 /// First and last slice with a mask.

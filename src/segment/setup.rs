@@ -10,6 +10,7 @@ use super::assembly::is_published;
 use super::description::{check_adapters, check_sizes};
 use super::needs;
 use super::weights::{self, Found};
+use crate::data::appearance::KnownImages;
 use crate::data::image::PixelConfig;
 use crate::data::questions::KnownQuestions;
 use crate::data::text::TextTokenizer;
@@ -54,7 +55,15 @@ pub fn create(
     let mut warnings = found.load(&model, build)?;
     divide(&mut model, config, build)?;
     warnings.extend(of_kernels);
-    Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, questions: None, warnings, members: Vec::new() })
+    Ok(Assembly {
+        model,
+        tokenizer: Arc::new(tokenizer),
+        description,
+        questions: None,
+        images: None,
+        warnings,
+        members: Vec::new(),
+    })
 }
 
 /// Loads the model of a checkpoint folder of this program or of the original code.
@@ -74,7 +83,16 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Ass
     warnings.extend(description.source_warnings(&[("base", Some(&base)), ("vision_tower", tower.as_deref())]));
     let tokenizer = TextTokenizer::open(&needs::tokenizer_folder(folder, &base))?;
     let questions = KnownQuestions::open(folder)?.map(Arc::new);
-    Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, questions, warnings, members: Vec::new() })
+    let images = KnownImages::open(folder)?.map(Arc::new);
+    Ok(Assembly {
+        model,
+        tokenizer: Arc::new(tokenizer),
+        description,
+        questions,
+        images,
+        warnings,
+        members: Vec::new(),
+    })
 }
 
 /// The description of a checkpoint folder (of this program, or published), with `overrides`.

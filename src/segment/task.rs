@@ -14,6 +14,7 @@ use super::step::{self, Inputs, Pass, Prepared};
 use super::validation::{Sums, score};
 use super::vision_features::FeatureCache;
 use super::weights;
+use crate::data::appearance::KnownImages;
 use crate::data::classical::Augment;
 use crate::data::identity::DataIdentity;
 use crate::data::length_sampler;
@@ -222,6 +223,7 @@ impl SegmentTask {
         let questions = groups.iter().map(Vec::len).max().unwrap_or(1);
         let longest = longest(manifest, &texts, questions, [&train_texts, &val_texts], config.micro_batch);
         assembly.questions = Some(Arc::new(questions_of(manifest, [&rows.rows, &synthetic.rows])));
+        assembly.images = Some(Arc::new(KnownImages::of(manifest, &rows.rows)));
         let validated_at_once = Fitting::new(config.micro_batch);
         let calibration = Mutex::new(assembly.description.calibration);
         Ok(Self {

@@ -17,6 +17,7 @@ use super::config::{BatchNorm, ModelConfig, RANDOM};
 use super::description::check_sizes;
 use super::quantized::Cached;
 use super::{Semantics, needs};
+use crate::data::appearance::IMAGES_FILE;
 use crate::data::manifest::REFERENCE_CLASSES;
 use crate::data::questions::QUESTIONS_FILE;
 use crate::hub::{self, Pinned};
@@ -405,9 +406,12 @@ pub fn load_own_base(folder: &Path, model: &PrsMed) -> Result<()> {
 /// # Errors
 /// [`Error::Io`].
 pub fn save(folder: &mut Staged, assembly: &Assembly, description: &Description) -> Result<()> {
-    let Assembly { model, tokenizer, questions, .. } = assembly;
+    let Assembly { model, tokenizer, questions, images, .. } = assembly;
     if let Some(questions) = questions {
         folder.write_bytes(QUESTIONS_FILE, questions.to_json().as_bytes())?;
+    }
+    if let Some(images) = images {
+        folder.write_bytes(IMAGES_FILE, images.to_json().as_bytes())?;
     }
     let random_base = description.model.base == RANDOM;
     save_tensors(folder, model, random_base)?;

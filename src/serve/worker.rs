@@ -6,6 +6,7 @@ use super::metrics::{Metrics, Outcome};
 use super::model::{Answerer, Question};
 use super::picture::{Picture, View};
 use super::store::{Store, no_image};
+use crate::data::appearance::ImageFamiliarity;
 use crate::data::questions::KnownQuestions;
 use crate::segment::calibration::Calibration;
 use crate::segment::predict::Prediction;
@@ -124,9 +125,10 @@ fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &Atom
     let seconds = begin.elapsed().as_secs_f64();
     let question = job.task.question().to_owned();
     let familiarity = shared.questions.as_ref().map(|known| known.compare(&question)).unwrap_or_default();
-    let answer = result.map(|content| {
+    let answer = result.map(|(content, image)| {
         let class = if let Content::Slice(slice) = &content { slice.class.as_ref() } else { None };
-        let familiarity = familiarity.beside(class.map(|class| (class.name.as_str(), class.probability)));
+        let familiarity =
+            familiarity.beside(class.map(|class| (class.name.as_str(), class.probability))).with_image(image);
         Answer { id: String::new(), question, familiarity, seconds, content }
     });
     let (outcome, progress) = match answer.and_then(|answer| shared.store.add_answer(&job.image, answer)) {
@@ -138,13 +140,13 @@ fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &Atom
     send(job, progress);
 }
 
-/// Runs the model. `go_on` is asked before the work, after each token, and after each slice.
+/// Runs the model: the answer, and how the image compares with those of the training. `go_on` is asked before the work, after each token, and after each slice.
 fn content_of(
     job: &Job,
     answerer: &mut dyn Answerer,
     shared: &Shared,
     go_on: &(dyn Fn() -> ControlFlow<()> + Send + Sync),
-) -> Result<Content> {
+) -> Result<(Content, ImageFamiliarity)> {
     match &job.task {
         Task::Slice(question) => {
             let mut on_text = |text: &str| {
@@ -154,7 +156,8 @@ fn content_of(
                 go_on()
             };
             let prediction = answerer.answer(&job.picture, question, &mut on_text)?;
-            slice_answer(job, question.view, prediction, shared).map(Content::Slice)
+            let image = prediction.image.clone();
+            Ok((Content::Slice(slice_answer(job, question.view, prediction, shared)?), image))
         }
         Task::Volume(settings) => {
             let on_slice = |done, total| {
@@ -162,7 +165,8 @@ fn content_of(
                 go_on()
             };
             let prediction = answerer.segment(&job.picture, settings, &on_slice)?;
-            volume_answer(job, settings, prediction).map(Content::Volume)
+            let image = prediction.image.clone();
+            Ok((Content::Volume(volume_answer(job, settings, prediction)?), image))
         }
     }
 }
@@ -255,7 +259,9 @@ mod tests {
                     assert!(on_text("yes").is_continue());
                     let mask = if text == "absent" { vec![0.3; 4] } else { vec![0.9, 0.7, 0.2, 0.1] };
                     let classes = vec![0.25, 0.75];
-                    Ok(Prediction { answer: "yes".into(), new_tokens: 2, mask, size: (2, 2), classes, agreement: None })
+                    let image = ImageFamiliarity::default();
+                    let (answer, size) = ("yes".into(), (2, 2));
+                    Ok(Prediction { answer, new_tokens: 2, mask, size, classes, agreement: None, image })
                 }
             }
         }

@@ -130,7 +130,7 @@ fn questions_unlike_those_of_the_training_are_named() {
     let trained_on = fs::read_to_string(trained().0.join("best/questions.json")).unwrap();
     assert!(trained_on.contains(known), "{trained_on}");
     let stdout = done(&mut predict(&images, &out, &asked(&[known, unlike])));
-    let warning = "3 are unlike the questions of the training (column `question_known` is 0)";
+    let warning = "3 have questions unlike those of the training (column `question_known` is 0)";
     assert!(stdout.contains(warning), "{stdout}");
     let mut reader = csv::Reader::from_path(out.join("results.csv")).unwrap();
     let column = |name: &str| reader.headers().unwrap().iter().position(|header| header == name).unwrap();

@@ -72,7 +72,7 @@ export class Card {
     this.part(".actions").hidden = false;
     this.part(".unlike").hidden = this.isFamiliar;
     this.part(".unlike").textContent = this.isFamiliar ? "" : this.warning();
-    this.part(".unlike").classList.toggle("unknown", answer.question_known === null);
+    this.part(".unlike").classList.toggle("unknown", answer.question_known === null && answer.image_known !== false);
     this.showFacts();
   }
 
@@ -81,13 +81,24 @@ export class Card {
     return this.answer !== null && this.answer.scope === "volume";
   }
 
-  /** Whether the question is like those of the training. Runs of old versions cannot tell: `null`. */
+  /** Whether question and image are like those of the training. Runs of old versions cannot tell. */
   get isFamiliar() {
-    return this.answer.question_known === true;
+    return this.answer.question_known === true && this.answer.image_known !== false;
   }
 
-  /** What is wrong with a question that is not familiar. */
+  /** What is wrong with a question or an image that is not familiar. */
   warning() {
+    return [this.imageWarning(), this.questionWarning()].filter(Boolean).join(" ");
+  }
+
+  imageWarning() {
+    if (this.answer.image_known !== false) return "";
+    return `This image looks unlike those of the training (most of all its ${this.answer.image_differs}). `
+      + "Do not rely on the answer and the mask.";
+  }
+
+  questionWarning() {
+    if (this.answer.question_known === true) return "";
     const { question_known: isKnown, new_words: words, nearest_question: nearest, question_classes: classes } = this.answer;
     if (isKnown === null) {
       const reason = nearest === null
