@@ -24,10 +24,12 @@ const SIDE: usize = SIDE_PX as usize;
 const SIDE_PX: u32 = 64;
 /// Most training images of each class, and of all classes together.
 const MOST: [usize; 2] = [64, 512];
-/// Most validation images.
-const MOST_VALIDATED: usize = 128;
-/// Images of a class below which it has no limit of its own.
+/// Most images that are compared at once: validation images, and those of an evaluation.
+const MOST_COMPARED: usize = 128;
+/// Images of a class below which it has no limit of its own, but the widest of all classes.
 const FEW: usize = 4;
+/// Training images below which nothing is said.
+const TOO_FEW: usize = 6;
 /// Quantile of the distances of a class, and of the validation images, that the limits let pass.
 const QUANTILE: f64 = 0.95;
 /// A limit is that quantile of a class times this, or more if the validation images need it, up to the second.
@@ -122,19 +124,21 @@ impl KnownImages {
             let patient = row.patient.as_deref();
             classes.entry(&row.modality).or_default().extend(look.map(|look| Seen { patient, look }));
         }
-        let validated = spread(different_images(manifest, &manifest.rows_of(Split::Val)), MOST_VALIDATED);
+        let validated = spread(different_images(manifest, &manifest.rows_of(Split::Val)), MOST_COMPARED);
         Self::new(classes, &validated.par_iter().filter_map(|row| look_of(row)).collect::<Vec<_>>())
     }
 
     fn new(classes: BTreeMap<&str, Vec<Seen>>, validated: &[Vec<f32>]) -> Self {
         let spread = spread_within(classes.values());
         let limits: Vec<Option<f64>> = classes.values().map(|seen| limit_of(seen, &spread)).collect();
-        // a class of few images takes the widest limit of the others
         let widest = limits.iter().copied().flatten().max_by(f64::total_cmp);
+        let num_images: usize = classes.values().map(Vec::len).sum();
         let classes = classes
             .into_iter()
             .zip(limits)
+            .filter(|_| num_images >= TOO_FEW)
             .filter_map(|((name, seen), limit)| {
+                let limit = limit.filter(|_| seen.len() >= FEW);
                 let looks = seen.into_iter().map(|seen| seen.look.into_iter().map(rounded).collect()).collect();
                 Some((name.to_owned(), Class { limit: limit.or(widest)?, looks }))
             })
@@ -203,6 +207,14 @@ impl KnownImages {
         }
     }
 
+    /// How many of the images of some rows look unlike those of the training, and how many were compared.
+    pub fn count_unlike(&self, manifest: &Manifest, rows: &[usize]) -> (usize, usize) {
+        let images = spread(different_images(manifest, rows), MOST_COMPARED);
+        let known = |row: &&Row| self.compare(&decode::image(&row.image_path).ok()?).image_known;
+        let compared: Vec<bool> = images.par_iter().filter_map(known).collect();
+        (compared.iter().filter(|is_known| !**is_known).count(), compared.len())
+    }
+
     /// The smallest distance to a training image, in units of its class's limit, and the look of that image.
     fn nearest(&self, look: &[f32]) -> Option<(f64, &[f32])> {
         let all = self.0.classes.values().flat_map(|class| class.looks.iter().map(move |look| (class.limit, look)));
@@ -238,11 +250,8 @@ fn spread_within<'a>(classes: impl Iterator<Item = &'a Vec<Seen<'a>>>) -> Vec<f3
 }
 
 /// The usual distance from an image of a class to the nearest one of another patient; of another image, if all are of one
-/// patient. `None` for a class of few images.
+/// patient. `None` for a class of one image.
 fn limit_of(class: &[Seen], spread: &[f32]) -> Option<f64> {
-    if class.len() < FEW {
-        return None;
-    }
     let distance = |a: &Seen, b: &Seen| {
         let squares =
             a.look.iter().zip(&b.look).zip(spread).map(|((a, b), spread)| f64::from((a - b) / spread).powi(2));

@@ -81,9 +81,9 @@ fn nothing_is_said_after_few_images() {
         KnownImages::new(BTreeMap::from([("skin", seen)]), &[])
     };
     assert_eq!(of(0).compare(&photograph()), ImageFamiliarity::default());
-    assert_eq!(of(FEW - 1).compare(&photograph()), ImageFamiliarity::default());
+    assert_eq!(of(TOO_FEW - 1).compare(&photograph()), ImageFamiliarity::default());
     // equal images of one patient still have a limit
-    let known = of(FEW);
+    let known = of(TOO_FEW);
     assert!(known.0.classes["skin"].limit >= SMALLEST_LIMIT);
     assert_eq!(known.compare(&photograph()).image_known, Some(true));
 }

@@ -12,6 +12,7 @@ use crate::metrics::estimates::{self, Item};
 use crate::report::comparison::{Compared, Comparison};
 use crate::report::evaluation::{self, Facts};
 use crate::runtime::Runtime;
+use crate::segment::Assembly;
 use crate::segment::evaluate::{self, Evaluation, Options};
 use crate::segment::resume::DATA_FILE;
 use crate::segment::setup::Description;
@@ -121,6 +122,9 @@ impl Scoring<'_> {
             assembly.description.pixels.labels = labels;
         }
         let place = self.ranks.agree_on(main_only(self.ranks, prepare))?;
+        if self.ranks.is_main() {
+            self.note_unlike(&assembly, manifest, rows);
+        }
         let started = Instant::now();
         let reports = (self.runtime.observer().as_ref(), &**self.runtime.interrupt());
         let evaluation = evaluate::evaluate(self.ranks, &assembly, manifest, rows, self.options, reports)?;
@@ -133,6 +137,18 @@ impl Scoring<'_> {
         facts.extend(evaluation::model_facts(&assembly.description));
         evaluation::write(&folder, (&name, &subtitle), &evaluation, &facts)?;
         Ok(Some(evaluation))
+    }
+
+    /// Says so if many images look unlike those of the training.
+    fn note_unlike(&self, assembly: &Assembly, manifest: &Manifest, rows: &[usize]) {
+        let Some(images) = &assembly.images else { return };
+        let (unlike, compared) = images.count_unlike(manifest, rows);
+        if unlike * 5 > compared {
+            self.runtime.note(format!(
+                "{unlike} of {compared} images look unlike those of the training, by their brightness, colours, edges or \
+                 texture: was the model trained for such images?"
+            ));
+        }
     }
 
     /// Says so if most rows of a data root that the training did not know are not scored.
