@@ -94,8 +94,9 @@ impl ManyArgs {
             [(unfamiliar, "questions", "question_known"), (unlike_images, "images", "image_known")]
         {
             if count > 0 {
-                let unlike = format!("have {what} unlike those of the training (column `{column}` is 0)");
-                context.output.line(format!("{count} {unlike}: do not rely on their answers and masks"))?;
+                let unlike =
+                    format!("answers about {what} unlike those of the training: {count} (column `{column}` is 0)");
+                context.output.line(format!("{unlike}; do not rely on these answers and masks"))?;
             }
         }
         context.output.record(&json!({

@@ -98,6 +98,19 @@ fn a_question_unlike_those_of_the_training_is_not_green() {
     let warning = warning.as_str().unwrap();
     assert!(warning.contains("unlike those of the training (no training question has: "), "{warning}");
     assert!(warning.contains("malignant") && warning.contains("The nearest training question is: "), "{warning}");
+    // a question of the training about a photograph
+    let photograph = home().join("photograph.png");
+    let mut image = image::open(image_file()).expect("an image").to_rgb8();
+    image.pixels_mut().for_each(|pixel| pixel.0[2] /= 2);
+    image.save(&photograph).expect("written");
+    browser.upload("#file", &[&photograph]);
+    browser.wait_for("document.querySelectorAll('.answer').length === 0");
+    ask(&browser, &example, 1);
+    assert_eq!(found(&browser), 0);
+    assert_eq!(
+        browser.text(".answer .unlike"),
+        "This image looks unlike those of the training (most of all its colours). Do not rely on the answer and the mask."
+    );
 }
 
 /// A copy of the run as an earlier version wrote it: without the questions of its training.

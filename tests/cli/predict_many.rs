@@ -130,7 +130,7 @@ fn questions_unlike_those_of_the_training_are_named() {
     let trained_on = fs::read_to_string(trained().0.join("best/questions.json")).unwrap();
     assert!(trained_on.contains(known), "{trained_on}");
     let stdout = done(&mut predict(&images, &out, &asked(&[known, unlike])));
-    let warning = "3 have questions unlike those of the training (column `question_known` is 0)";
+    let warning = "answers about questions unlike those of the training: 3 (column `question_known` is 0)";
     assert!(stdout.contains(warning), "{stdout}");
     let mut reader = csv::Reader::from_path(out.join("results.csv")).unwrap();
     let column = |name: &str| reader.headers().unwrap().iter().position(|header| header == name).unwrap();
@@ -170,6 +170,41 @@ fn questions_unlike_those_of_the_training_are_named() {
     old.args(["--json", "predict", "--max-new-tokens", "3", "--question", unlike, "--image"]);
     let result = objects(&done(old.arg(images.join("a.png")).arg(&run))).pop().unwrap();
     assert_eq!((&result["question_known"], &result["nearest_question"]), (&Value::Null, &Value::Null));
+}
+
+#[test]
+fn images_unlike_those_of_the_training_are_named() {
+    let (images, out) = (images("many-unlike-images"), path("many-unlike-images-out"));
+    let mut photograph = image::open(images.join("a.png")).unwrap().to_rgb8();
+    photograph.pixels_mut().for_each(|pixel| pixel.0[2] /= 2);
+    photograph.save(images.join("photograph.png")).unwrap();
+    let question = "Which part of this image shows the lesion?";
+    let stdout = done(&mut predict(&images, &out, &asked(&[question])));
+    let warning = "answers about images unlike those of the training: 1 (column `image_known` is 0)";
+    assert!(stdout.contains(warning) && !stdout.contains("about questions"), "{stdout}");
+    let mut reader = csv::Reader::from_path(out.join("results.csv")).unwrap();
+    let is_known = reader.headers().unwrap().iter().position(|header| header == "image_known").unwrap();
+    for row in table(&out).values() {
+        assert_eq!(&row[is_known], if &row[0] == "photograph.png" { "0" } else { "1" }, "{row:?}");
+    }
+    // one image: as text and as JSON
+    let one = |image: &str| {
+        let mut predict = prsmed();
+        predict.args(["predict", "--max-new-tokens", "3", "--question", question, "--image"]);
+        predict.arg(images.join(image)).arg(&trained().0);
+        predict
+    };
+    let text = done(&mut one("photograph.png"));
+    assert!(
+        text.contains("attention: this image looks unlike those of the training (most of all its colours)"),
+        "{text}"
+    );
+    assert!(!done(&mut one("a.png")).contains("attention"));
+    for (image, is_known) in [("photograph.png", false), ("a.png", true)] {
+        let result = objects(&done(one(image).arg("--json"))).pop().unwrap();
+        assert_eq!((&result["image_known"], &result["question_known"]), (&is_known.into(), &true.into()), "{result}");
+        assert_eq!(result["image_distance"].as_f64().unwrap() > 1.0, !is_known, "{result}");
+    }
 }
 
 #[test]
