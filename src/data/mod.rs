@@ -23,12 +23,12 @@
 pub use prsmed_volume::{self as volume, decode, foreground as labels};
 
 pub mod annotation;
-pub mod appearance;
 pub mod batch;
 pub mod bit_depth;
 pub mod check;
 pub mod classical;
 pub mod csv_text;
+pub mod familiarity;
 pub mod features;
 pub mod findings;
 pub mod fingerprint;
@@ -44,7 +44,6 @@ pub mod phantom;
 pub mod position;
 pub mod prepare;
 pub mod prepared;
-pub mod questions;
 pub mod relabel;
 pub mod resample;
 pub mod sample;

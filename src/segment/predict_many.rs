@@ -9,7 +9,7 @@ use super::calibration::Confidence;
 use super::evaluate::overlay;
 use super::predict::{EncodedImage, Prediction, ask, check_question, encode};
 use crate::data::annotation::{EXTENSIONS, is_image};
-use crate::data::questions::Familiarity;
+use crate::data::familiarity::Familiarity;
 use crate::data::volume::{FileKind, Uid, dicom};
 use crate::data::{csv_text, decode, sheet};
 use crate::event::{Event, Observer};

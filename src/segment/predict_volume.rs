@@ -6,7 +6,7 @@
 use super::calibration::Confidence;
 use super::predict::{Request, predict};
 use super::setup::Assembly;
-use crate::data::appearance::ImageFamiliarity;
+use crate::data::familiarity::ImageFamiliarity;
 use crate::data::volume::{Axis, Cleanup, Levels, Plane, Volume, Window};
 use crate::event::{Event, Observer};
 use crate::metrics::segmentation::is_foreground;

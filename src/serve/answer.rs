@@ -2,7 +2,7 @@
 
 use super::failure::{Failure, Reply};
 use super::picture::{Picture, View};
-use crate::data::questions::Familiarity;
+use crate::data::familiarity::Familiarity;
 use crate::data::volume::Axis;
 use crate::segment::calibration::Confidence;
 use crate::segment::predict_volume::{SlicePrediction, VolumeSettings};

@@ -207,7 +207,7 @@ mod tests {
         Answer {
             id: String::new(),
             question: "q".into(),
-            familiarity: crate::data::questions::Familiarity::default(),
+            familiarity: crate::data::familiarity::Familiarity::default(),
             seconds: 0.0,
             content,
         }

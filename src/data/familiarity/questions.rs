@@ -5,11 +5,10 @@
 //! `new` is the share of the weight of the words that are in no training question. The limits come from the validation
 //! questions. Nothing here knows what a question means: it only compares words.
 
-use super::appearance::ImageFamiliarity;
-use prsmed_base::{Error, Result, files};
+use super::{Familiarity, ImageFamiliarity, quantile, read};
+use prsmed_base::Result;
 use regex::Regex;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::LazyLock;
@@ -26,8 +25,6 @@ const MARGIN: f64 = 0.05;
 const DISTANCES: [f64; 2] = [0.45, 0.75];
 /// Distance up to which a question counts as a training question in other words.
 const SAME: f64 = 0.05;
-/// Probability from which the model's class of an image counts as known.
-const SURE: f32 = 0.75;
 /// Rows of a class below which nothing is concluded from words that its questions lack.
 const FEW_ROWS: f64 = 5.0;
 /// Share of the questions of a class from which a word names what the class shows, if no other class has it.
@@ -60,92 +57,6 @@ struct Saved {
     classes: Vec<BTreeSet<String>>,
 }
 
-/// How a question and its image compare with those of the training.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Familiarity {
-    /// Whether it is like the training questions; `None` if the run does not know them, or has no limits.
-    #[serde(default)]
-    pub question_known: Option<bool>,
-    /// The training question with the smallest distance.
-    #[serde(default)]
-    pub nearest_question: Option<String>,
-    /// Words of the question that are in no training question.
-    #[serde(default)]
-    pub new_words: Vec<String>,
-    /// Distance to the nearest question, from 0 (the same words) to 1 (no common word).
-    #[serde(default)]
-    pub question_distance: Option<f64>,
-    /// The classes that the training has this question about, if the image is surely of another class.
-    #[serde(default)]
-    pub question_classes: Vec<String>,
-    /// How the image compares with those of the training.
-    #[serde(flatten)]
-    pub image: ImageFamiliarity,
-    /// For a class of the training that is not asked this, the classes that are.
-    #[serde(skip)]
-    asked_of_others: BTreeMap<String, BTreeSet<String>>,
-}
-
-impl Familiarity {
-    /// The same beside the class that the model sees in the image, with its probability. A question that the training has only
-    /// about other classes is not known for this image.
-    #[must_use]
-    pub fn beside(mut self, class: Option<(&str, f32)>) -> Self {
-        let sure = class.filter(|(_, probability)| *probability >= SURE);
-        if let Some(others) = sure.and_then(|(class, _)| self.asked_of_others.get(class))
-            && self.question_known == Some(true)
-        {
-            self.question_known = Some(false);
-            self.question_classes = others.iter().cloned().collect();
-        }
-        self
-    }
-
-    /// The same with how the image compares.
-    #[must_use]
-    pub fn with_image(self, image: ImageFamiliarity) -> Self {
-        Self { image, ..self }
-    }
-
-    /// Adds these fields to a JSON object.
-    ///
-    /// # Panics
-    /// Never: plain values serialise.
-    pub fn add_to(&self, record: &mut Value) {
-        let fields = serde_json::to_value(self).expect("plain values serialise");
-        for (name, value) in fields.as_object().into_iter().flatten() {
-            record[name] = value.clone();
-        }
-    }
-
-    /// What to tell about an image and a question that are unlike those of the training.
-    pub fn warnings(&self) -> impl Iterator<Item = String> {
-        self.image.warning().into_iter().chain(self.question_warning())
-    }
-
-    fn question_warning(&self) -> Option<String> {
-        if self.question_known != Some(false) {
-            return None;
-        }
-        let words = match self.new_words.as_slice() {
-            [] => String::new(),
-            words => format!(" (no training question has: {})", words.join(", ")),
-        };
-        let nearest = self.nearest_question.as_deref().unwrap_or_default();
-        if !self.question_classes.is_empty() {
-            return Some(format!(
-                "the training has this question about {} only, and this image looks like another class, so do not rely on the \
-                 answer and the mask",
-                self.question_classes.join(", ")
-            ));
-        }
-        Some(format!(
-            "this question is unlike those of the training{words}, so do not rely on the answer and the mask; the nearest \
-             training question is `{nearest}`"
-        ))
-    }
-}
-
 /// The questions of a training.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KnownQuestions {
@@ -167,11 +78,12 @@ impl KnownQuestions {
             found.push(known.compare(&question));
         }
         let distances = found.iter().filter_map(|found| found.question_distance).collect();
-        known.saved.limits = quantile(distances).zip(quantile(new_words)).map(|(distance, new_words)| Limits {
-            distance: (distance + MARGIN).clamp(DISTANCES[0], DISTANCES[1]),
-            new_words: new_words.min(MOST_NEW),
-            num_validated: found.len(),
-        });
+        known.saved.limits =
+            quantile(distances, QUANTILE).zip(quantile(new_words, QUANTILE)).map(|(distance, new_words)| Limits {
+                distance: (distance + MARGIN).clamp(DISTANCES[0], DISTANCES[1]),
+                new_words: new_words.min(MOST_NEW),
+                num_validated: found.len(),
+            });
         known
     }
 
@@ -212,15 +124,7 @@ impl KnownQuestions {
     /// # Errors
     /// [`Error::Weights`] for a damaged file; [`Error::Io`].
     pub fn open(folder: &Path) -> Result<Option<Self>> {
-        let path = folder.join(QUESTIONS_FILE);
-        let text = match files::read(&path, files::MAX_TEXT) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(Error::io(&path, "read")(error)),
-        };
-        let hint = "use another checkpoint of the run (`last` or `best`), or copy this one again";
-        let saved = serde_json::from_slice(&text).map_err(|error| Error::weights(&path, error.to_string(), hint))?;
-        Ok(Some(Self::of(saved)))
+        Ok(read(&folder.join(QUESTIONS_FILE))?.map(Self::of))
     }
 
     /// The content of the file.
@@ -368,13 +272,6 @@ fn is_filler(word: &str) -> bool {
 /// Words, and pairs of neighbours.
 fn features(words: &[String]) -> BTreeSet<String> {
     words.iter().cloned().chain(words.windows(2).map(|pair| pair.join(" "))).collect()
-}
-
-fn quantile(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index of the list")]
-    let rank = (QUANTILE * values.len() as f64).ceil() as usize;
-    values.get(rank.checked_sub(1)?).copied()
 }
 
 #[cfg(test)]

@@ -1,17 +1,17 @@
 //! How the images of a training look, and how far a new image is from them.
 //!
-//! A look is 56 numbers of the image at 64 x 64 pixels: brightness, colours, directions of edges, sharpness and texture
-//! (local binary patterns). A number counts by its spread within the classes of the training. The distance of an image is
+//! A look is 56 numbers of an image (`look.rs`). A number counts by its spread within the classes of the training. The distance of an image is
 //! that to its nearest training image, divided by a limit of that image's class; the limit comes from the distances
 //! between the training images of the class, and all limits together from the validation images. Nothing here knows what
 //! an image shows: an image of another organ may look the same, and only the looks are compared.
 
-use super::decode;
-use super::image::sam_pixels;
-use super::manifest::{Manifest, Row, Split};
-use super::split::spread;
+use super::look::{GROUPS, look};
+use super::{ImageFamiliarity, damaged, quantile, read};
+use crate::decode;
+use crate::manifest::{Manifest, Row, Split};
+use crate::split::spread;
 use ::image::DynamicImage;
-use prsmed_base::{Error, Result, files};
+use prsmed_base::Result;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,9 +19,6 @@ use std::path::Path;
 
 /// The file in a checkpoint folder.
 pub const IMAGES_FILE: &str = "images.json";
-/// Side of the image in pixels.
-const SIDE: usize = SIDE_PX as usize;
-const SIDE_PX: u32 = 64;
 /// Most training images of each class, and of all classes together.
 const MOST: [usize; 2] = [64, 512];
 /// Most images that are compared at once: validation images, and those of an evaluation.
@@ -40,14 +37,6 @@ const OVER_VALIDATION: f64 = 1.1;
 const SPREAD: f32 = 0.02;
 /// Smallest limit of a class, for training images that are nearly the same.
 const SMALLEST_LIMIT: f64 = 2.0;
-/// What the numbers of a look describe, and how many there are.
-const GROUPS: [(&str, usize); 5] =
-    [("brightness", 9), ("colours", 5), ("directions of edges", 8), ("sharpness", 4), ("texture", 30)];
-/// Difference of the channels below which a pixel is grey.
-const GREY: f32 = 0.04;
-/// Levels of a look's image, each of half the side: edges at all four, texture at the first three.
-const LEVELS: usize = 4;
-
 /// Content of [`IMAGES_FILE`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Saved {
@@ -66,37 +55,6 @@ struct Class {
     /// Largest usual distance to another training image of the class.
     limit: f64,
     looks: Vec<Vec<f32>>,
-}
-
-/// How an image compares with those of the training.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct ImageFamiliarity {
-    /// Whether it looks like the training images; `None` if the run does not know them, or has too few.
-    #[serde(default)]
-    pub image_known: Option<bool>,
-    /// Distance to the nearest training image, in units of the limit: above 1 it looks unlike them.
-    #[serde(default)]
-    pub image_distance: Option<f64>,
-    /// What differs most from that training image.
-    #[serde(default)]
-    pub image_differs: Option<String>,
-}
-
-impl ImageFamiliarity {
-    /// The one whose distance is in the middle; nothing is known of no image.
-    pub fn in_the_middle(mut images: Vec<Self>) -> Self {
-        images.sort_by(|a, b| a.image_distance.unwrap_or_default().total_cmp(&b.image_distance.unwrap_or_default()));
-        if images.is_empty() { Self::default() } else { images.swap_remove((images.len() - 1) / 2) }
-    }
-
-    /// What to tell about an image that looks unlike those of the training.
-    pub fn warning(&self) -> Option<String> {
-        let differs = self.image_differs.as_deref().filter(|_| self.image_known == Some(false))?;
-        Some(format!(
-            "this image looks unlike those of the training (most of all its {differs}), so do not rely on the answer and \
-             the mask"
-        ))
-    }
 }
 
 /// The looks of the images of a training.
@@ -145,7 +103,7 @@ impl KnownImages {
             .collect();
         let mut known = Self(Saved { spread, classes, factor: 1.0, num_validated: validated.len() });
         let distances = validated.iter().filter_map(|look| Some(known.nearest(look)?.0)).collect();
-        let needed = quantile(distances).map_or(0.0, |quantile| quantile * OVER_VALIDATION);
+        let needed = quantile(distances, QUANTILE).map_or(0.0, |quantile| quantile * OVER_VALIDATION);
         known.0.factor = needed.clamp(FACTOR[0], FACTOR[1]);
         known
     }
@@ -156,23 +114,11 @@ impl KnownImages {
     /// [`Error::Weights`] for a damaged file; [`Error::Io`].
     pub fn open(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(IMAGES_FILE);
-        let text = match files::read(&path, files::MAX_TEXT) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(Error::io(&path, "read")(error)),
-        };
-        let damaged = |reason: String| {
-            Error::weights(
-                &path,
-                reason,
-                "use another checkpoint of the run (`last` or `best`), or copy this one again",
-            )
-        };
-        let saved: Saved = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
+        let Some(saved) = read::<Saved>(&path)? else { return Ok(None) };
         let count: usize = GROUPS.iter().map(|(_, count)| count).sum();
         let mut looks = saved.classes.values().flat_map(|class| &class.looks);
         if saved.spread.len() != count || looks.any(|look| look.len() != count) {
-            return Err(damaged(format!("a look does not have {count} numbers")));
+            return Err(damaged(&path, format!("a look does not have {count} numbers")));
         }
         Ok(Some(Self(saved)))
     }
@@ -265,7 +211,7 @@ fn limit_of(class: &[Seen], spread: &[f32]) -> Option<f64> {
         };
         smallest(&mut others.clone().filter(is_of_another)).or_else(|| smallest(&mut others.clone()))
     };
-    Some(quantile((0..class.len()).filter_map(nearest).collect())?.max(SMALLEST_LIMIT))
+    Some(quantile((0..class.len()).filter_map(nearest).collect(), QUANTILE)?.max(SMALLEST_LIMIT))
 }
 
 /// The look of a row's image; `None` if it cannot be read.
@@ -273,148 +219,11 @@ fn look_of(row: &Row) -> Option<Vec<f32>> {
     look(&decode::image(&row.image_path).ok()?)
 }
 
-/// The numbers of [`GROUPS`]; `None` for an image of 0 pixels.
-fn look(image: &DynamicImage) -> Option<Vec<f32>> {
-    let planes = sam_pixels(image, SIDE_PX).ok()?;
-    let [red, green, blue] = [0, 1, 2].map(|channel| {
-        let plane = &planes[channel * SIDE * SIDE..][..SIDE * SIDE];
-        plane.iter().map(|value| f32::from(*value) / 255.0).collect::<Vec<f32>>()
-    });
-    let grey = (0..SIDE * SIDE).map(|i| (red[i] + green[i] + blue[i]) / 3.0).collect();
-    let grey = Plane { side: SIDE, values: grey };
-    let mut look = grey.brightness();
-    for other in [&red, &blue] {
-        let difference: Vec<f32> = other.iter().zip(&green).map(|(other, green)| other - green).collect();
-        look.extend([mean(&difference), deviation(&difference)]);
-    }
-    // grey images have no colour at all, and photographs have some nearly everywhere
-    let is_grey = |i: &usize| red[*i].max(green[*i]).max(blue[*i]) - red[*i].min(green[*i]).min(blue[*i]) < GREY;
-    look.push((0..SIDE * SIDE).filter(is_grey).count() as f32 / (SIDE * SIDE) as f32);
-    look.extend(grey.edge_directions());
-    let mut levels = vec![grey];
-    for level in 0..LEVELS {
-        levels.push(levels[level].half());
-        look.push(levels[level].details(&levels[level + 1]));
-    }
-    for level in &levels[..LEVELS - 1] {
-        look.extend(level.texture());
-    }
-    Some(look)
-}
-
-/// A square of grey levels from 0 to 1.
-struct Plane {
-    side: usize,
-    values: Vec<f32>,
-}
-
-impl Plane {
-    fn at(&self, row: usize, column: usize) -> f32 {
-        self.values[row * self.side + column]
-    }
-
-    /// Mean of some rows and columns.
-    fn mean_of(&self, rows: std::ops::Range<usize>, columns: std::ops::Range<usize>) -> f32 {
-        let values: Vec<f32> = rows.flat_map(|row| columns.clone().map(move |column| self.at(row, column))).collect();
-        mean(&values)
-    }
-
-    /// Mean and deviation, shares of black and of white, means of the middle and of the four sides.
-    fn brightness(&self) -> Vec<f32> {
-        let (all, side) = (0..self.side, self.side / 8);
-        let share = |is_in: fn(f32) -> bool| {
-            self.values.iter().filter(|value| is_in(**value)).count() as f32 / self.values.len() as f32
-        };
-        let middle = self.side / 4..self.side * 3 / 4;
-        vec![
-            mean(&self.values),
-            deviation(&self.values),
-            share(|value| value < 0.04),
-            share(|value| value > 0.96),
-            self.mean_of(middle.clone(), middle),
-            self.mean_of(0..side, all.clone()),
-            self.mean_of(self.side - side..self.side, all.clone()),
-            self.mean_of(all.clone(), 0..side),
-            self.mean_of(all, self.side - side..self.side),
-        ]
-    }
-
-    /// Square roots of the shares of eight directions in all differences of neighbours.
-    fn edge_directions(&self) -> [f32; 8] {
-        let mut directions = [0.0; 8];
-        for row in 0..self.side - 1 {
-            for column in 0..self.side - 1 {
-                let across = self.at(row, column + 1) - self.at(row, column);
-                let down = self.at(row + 1, column) - self.at(row, column);
-                let eighth = down.atan2(across).rem_euclid(std::f32::consts::PI) * 8.0 / std::f32::consts::PI;
-                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 8")]
-                let eighth = (eighth as usize).min(7);
-                directions[eighth] += across.hypot(down);
-            }
-        }
-        let all = directions.iter().sum::<f32>() + 1e-6;
-        directions.map(|share| (share / all).sqrt())
-    }
-
-    /// The same at half the side.
-    fn half(&self) -> Self {
-        let side = self.side / 2;
-        let mean = |i: usize| {
-            let (row, column) = (i / side * 2, i % side * 2);
-            (self.at(row, column) + self.at(row, column + 1) + self.at(row + 1, column) + self.at(row + 1, column + 1))
-                / 4.0
-        };
-        Self { side, values: (0..side * side).map(mean).collect() }
-    }
-
-    /// Logarithm of the deviation from the plane of half the side.
-    fn details(&self, half: &Self) -> f32 {
-        let lost = |i: usize| self.values[i] - half.at(i / self.side / 2, i % self.side / 2);
-        (deviation(&(0..self.values.len()).map(lost).collect::<Vec<f32>>()) + 1e-3).ln()
-    }
-
-    /// Square roots of the shares of ten uniform local binary patterns (Ojala et al. 2002): how many of the eight neighbours
-    /// are brighter, where these are side by side, else the tenth.
-    fn texture(&self) -> [f32; 10] {
-        /// Difference from which a neighbour is brighter.
-        const STEP: f32 = 0.01;
-        const NEIGHBOURS: [[usize; 2]; 8] = [[0, 0], [0, 1], [0, 2], [1, 2], [2, 2], [2, 1], [2, 0], [1, 0]];
-        let mut patterns = [0.0; 10];
-        for row in 1..self.side - 1 {
-            for column in 1..self.side - 1 {
-                let limit = self.at(row, column) + STEP;
-                let is_brighter = NEIGHBOURS.map(|[down, across]| self.at(row + down - 1, column + across - 1) > limit);
-                let changes = (0..8).filter(|i| is_brighter[*i] != is_brighter[(i + 1) % 8]).count();
-                let count = is_brighter.iter().filter(|is_brighter| **is_brighter).count();
-                patterns[if changes <= 2 { count } else { 9 }] += 1.0;
-            }
-        }
-        let all = ((self.side - 2) * (self.side - 2)) as f32;
-        patterns.map(|count: f32| (count / all).sqrt())
-    }
-}
-
-fn mean(values: &[f32]) -> f32 {
-    values.iter().sum::<f32>() / values.len() as f32
-}
-
-fn deviation(values: &[f32]) -> f32 {
-    let mean = mean(values);
-    (values.iter().map(|value| (value - mean).powi(2)).sum::<f32>() / values.len() as f32).sqrt()
-}
-
 /// Four decimals, for a file that people can read.
 fn rounded(value: f32) -> f32 {
     (value * 1e4).round() / 1e4
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index of the list")]
-fn quantile(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let rank = (QUANTILE * values.len() as f64).ceil() as usize;
-    values.get(rank.checked_sub(1)?).copied()
-}
-
 #[cfg(test)]
-#[path = "appearance_tests.rs"]
+#[path = "images_tests.rs"]
 mod tests;
