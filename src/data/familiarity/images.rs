@@ -1,9 +1,9 @@
 //! How the images of a training look, and how far a new image is from them.
 //!
-//! A look is 56 numbers of an image (`look.rs`). A number counts by its spread within the classes of the training. The distance of an image is
-//! that to its nearest training image, divided by a limit of that image's class; the limit comes from the distances
-//! between the training images of the class, and all limits together from the validation images. Nothing here knows what
-//! an image shows: an image of another organ may look the same, and only the looks are compared.
+//! A look is 56 numbers of an image (`look.rs`). A number counts by its spread within the classes of the training. The
+//! distance of an image is that to its nearest training image, divided by a limit of that image's class. The limit comes from
+//! the distances between the training images of the class, and all limits together from the validation images. Nothing here
+//! knows what an image shows: an image of another organ may look the same.
 
 use super::look::{GROUPS, look};
 use super::{ImageFamiliarity, damaged, quantile, read};
@@ -111,7 +111,7 @@ impl KnownImages {
     /// The images in a checkpoint folder; `None` for one of an older version or of the original code.
     ///
     /// # Errors
-    /// [`Error::Weights`] for a damaged file; [`Error::Io`].
+    /// [`prsmed_base::Error::Weights`] for a damaged file; [`prsmed_base::Error::Io`].
     pub fn open(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(IMAGES_FILE);
         let Some(saved) = read::<Saved>(&path)? else { return Ok(None) };

@@ -122,7 +122,7 @@ impl KnownQuestions {
     /// The questions in a checkpoint folder; `None` for one of an older version or of the original code.
     ///
     /// # Errors
-    /// [`Error::Weights`] for a damaged file; [`Error::Io`].
+    /// [`prsmed_base::Error::Weights`] for a damaged file; [`prsmed_base::Error::Io`].
     pub fn open(folder: &Path) -> Result<Option<Self>> {
         Ok(read(&folder.join(QUESTIONS_FILE))?.map(Self::of))
     }
