@@ -9,7 +9,7 @@ use crate::config::{Resolved, RunConfig};
 use crate::job::solve::{self, Number};
 use crate::job::training_settings::SEARCHING;
 use crate::job::weight_files;
-use crate::plan::report::Machine;
+use crate::plan::machine::Machine;
 use crate::plan::search::HEADROOM_FRAC;
 use serde_json::json;
 

@@ -16,7 +16,7 @@ mod tests;
 use crate::augment::filter::Thresholds;
 pub use crate::augment::finetune::FinetuneRun;
 use crate::augment::settings::AugmentConfig;
-use crate::plan::report::Machine;
+use crate::plan::machine::Machine;
 pub use crate::segment::RunConfig;
 use crate::setting::Setting;
 use crate::setting::table::{self, leaves, nested, parse_value, renamed, replace, value_at, widen};

@@ -5,7 +5,7 @@ use crate::plan::detect::{self, Detected};
 use crate::plan::device_terms::DeviceUsage;
 use crate::plan::gpus::{self, Budget};
 use crate::plan::host::Host;
-use crate::plan::report::Machine;
+use crate::plan::machine::Machine;
 use crate::plan::{calibrate, reading};
 use crate::runtime::Runtime;
 use crate::tensor::{Device, Kind, Tensor, memory};

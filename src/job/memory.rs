@@ -3,7 +3,8 @@
 use super::planned::{Planned, Remedy};
 use crate::event::MemoryReport;
 use crate::plan::dry_run::Job;
-use crate::plan::report::{Machine, Plan};
+use crate::plan::machine::Machine;
+use crate::plan::report::Plan;
 use crate::runtime::Runtime;
 use crate::{Error, Result};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -45,7 +45,7 @@ pub mod weight_files;
 use crate::config::Settings;
 use crate::event::Observer;
 use crate::mlflow::{Connection, End, MlflowOptions, Tracker};
-use crate::plan::report::Machine;
+use crate::plan::machine::Machine;
 use crate::report::{self, training as training_report};
 use crate::runtime::Runtime;
 use crate::setting::table::leaves;

@@ -6,7 +6,8 @@
 use crate::Result;
 use crate::config::Settings;
 use crate::plan::dry_run::Job;
-use crate::plan::report::{Machine, Plan};
+use crate::plan::machine::Machine;
+use crate::plan::report::Plan;
 use crate::setting::Results;
 use crate::setting::table::wrapped;
 use crate::units::Bytes;

@@ -7,7 +7,7 @@ use super::{How, weight_files};
 use crate::config::{Resolved, Settings as _, Sources};
 use crate::hub::Spec;
 use crate::plan::detect;
-use crate::plan::report::Machine;
+use crate::plan::machine::Machine;
 use crate::plan::search::{Found, HEADROOM_FRAC, Space, Use, search};
 use crate::runtime::Runtime;
 use crate::segment::setup::Build;

@@ -242,7 +242,7 @@ fn named<'a>(devices: &'a [Detected], entry: &str) -> Option<&'a Detected> {
 mod tests {
     use super::*;
     use crate::plan::device_terms::DeviceUsage;
-    use crate::plan::report::Machine;
+    use crate::plan::machine::Machine;
 
     fn gpu(index: u32, name: &str, uuid: &str, total_mib: u64, reserved_mib: u64) -> Detected {
         Detected {

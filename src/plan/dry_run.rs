@@ -34,6 +34,18 @@ pub enum Job {
     Augment,
 }
 
+impl Job {
+    /// The phase whose time is reported.
+    pub fn timed_phase(self) -> &'static str {
+        match self {
+            Self::Train | Self::Step => "step",
+            Self::Eval => "evaluate",
+            Self::Predict => "predict",
+            Self::Augment => "denoise",
+        }
+    }
+}
+
 /// Measured memory of one phase; [`crate::replay::PhaseMemory`] is the planned one.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Phase {

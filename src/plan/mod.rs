@@ -11,6 +11,7 @@ pub mod dry_run;
 pub mod duration;
 pub mod gpus;
 pub mod host;
+pub mod machine;
 pub mod matmul;
 pub mod measured;
 pub mod reading;

@@ -1,6 +1,7 @@
 use super::*;
 use crate::plan::dry_run::Job;
-use crate::plan::report::{GraphPlan, Offer};
+use crate::plan::machine::Offer;
+use crate::plan::report::GraphPlan;
 use crate::plan::time::PhaseTime;
 
 #[test]

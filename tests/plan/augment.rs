@@ -7,7 +7,8 @@ use prsmed::augment::settings::AugmentConfig;
 use prsmed::config::AugmentRun;
 use prsmed::job::planned::{Fitted as _, Planned as _};
 use prsmed::plan::dry_run::{Meter, Steps};
-use prsmed::plan::report::{Machine, Plan};
+use prsmed::plan::machine::Machine;
+use prsmed::plan::report::Plan;
 
 fn settings(sets: &[String]) -> AugmentConfig {
     let pairs = sets.iter().map(|set| (set.clone(), "--set".to_owned())).collect();

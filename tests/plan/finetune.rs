@@ -6,7 +6,7 @@ use prsmed::augment::finetune::dry_run::{FinetuneDryRun, encode};
 use prsmed::augment::pipeline_config::PipelineConfig;
 use prsmed::job::planned::{Fitted as _, Planned as _};
 use prsmed::plan::dry_run::Meter;
-use prsmed::plan::report::Machine;
+use prsmed::plan::machine::Machine;
 use prsmed::trainer::Ranks;
 
 fn settings(preset: &str, sets: &[String]) -> FinetuneRun {
