@@ -1,19 +1,22 @@
-//! Identity of the rows of a training, by which a resumed run notices changed data.
+//! Identity of the rows and images of a training, by which a resumed run notices changed data, and an evaluation images that
+//! the run has seen.
 
-use super::manifest::{Manifest, Row, Target};
+use super::manifest::{Manifest, Row, Split, Target};
 use prsmed_base::files;
 use prsmed_base::{Error, Result};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 
 /// Characters of a row's mark.
 const MARK: usize = 8;
 
 /// Hashes of all rows in their order: texts, class, split, target, and the paths (below the data root) and sizes of image and
-/// mask. The data root may move; the content of images is not read.
+/// mask. The data root may move. Images of the training are also known by their content, wherever they are.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DataIdentity {
     /// Number of rows.
@@ -22,6 +25,25 @@ pub struct DataIdentity {
     sha256: String,
     /// The first digits of each row's own hash, to name the row that has changed.
     marks: String,
+    /// `None` in files of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    images: Option<SeenImages>,
+}
+
+/// Marks of the images that a training saw, sorted.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+struct SeenImages {
+    train: BTreeSet<String>,
+    val: BTreeSet<String>,
+}
+
+/// How many rows are about images that a training saw.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SeenRows {
+    /// About training images.
+    pub train: usize,
+    /// About validation images, by which the best checkpoint was chosen.
+    pub val: usize,
 }
 
 impl DataIdentity {
@@ -40,7 +62,21 @@ impl DataIdentity {
                 write!(marks, "{byte:02x}").expect("writing to a string");
             }
         }
-        Ok(Self { num_rows: hashes.len(), sha256: format!("{:x}", whole.finalize()), marks })
+        let sha256 = format!("{:x}", whole.finalize());
+        let images = SeenImages { train: marks_of(manifest, Split::Train)?, val: marks_of(manifest, Split::Val)? };
+        Ok(Self { num_rows: hashes.len(), sha256, marks, images: Some(images) })
+    }
+
+    /// How many of some rows are about images that this training saw; `None` if it was saved by an earlier version.
+    ///
+    /// # Errors
+    /// [`Error::Io`] for an image that cannot be read.
+    pub fn seen(&self, manifest: &Manifest, rows: &[usize]) -> Result<Option<SeenRows>> {
+        let Some(images) = &self.images else { return Ok(None) };
+        let marks: Vec<String> =
+            rows.par_iter().map(|row| image_mark(&manifest.rows[*row].image_path)).collect::<Result<_>>()?;
+        let count = |seen: &BTreeSet<String>| marks.iter().filter(|mark| seen.contains(*mark)).count();
+        Ok(Some(SeenRows { train: count(&images.train), val: count(&images.val) }))
     }
 
     /// As JSON.
@@ -124,6 +160,30 @@ pub fn content_marks<'a>(manifest: &'a Manifest, most: u64) -> Result<Vec<(&'a P
     files.par_iter().step_by(every).map(mark).collect()
 }
 
+/// The marks of the real images of a split.
+fn marks_of(manifest: &Manifest, split: Split) -> Result<BTreeSet<String>> {
+    let rows = manifest.rows.iter().filter(|row| row.split == split && !row.synthetic);
+    let images: BTreeSet<&Path> = rows.map(|row| row.image_path.as_path()).collect();
+    images.into_par_iter().map(image_mark).collect()
+}
+
+/// Twelve hexadecimal digits of a hash of the size, the beginning and the end of a file. Two images differ there.
+fn image_mark(path: &Path) -> Result<String> {
+    /// Bytes of the beginning, and of the end.
+    const PART: u64 = 4096;
+    let read = || {
+        let mut file = File::open(path)?;
+        let size = file.metadata()?.len();
+        let mut bytes = size.to_le_bytes().to_vec();
+        file.by_ref().take(PART).read_to_end(&mut bytes)?;
+        file.seek(SeekFrom::Start(size.saturating_sub(PART).max(PART.min(size))))?;
+        file.take(PART).read_to_end(&mut bytes)?;
+        std::io::Result::Ok(bytes)
+    };
+    let bytes = read().map_err(Error::io(path, "read"))?;
+    Ok(format!("{:x}", Sha256::digest(bytes))[..12].to_owned())
+}
+
 fn hash(row: &Row, root: &Path) -> Result<[u8; 32]> {
     let mut hash = Sha256::new();
     let mut add = |bytes: &[u8]| {
@@ -202,5 +262,71 @@ mod tests {
         assert_eq!((moved.num_among(&before), changed.num_among(&before)), (2, 1));
         let text = changed.difference(&before, &manifest).expect("another answer");
         assert!(text.starts_with("the first row that differs is a.csv:3 ("), "{text}");
+    }
+
+    #[test]
+    fn images_are_known_by_their_content_in_another_place_and_split() {
+        let (root, other) = (Root::new(), Root::new());
+        for (root, class, name) in [(&root, "ct", "a"), (&root, "ct", "b"), (&other, "mr", "x"), (&other, "mr", "new")]
+        {
+            root.pair(class, "train", name);
+        }
+        let path = |root: &Root, name: &str| root.path().join(name);
+        std::fs::copy(path(&root, "ct/train_images/a.png"), path(&other, "mr/train_images/x.png")).expect("copied");
+        let row = |image_path: PathBuf, split| Row {
+            mask_path: image_path.clone(),
+            image_path,
+            split,
+            ..fixture::row("where", "there", None)
+        };
+        let manifest = |root: &Root, rows: Vec<Row>| Manifest {
+            root: root.path().to_path_buf(),
+            rows,
+            modalities: vec!["ct".into()],
+            num_leaking: 0,
+            skipped: Vec::new(),
+        };
+        let trained = manifest(
+            &root,
+            vec![
+                row(path(&root, "ct/train_images/a.png"), Split::Train),
+                row(path(&root, "ct/train_images/b.png"), Split::Val),
+            ],
+        );
+        let identity = DataIdentity::of(&trained).expect("readable");
+        let saved: DataIdentity = serde_json::from_str(&identity.to_json()).expect("its own JSON");
+        assert_eq!(saved, identity);
+        let scored = ["mr/train_images/x.png", "mr/train_images/new.png", "mr/train_images/x.png"];
+        let scored = manifest(&other, scored.map(|name| row(path(&other, name), Split::Test)).into());
+        assert_eq!(saved.seen(&scored, &[0, 1, 2]).expect("readable"), Some(SeenRows { train: 2, val: 0 }));
+        assert_eq!(saved.seen(&scored, &[1]).expect("readable"), Some(SeenRows::default()));
+        assert_eq!(saved.seen(&trained, &[0, 1]).expect("readable"), Some(SeenRows { train: 1, val: 1 }));
+        // a file of an earlier version
+        let mut old: serde_json::Value = serde_json::from_str(&identity.to_json()).expect("JSON");
+        old.as_object_mut().expect("an object").remove("images").expect("marks");
+        let old: DataIdentity = serde_json::from_value(old).expect("an identity");
+        assert_eq!(old.seen(&scored, &[0]).expect("readable"), None);
+    }
+
+    #[test]
+    fn a_mark_covers_the_beginning_and_the_end_of_a_file() {
+        let root = Root::new();
+        let mark = |bytes: &[u8]| {
+            let path = root.file("a.png");
+            std::fs::write(&path, bytes).expect("written");
+            image_mark(&path).expect("readable")
+        };
+        let large = vec![7; 20_000];
+        let changed = |at: usize| {
+            let mut bytes = large.clone();
+            bytes[at] = 8;
+            mark(&bytes)
+        };
+        assert_eq!((mark(&large), mark(&large).len()), (mark(&large), 12));
+        for at in [0, 4095, 16_000, 19_999] {
+            assert_ne!(changed(at), mark(&large), "byte {at}");
+        }
+        assert_ne!(mark(&[7; 5000]), mark(&[7; 5001]));
+        assert_ne!(mark(b"a"), mark(b"b"));
     }
 }

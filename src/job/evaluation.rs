@@ -3,7 +3,7 @@
 use super::lock::make_folder;
 use super::together::main_only;
 use super::weight_files::{self, ModelChoice};
-use crate::data::identity::DataIdentity;
+use crate::data::identity::{DataIdentity, SeenRows};
 use crate::data::labels::Labels;
 use crate::data::manifest::{Manifest, Split};
 use crate::data::split;
@@ -151,14 +151,17 @@ impl Scoring<'_> {
         }
     }
 
-    /// Says so if most rows of a data root that the training did not know are not scored.
+    /// Says so if most rows of a data root whose images the training did not know are not scored.
     fn note_unscored(&self, run: &Path, manifest: &Manifest, num_scored: usize) -> Result<()> {
         let all = manifest.rows.len();
-        let mut lists = ["best", "last", ""].iter().map(|name| run.join(name).join(DATA_FILE));
-        let Some(list) = lists.find(|list| list.is_file()).filter(|_| 2 * num_scored < all && self.limit == 0) else {
+        let Some(trained) = identity_of(run)?.filter(|_| 2 * num_scored < all && self.limit == 0) else {
             return Ok(());
         };
-        if DataIdentity::of(manifest)?.num_among(&DataIdentity::read(&list)?) == 0 {
+        let is_new = match trained.seen(manifest, &(0..all).collect::<Vec<_>>())? {
+            Some(seen) => seen == SeenRows::default(),
+            None => DataIdentity::of(manifest)?.num_among(&trained) == 0,
+        };
+        if is_new {
             self.runtime.note(format!(
                 "the run was trained on none of the {all} rows of this data root, and only its {num_scored} `{}` rows are \
                  scored: `prsmed data prepare --test-frac 1 --val-frac 0` makes all of them `test`",
@@ -168,13 +171,30 @@ impl Scoring<'_> {
         Ok(())
     }
 
-    /// Number of the scored rows that a run on this disk was trained on.
+    /// Number of the scored rows whose image a run on this disk, or one of its ensemble, was trained on. Says so if others
+    /// are about images that chose its checkpoint.
     fn num_trained_on(&self, run: &Path, manifest: &Manifest, rows: &[usize]) -> Result<u64> {
-        let mut lists = ["best", "last", ""].iter().map(|name| run.join(name).join(DATA_FILE));
-        let Some(list) = lists.find(|list| self.split == Split::Train && list.is_file()) else { return Ok(0) };
-        let scored = rows.iter().map(|row| manifest.rows[*row].clone()).collect();
-        let scored = DataIdentity::of(&Manifest { rows: scored, ..manifest.clone() })?;
-        Ok(scored.num_among(&DataIdentity::read(&list)?) as u64)
+        let mut most = SeenRows::default();
+        for run in std::iter::once(run).chain(self.ensemble.iter().map(PathBuf::as_path)) {
+            let Some(trained) = identity_of(run)? else { continue };
+            let seen = match trained.seen(manifest, rows)? {
+                Some(seen) => seen,
+                None if self.split == Split::Train => {
+                    let scored = rows.iter().map(|row| manifest.rows[*row].clone()).collect();
+                    let scored = DataIdentity::of(&Manifest { rows: scored, ..manifest.clone() })?;
+                    SeenRows { train: scored.num_among(&trained), val: 0 }
+                }
+                None => SeenRows::default(),
+            };
+            most = SeenRows { train: most.train.max(seen.train), val: most.val.max(seen.val) };
+        }
+        if most.val > 0 && self.split != Split::Val {
+            self.runtime.note(format!(
+                "{} of these questions are about validation images of the run, by which its checkpoint was chosen",
+                most.val
+            ));
+        }
+        Ok(most.train as u64)
     }
 
     /// Of a run of cross-validation the rows of its own fold: those of the data root are partly in its training.
@@ -315,6 +335,12 @@ fn own_folder(default: &Path, source: &str, name: &str) -> PathBuf {
     let others = (2..).map(|number| longer(format!("-{number}")));
     let mut names = [default.to_owned(), longer(String::new())].into_iter().chain(others);
     names.find(is_free).unwrap_or_default()
+}
+
+/// What identifies the rows and images of a run's training; `None` if it is not on this disk.
+fn identity_of(run: &Path) -> Result<Option<DataIdentity>> {
+    let mut lists = ["best", "last", ""].iter().map(|name| run.join(name).join(DATA_FILE));
+    lists.find(|list| list.is_file()).map(|list| DataIdentity::read(&list)).transpose()
 }
 
 /// The last part of a run's path; `a-best` for a checkpoint folder `a/best`.

@@ -168,7 +168,7 @@ pub struct Protocol {
     pub temperature: Option<f64>,
     /// Classes of the data that the run does not know.
     pub unknown_classes: Vec<String>,
-    /// Questions that the run was trained on.
+    /// Questions about images that the run was trained on.
     #[serde(default)]
     pub trained_on: u64,
 }
@@ -401,7 +401,7 @@ impl EvalSummary {
             format!("expected calibration error of pixels: {:.4}{scaled}", calibration.raw.ece)
         }));
         if *trained_on > 0 {
-            let text = "the run was trained on {} of these questions: scores of new images are lower";
+            let text = "the run was trained on the images of {} of these questions: scores of new images are lower";
             notes.insert(0, text.replace("{}", &trained_on.to_string()));
         }
         if !unknown_classes.is_empty() {

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::support::{copy, done, objects, path, phantoms, prsmed, refused, run, train, trained, update_checksum};
+use crate::support::{
+    copy, done, objects, path, phantoms, prsmed, refused, run, train, trained, tree, update_checksum,
+};
 
 /// A line of a table by the names of its columns.
 type Line = std::collections::BTreeMap<String, String>;
@@ -188,8 +190,7 @@ fn rows_of_another_hospital_that_are_not_scored_are_told() {
         fs::write(&csv, fs::read_to_string(&csv).unwrap().replace(" image", " picture")).unwrap();
     }
     // a scanner whose images are brighter, in colours
-    for entry in fs::read_dir(root.join("brain_MRI/test_images")).unwrap() {
-        let path = entry.unwrap().path();
+    for path in tree(&root).keys().filter(|name| name.contains("_images/")).map(|name| root.join(name)) {
         let mut image = image::open(&path).unwrap().brighten(60).to_rgb8();
         image.pixels_mut().for_each(|pixel| pixel.0[2] /= 2);
         image.save(path).unwrap();
@@ -206,6 +207,32 @@ fn rows_of_another_hospital_that_are_not_scored_are_told() {
     assert!(other.contains(note) && other.contains("`prsmed data prepare --test-frac 1 --val-frac 0`"), "{other}");
     assert!(other.contains(" images look unlike those of the training"), "{other}");
     assert!(!own.contains(note) && !own.contains("look unlike"), "{own}");
+}
+
+/// Images of the training that another division of the data makes test images, also under other names and questions.
+#[test]
+fn scores_of_images_that_the_run_has_seen_are_marked() {
+    let root = copy(phantoms(), "divided-again");
+    for entry in fs::read_dir(root.join("annotations")).unwrap() {
+        let csv = entry.unwrap().path();
+        let text = fs::read_to_string(&csv).unwrap().replace(" image", " picture").replace(",test", ",unused");
+        let text = text.replace(",train", ",test").replace(",val", ",test").replace(",unused", ",train");
+        fs::write(&csv, text).unwrap();
+    }
+    let test = |root: &Path| {
+        let mut eval = prsmed();
+        eval.args(["--json", "eval", "--max-new-tokens", "1", "--data-root"]).arg(root).arg(&trained().0);
+        let ran = run(eval.arg("--out").arg(path("divided-again-report")));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        (objects(&ran.stdout).pop().unwrap(), ran.stderr)
+    };
+    let (result, errors) = test(&root);
+    let protocol = &result["summary"]["protocol"];
+    assert!(protocol["trained_on"].as_u64().unwrap() > 5, "{protocol}");
+    assert!(errors.contains(" are about validation images of the run, by which its checkpoint was chosen"), "{errors}");
+    assert!(!errors.contains("trained on none of"), "{errors}");
+    let own = test(phantoms()).0;
+    assert_eq!(own["summary"]["protocol"]["trained_on"], 0);
 }
 
 #[test]
