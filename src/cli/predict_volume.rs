@@ -225,7 +225,7 @@ impl VolumeArgs {
             [("image", name(common.image)), ("run", name(common.run)), ("mask", self.out.as_deref().and_then(name))];
         let mut record = found.record(volume, &settings, files);
         record["seconds"] = json!(start.elapsed().as_secs_f64());
-        let familiarity = assembly.familiarity(common.question).with_image(found.image.clone());
+        let familiarity = found.familiarity(assembly, common.question);
         familiarity.add_to(&mut record);
         if let Some(path) = &self.record_out {
             let text =

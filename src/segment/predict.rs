@@ -133,17 +133,27 @@ impl Prediction {
 
     /// The most probable class, as an index of the run's classes.
     pub fn best_class(&self) -> Option<usize> {
-        self.classes.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(class, _)| class)
+        most_probable(&self.classes)
     }
 
     /// How question and image of this prediction compare with those of the training of `assembly`, and the question with the
     /// class of the image.
     pub fn familiarity(&self, assembly: &Assembly, question: &str) -> Familiarity {
-        let class = self
-            .best_class()
-            .and_then(|class| Some((assembly.description.modalities.get(class)?.as_str(), *self.classes.get(class)?)));
-        assembly.familiarity(question).beside(class).with_image(self.image.clone())
+        assembly
+            .familiarity(question)
+            .beside(class_of(&assembly.description.modalities, &self.classes))
+            .with_image(self.image.clone())
     }
+}
+
+fn most_probable(probabilities: &[f32]) -> Option<usize> {
+    probabilities.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(class, _)| class)
+}
+
+/// The most probable class of an image, and its probability.
+pub fn class_of<'a>(names: &'a [String], probabilities: &[f32]) -> Option<(&'a str, f32)> {
+    let class = most_probable(probabilities)?;
+    Some((names.get(class)?, probabilities[class]))
 }
 
 /// Dice of two masks of probabilities; 1 if both are empty.

@@ -4,9 +4,9 @@
 //! stays empty. Answers are not generated.
 
 use super::calibration::Confidence;
-use super::predict::{Request, predict};
+use super::predict::{Request, class_of, predict};
 use super::setup::Assembly;
-use crate::data::familiarity::ImageFamiliarity;
+use crate::data::familiarity::{Familiarity, ImageFamiliarity};
 use crate::data::volume::{Axis, Cleanup, Levels, Plane, Volume, Window};
 use crate::event::{Event, Observer};
 use crate::metrics::segmentation::is_foreground;
@@ -108,7 +108,9 @@ pub struct VolumePrediction {
     pub volume_ml: f64,
     /// First and last slice with a mask; `None` for an empty mask.
     pub range: Option<[usize; 2]>,
-    /// How its slices compare with the images of the training: the one in the middle of those with a mask, or of all.
+    /// Mean probability of each class of the run, over the slices with a mask, or over all if none has one.
+    pub classes: Vec<f32>,
+    /// How these slices compare with the images of the training.
     pub image: ImageFamiliarity,
 }
 
@@ -116,6 +118,12 @@ impl VolumePrediction {
     /// Number of slices in which the target was found.
     pub fn num_found(&self) -> usize {
         self.slices.iter().filter(|slice| slice.confidence.is_found).count()
+    }
+
+    /// How the question and this volume compare with the training of `assembly`.
+    pub fn familiarity(&self, assembly: &Assembly, question: &str) -> Familiarity {
+        let class = class_of(&assembly.description.modalities, &self.classes);
+        assembly.familiarity(question).beside(class).with_image(self.image.clone())
     }
 
     /// What was found, in one line.
@@ -192,7 +200,7 @@ pub fn predict_volume(
     observer.on(&Event::Started { phase: "predict".into(), total: chosen.len() as u64, unit: "slices" });
     let mut mask = vec![0; volume.grid.num_voxels()];
     let mut slices = Vec::with_capacity(chosen.len());
-    let mut images = Vec::with_capacity(chosen.len());
+    let mut seen = Vec::with_capacity(chosen.len());
     for slice in chosen {
         if interrupt.load(Ordering::SeqCst) {
             return Err(Error::Interrupted);
@@ -205,7 +213,7 @@ pub fn predict_volume(
         plane.put(&mut mask, slice, &drawn)?;
         let num_pixels = prediction.num_foreground();
         slices.push(SlicePrediction { slice, num_pixels, confidence });
-        images.push((num_pixels > 0, prediction.image));
+        seen.push((num_pixels > 0, prediction.classes, prediction.image));
         observer.on(&Event::Advanced { done: slices.len() as u64 });
     }
     observer.on(&Event::Finished);
@@ -214,10 +222,22 @@ pub fn predict_volume(
     let volume_ml = volume.grid.volume_ml(&mask)?;
     let range = range(&plane, &mask)?;
     // slices beyond the target are often unlike those of the training
-    let is_painted = images.iter().any(|(is_painted, _)| *is_painted);
-    images.retain(|image| image.0 == is_painted);
-    let image = ImageFamiliarity::in_the_middle(images.into_iter().map(|(_, image)| image).collect());
-    Ok(VolumePrediction { mask, slices, levels, raw_ml, volume_ml, range, image })
+    let is_painted = seen.iter().any(|(is_painted, ..)| *is_painted);
+    seen.retain(|slice| slice.0 == is_painted);
+    let classes = mean(seen.iter().map(|(_, classes, _)| classes.as_slice()));
+    let image = ImageFamiliarity::of_slices(seen.into_iter().map(|(.., image)| image).collect());
+    Ok(VolumePrediction { mask, slices, levels, raw_ml, volume_ml, range, classes, image })
+}
+
+/// The mean of each number.
+fn mean<'a>(lists: impl ExactSizeIterator<Item = &'a [f32]>) -> Vec<f32> {
+    let count = lists.len() as f32;
+    let mut means = Vec::new();
+    for list in lists {
+        means.resize(list.len(), 0.0);
+        means.iter_mut().zip(list).for_each(|(mean, value)| *mean += value / count);
+    }
+    means
 }
 
 /// First and last slice with a mask.
@@ -256,6 +276,13 @@ mod tests {
         assert!(range("7..7").unwrap_err().contains("no slices"));
         assert!(range("7").unwrap_err().contains("10..40"));
         assert!(range("-1..7").is_err());
+    }
+
+    #[test]
+    fn probabilities_of_slices_are_averaged() {
+        let lists: [&[f32]; 2] = [&[0.25, 0.75], &[0.75, 0.25]];
+        assert_eq!(mean(lists.into_iter()), [0.5, 0.5]);
+        assert_eq!(mean([].into_iter()), [0.0; 0]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::data::familiarity::ImageFamiliarity;
 use crate::data::familiarity::questions::KnownQuestions;
 use crate::segment::calibration::Calibration;
 use crate::segment::predict::Prediction;
+use crate::segment::predict::class_of;
 use crate::segment::predict_volume::{VolumePrediction, VolumeSettings};
 use crate::{Error, Result, panics};
 use axum::http::StatusCode;
@@ -125,10 +126,8 @@ fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &Atom
     let seconds = begin.elapsed().as_secs_f64();
     let question = job.task.question().to_owned();
     let familiarity = shared.questions.as_ref().map(|known| known.compare(&question)).unwrap_or_default();
-    let answer = result.map(|(content, image)| {
-        let class = if let Content::Slice(slice) = &content { slice.class.as_ref() } else { None };
-        let familiarity =
-            familiarity.beside(class.map(|class| (class.name.as_str(), class.probability))).with_image(image);
+    let answer = result.map(|(content, seen)| {
+        let familiarity = familiarity.beside(class_of(&shared.classes, &seen.classes)).with_image(seen.image);
         Answer { id: String::new(), question, familiarity, seconds, content }
     });
     let (outcome, progress) = match answer.and_then(|answer| shared.store.add_answer(&job.image, answer)) {
@@ -140,13 +139,19 @@ fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &Atom
     send(job, progress);
 }
 
-/// Runs the model: the answer, and how the image compares with those of the training. `go_on` is asked before the work, after each token, and after each slice.
+/// What a model sees in an image: the probability of each class, and how it compares with the images of the training.
+struct Seen {
+    classes: Vec<f32>,
+    image: ImageFamiliarity,
+}
+
+/// Runs the model. `go_on` is asked before the work, after each token, and after each slice.
 fn content_of(
     job: &Job,
     answerer: &mut dyn Answerer,
     shared: &Shared,
     go_on: &(dyn Fn() -> ControlFlow<()> + Send + Sync),
-) -> Result<(Content, ImageFamiliarity)> {
+) -> Result<(Content, Seen)> {
     match &job.task {
         Task::Slice(question) => {
             let mut on_text = |text: &str| {
@@ -156,8 +161,8 @@ fn content_of(
                 go_on()
             };
             let prediction = answerer.answer(&job.picture, question, &mut on_text)?;
-            let image = prediction.image.clone();
-            Ok((Content::Slice(slice_answer(job, question.view, prediction, shared)?), image))
+            let seen = Seen { classes: prediction.classes.clone(), image: prediction.image.clone() };
+            Ok((Content::Slice(slice_answer(job, question.view, prediction, shared)?), seen))
         }
         Task::Volume(settings) => {
             let on_slice = |done, total| {
@@ -165,8 +170,8 @@ fn content_of(
                 go_on()
             };
             let prediction = answerer.segment(&job.picture, settings, &on_slice)?;
-            let image = prediction.image.clone();
-            Ok((Content::Volume(volume_answer(job, settings, prediction)?), image))
+            let seen = Seen { classes: prediction.classes.clone(), image: prediction.image.clone() };
+            Ok((Content::Volume(volume_answer(job, settings, prediction)?), seen))
         }
     }
 }
@@ -194,9 +199,8 @@ fn slice_answer(job: &Job, view: View, mut prediction: Prediction, shared: &Shar
     let confidence = prediction.settle(shared.calibration.as_ref(), false);
     let mask = prediction.binary_mask()?;
     let area = prediction.num_foreground() as f64;
-    let class = prediction.best_class().and_then(|class| {
-        Some(Class { name: shared.classes.get(class)?.clone(), probability: *prediction.classes.get(class)? })
-    });
+    let class = class_of(&shared.classes, &prediction.classes)
+        .map(|(name, probability)| Class { name: name.to_owned(), probability });
     Ok(SliceAnswer {
         view,
         answer: prediction.answer.clone(),

@@ -105,15 +105,17 @@ fn images_of_one_patient_do_not_narrow_the_limit() {
 }
 
 #[test]
-fn images_in_the_middle_speak_for_a_volume() {
+fn a_volume_is_unlike_if_more_than_a_quarter_of_its_slices_are() {
     let at = |distance: f64| ImageFamiliarity {
         image_known: Some(distance <= 1.0),
         image_distance: Some(distance),
         image_differs: Some("texture".into()),
     };
-    assert_eq!(ImageFamiliarity::in_the_middle(vec![at(3.0), at(0.5), at(0.8)]), at(0.8));
-    assert_eq!(ImageFamiliarity::in_the_middle(vec![at(3.0), at(2.0), at(0.8)]).image_known, Some(false));
-    assert_eq!(ImageFamiliarity::in_the_middle(Vec::new()), ImageFamiliarity::default());
+    let of = |distances: &[f64]| ImageFamiliarity::of_slices(distances.iter().map(|distance| at(*distance)).collect());
+    assert_eq!(of(&[3.0, 0.5, 0.8, 0.6, 0.7]), at(0.8));
+    assert_eq!(of(&[3.0, 2.0, 0.8, 0.6, 0.7]), at(2.0));
+    assert_eq!(of(&[1.5]).image_known, Some(false));
+    assert_eq!(of(&[]), ImageFamiliarity::default());
 }
 
 /// Runs that saw one kind of real images know held-out images of this kind, and tell most others.

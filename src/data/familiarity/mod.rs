@@ -118,10 +118,10 @@ pub struct ImageFamiliarity {
 }
 
 impl ImageFamiliarity {
-    /// The one whose distance is in the middle; nothing is known of no image.
-    pub fn in_the_middle(mut images: Vec<Self>) -> Self {
-        images.sort_by(|a, b| a.image_distance.unwrap_or_default().total_cmp(&b.image_distance.unwrap_or_default()));
-        if images.is_empty() { Self::default() } else { images.swap_remove((images.len() - 1) / 2) }
+    /// That of a volume: unlike if more than a quarter of its slices are. Nothing is known of no slice.
+    pub fn of_slices(mut slices: Vec<Self>) -> Self {
+        slices.sort_by(|a, b| a.image_distance.unwrap_or_default().total_cmp(&b.image_distance.unwrap_or_default()));
+        if slices.is_empty() { Self::default() } else { slices.swap_remove((slices.len() - 1) * 3 / 4) }
     }
 
     /// What to tell about an image that looks unlike those of the training.
