@@ -27,6 +27,7 @@ use crate::data::mixing_sampler::Ratio;
 use crate::runtime::Runtime;
 use crate::segment::RunConfig;
 use crate::tensor::weights::write_bytes;
+use crate::units::counted;
 use crate::{Error, Result, files};
 use probe::Probe;
 use report::{Results, RunScores};
@@ -190,10 +191,13 @@ impl Ablation<'_> {
         let conditions = self.conditions();
         let trainings = arms * seeds * conditions.len();
         runtime.note(format!(
-            "{trainings} trainings of {} steps: {arms} arms, {seeds} seeds, {} segmenters, {} numbers of real images",
+            "{} of {} steps: {}, {}, {}, {} of real images",
+            counted(trainings, "training"),
             self.steps,
-            self.segmenters.len(),
-            rows.len(),
+            counted(arms, "arm"),
+            counted(seeds, "seed"),
+            counted(self.segmenters.len(), "segmenter"),
+            counted(rows.len(), "number"),
         ));
         if let (Some(first), Some(ratio), Some(rows)) = (conditions.first(), self.ratios.first(), rows.first()) {
             runtime.note(format!(
@@ -318,10 +322,12 @@ impl Clock {
         }
         let rest = if unknown == 0 { String::new() } else { format!(", and {unknown} of another segmenter") };
         let last = self.spent.last().map_or(0.0, |(_, _, sum)| sum.as_secs_f64());
+        let minutes = Duration::from_secs_f64(seconds).as_secs().div_ceil(60);
+        let minutes = usize::try_from(minutes).unwrap_or(usize::MAX);
         Some(format!(
-            "the first training took {last:.0} s; {} more like it need about {:.0} minutes at most{rest}",
+            "the first training took {last:.0} s; {} more like it need about {} at most{rest}",
             left.len() - unknown,
-            (seconds / 60.0).ceil()
+            counted(minutes, "minute")
         ))
     }
 }

@@ -59,9 +59,19 @@ pub fn clock(duration: Duration) -> String {
     }
 }
 
+/// A number with its noun: `1 image`, `2 images`.
+pub fn counted(count: usize, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Bytes;
+    use super::{Bytes, counted};
+
+    #[test]
+    fn nouns_are_counted() {
+        assert_eq!([0, 1, 2].map(|count| counted(count, "image")), ["0 images", "1 image", "2 images"]);
+    }
 
     #[test]
     fn sizes_are_parsed_in_binary_units() {

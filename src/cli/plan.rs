@@ -102,6 +102,14 @@ pub(super) fn noted<T>(resolved: Resolved<T>, key: &str, context: &Context) -> R
     resolved
 }
 
+/// Why there is no predicted time.
+pub(super) fn no_rates(machine: &Machine) -> &'static str {
+    match machine.target() {
+        Target::Cpu => "training time: not predicted for the CPU before `prsmed calibrate` measured it",
+        Target::Cuda => NO_RATES,
+    }
+}
+
 /// The GPU of this machine.
 pub(super) const AUTO: &str = "auto";
 
@@ -246,10 +254,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if asks_for_time {
         let config = args.settings.resolved_on(Vec::new(), &machine)?.config;
         let duration = config.duration(samples(args, &config)?, &plan, &machine)?;
-        let unknown = || match machine.target() {
-            Target::Cpu => "training time: not predicted for the CPU before `prsmed calibrate` measured it".to_owned(),
-            Target::Cuda => NO_RATES.to_owned(),
-        };
+        let unknown = || no_rates(&machine).to_owned();
         let source = machine.speed_source();
         context.output.line(duration.as_ref().map_or_else(unknown, |duration| duration.text(&source)))?;
         record["training"] = json!(duration);

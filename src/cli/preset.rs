@@ -2,7 +2,7 @@
 
 use super::args::sets_of;
 use super::context::Context;
-use super::plan::{MachineArgs, SettingsArgs};
+use super::plan::{MachineArgs, SettingsArgs, no_rates};
 use super::report::Outcome;
 use crate::Error;
 use crate::config::learning_rate::{Suggestion, suggestion};
@@ -127,12 +127,14 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     context.output.line(&toml)?;
     let learning_rate = suggestion(&resolved, chosen.samples_of_a_step());
     let even = || advice::even_batches(&resolved, &machine, best, may_shrink);
-    let even = context.runtime.with_patience(SEARCHING, even)?;
+    let even = context.runtime.with_patience("comparing batches that the GPUs divide evenly", even)?;
     let of = args.samples.map(|samples| Samples::even(samples, chosen.data.questions_per_image));
     let training = of.zip(best.step_seconds()).map(|(of, seconds)| Duration::new(of, &chosen.train, seconds));
-    let mut notes = vec![found::described(best)];
+    let step = (chosen.train.micro_batch, chosen.train.accumulation);
+    let mut notes = vec![found::described(best, step, machine.num_ranks())];
     notes.splice(..0, fits_line(&best.plan));
     notes.extend(training.map(|training| training.text(&machine.speed_source())));
+    notes.extend(best.step_seconds().is_none().then(|| no_rates(&machine).to_owned()));
     notes.extend(EvenBatch::text(&even, &machine));
     notes.extend(found::notes(config, best, &chosen, machine.num_ranks()));
     notes.extend(learning_rate.as_ref().map(Suggestion::text));

@@ -13,7 +13,7 @@ use crate::config::{Resolved, RunConfig, Sources};
 use crate::event::Event;
 use crate::hub::HubOptions;
 use crate::job::training::{SegmenterTraining, Trained};
-use crate::job::{self, How, training_settings};
+use crate::job::{self, How, training_settings, weight_files};
 use crate::segment::Run;
 use crate::segment::task::SCORE;
 use crate::tensor::{self, Device, ledger, memory};
@@ -137,6 +137,9 @@ fn check(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     how.plans = args.plan.is_made();
     let resolved = resolve(args, &how, context)?.fit_precision(PRECISION, &how.machine)?;
     let resolved = plan::noted(resolved, PRECISION, context);
+    if !how.resume.resumes() {
+        weight_files::check_architectures(&resolved.config.model, &runtime)?;
+    }
     let rows = args.data.rows(&args.extra)?;
     job::check(&how, |how| SegmenterTraining::new(resolved, &rows, how))?;
     let device = how.machine.offer().device;

@@ -12,7 +12,10 @@ pub(super) fn explained(mut error: clap::Error, program: &Command, args: &[OsStr
         return error;
     }
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return error };
+    let position = args.iter().position(|arg| arg.to_str() == Some(flag));
+    let before = |steps| position.and_then(|at| args.get(at.checked_sub(steps)?)?.to_str());
     let tip = match flag.split('=').next() {
+        _ if before(2) == Some("--set") => before(1).map(|key| format!("write '--set {key}={flag}'")),
         Some("--device" | "--cuda" | "--gpu" | "--cpu") => {
             Some("the first GPU is used if there is one; the environment variable CUDA_VISIBLE_DEVICES chooses another, or none".to_owned())
         }
@@ -76,6 +79,12 @@ mod tests {
             assert!(text.contains(&format!("it is a setting: use '{expected}'")), "{text}");
             assert!(text.matches("tip:").count() == 1 && !text.contains("similar argument"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_setting_has_an_equals_sign() {
+        let text = message("prsmed train --data-root data --set train.epochs 3");
+        assert!(text.contains("tip: write '--set train.epochs=3'"), "{text}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::plan::time;
 use crate::segment::setup::BatchNorm;
 use crate::segment::task::CacheVision;
 use crate::trainer::{FirstLayers, OptimizerKind};
-use crate::units::Bytes;
+use crate::units::{Bytes, counted};
 
 /// The message if nothing fits: what is needed, and what would help.
 pub fn nothing_fits(found: &Found, device: &str) -> String {
@@ -16,7 +16,7 @@ pub fn nothing_fits(found: &Found, device: &str) -> String {
             "; the smallest settings need {} of {} ({})",
             smallest.plan.device_peak,
             smallest.plan.budget.bytes,
-            described(smallest)
+            described(smallest, (smallest.choice.micro_batch, smallest.choice.accumulation), 1)
         )
     });
     format!(
@@ -25,8 +25,9 @@ pub fn nothing_fits(found: &Found, device: &str) -> String {
     )
 }
 
-/// A candidate in one line, without its memory.
-pub fn described(candidate: &Candidate) -> String {
+/// A candidate in one line, without its memory. `batch` are the micro-batch and the accumulation of a step, which `ranks`
+/// processes divide.
+pub fn described(candidate: &Candidate, (micro_batch, accumulation): (usize, usize), ranks: usize) -> String {
     let choice = &candidate.choice;
     let Choice { saving, compromise, .. } = choice;
     let mut checkpointed = Vec::new();
@@ -74,11 +75,13 @@ pub fn described(candidate: &Candidate) -> String {
         parts.push("8-bit optimizer state".to_owned());
     }
     let time = candidate.step_seconds().map_or_else(String::new, |s| format!("{} a step: ", time::text(s)));
+    let batch = match ranks {
+        0 | 1 => format!("micro-batch {micro_batch} x {accumulation}"),
+        _ => format!("{accumulation} micro-batches of {} over {ranks} GPUs", counted(micro_batch, "image")),
+    };
     format!(
-        "{time}micro-batch {} x {} with {} per image, {}, {} pixels",
-        choice.micro_batch,
-        choice.accumulation,
-        if choice.questions == 1 { "1 question".to_owned() } else { format!("{} questions", choice.questions) },
+        "{time}{batch} with {} per image, {}, {} pixels",
+        counted(choice.questions, "question"),
         parts.join(", "),
         choice.image_size,
     )

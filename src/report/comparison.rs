@@ -212,7 +212,7 @@ impl fmt::Display for Comparison {
             writeln!(f, "\n{run} compared with {baseline}, question by question")?;
             f.write_str(&estimates::difference_table(scores, [baseline, run], length))?;
         }
-        writeln!(f, "intervals: 95 %, bootstrap over patients")?;
+        writeln!(f, "intervals: 95 %, bootstrap over patients (an image without one counts as one)")?;
         self.notes().into_iter().try_for_each(|note| writeln!(f, "{note}"))
     }
 }

@@ -3,6 +3,7 @@
 use super::evaluation::{Cell, Facts};
 use super::svg::{self, Series};
 use super::{Page, number, sort_key};
+use crate::trainer::checkpoint;
 use crate::trainer::records::METRICS_FILE;
 use crate::{Error, Result, files};
 use askama::Template;
@@ -22,6 +23,8 @@ pub fn write(run: &Path, settings: &str, facts: &Facts) -> Result<()> {
     let path = run.join(METRICS_FILE);
     let text = files::read(&path, files::MAX_TABLE).map_err(Error::io(&path, "read"))?;
     let curves = Curves::read(&path, &String::from_utf8_lossy(&text))?;
+    let curves =
+        Curves { best: checkpoint::read_progress(&run.join("best")).ok().map(|progress| progress.step), ..curves };
     let name = run.file_name().map_or_else(|| run.display().to_string(), |name| name.to_string_lossy().into());
     super::write(run, &TrainingPage::new(&name, &curves, settings, facts))
 }
@@ -36,6 +39,8 @@ struct Curves {
     /// Number of steps planned.
     total: Option<u64>,
     last: u64,
+    /// The step of the checkpoint `best/`.
+    best: Option<u64>,
 }
 
 impl Curves {
@@ -105,6 +110,7 @@ struct Chart {
 
 struct ValidationRow {
     step: u64,
+    is_best: bool,
     cells: Vec<Cell>,
 }
 
@@ -113,9 +119,11 @@ impl TrainingPage {
         let total = curves.total.map_or_else(String::new, |total| format!("of {total} planned"));
         let mut cards = vec![("Steps".to_owned(), curves.last.to_string(), total)];
         for (name, points) in &curves.validations {
-            let last = points.iter().rev().find_map(|point| point.1.map(|value| (point.0, value)));
-            cards.extend(last.map(|(step, value)| {
-                (format!("Validation: {name}"), number(Some(value)), format!("after step {step}"))
+            let measured = || points.iter().rev().filter_map(|point| point.1.map(|value| (point.0, value)));
+            let best = measured().find(|(step, _)| curves.best.is_some_and(|best| *step == best as f64));
+            let place = if best.is_some() { " (the checkpoint best/)" } else { "" };
+            cards.extend(best.or_else(|| measured().next()).map(|(step, value)| {
+                (format!("Validation: {name}"), number(Some(value)), format!("after step {step}{place}"))
             }));
         }
         let mut all_facts = facts.clone();
@@ -181,6 +189,7 @@ fn validation_rows(curves: &Curves) -> Vec<ValidationRow> {
     }
     let row = |(step, values): (u64, BTreeMap<&str, Option<f64>>)| ValidationRow {
         step,
+        is_best: curves.best == Some(step),
         cells: (curves.validations.keys())
             .map(|name| values.get(name.as_str()).copied().flatten())
             .map(|value| Cell { shown: number(value), sort: sort_key(value) })
@@ -226,12 +235,24 @@ mod tests {
             );
             lines += &line;
         }
+        lines += "{\"kind\":\"validation\",\"step\":900,\"values\":{\"dice\":0.875,\"<b>\":1}}\n";
         lines += "{\"kind\":\"validation\",\"step\":1000,\"values\":{\"dice\":0.625,\"<b>\":1}}\n";
         std::fs::write(run.path().join(METRICS_FILE), &lines).unwrap();
         let facts = vec![("prsmed".to_owned(), "<script>alert(1)</script>".to_owned())];
+        std::fs::create_dir(run.path().join("best")).unwrap();
+        std::fs::write(run.path().join("best/trainer.json"), br#"{"step":900,"best_score":null,"without_gain":0,"scaler":{"scale":1.0,"good_steps":0,"dynamic":false},"steps_per_epoch":4}"#).unwrap();
         write(run.path(), "[train]\nseed = 3\nname = \"a<b\"\n", &facts).unwrap();
         let page = std::fs::read_to_string(run.path().join(super::super::REPORT_FILE)).unwrap();
-        for part in ["Training loss", "Validation scores", "0.625", "of 1200 planned", "train.seed", "a&#60;b"] {
+        for part in [
+            "Training loss",
+            "Validation scores",
+            "0.625",
+            "after step 900 (the checkpoint best/)",
+            "900 (best)",
+            "of 1200 planned",
+            "train.seed",
+            "a&#60;b",
+        ] {
             assert!(page.contains(part), "{part}");
         }
         assert!(!page.contains("<script>alert") && !page.contains("<b>"));

@@ -317,7 +317,7 @@ impl AblationReport {
                     format!("{:+.4}", all.difference),
                     all.bootstrap.to_string(),
                     all.over_seeds.map_or_else(|| "-".into(), |interval| interval.to_string()),
-                    all.verdict.to_string(),
+                    result_of(all),
                 ]
             })
             .collect();
@@ -400,6 +400,12 @@ impl AblationReport {
         let (real, duplicates) = (change(real, "real images alone"), change(duplicates, "duplicated real rows"));
         format!("{conclusion}. {real} {duplicates} {seeds} seeds, {images} test images.{classical}")
     }
+}
+
+/// The conclusion of one comparison. A wide interval that contains 0 tells nothing.
+fn result_of(all: &Comparison) -> String {
+    let is_open = all.verdict == Conclusion::NoGain && half_width(all) > WIDEST;
+    if is_open { "cannot tell".to_owned() } else { all.verdict.to_string() }
 }
 
 /// Largest half-width of a 95 % interval, in Dice, that can show that there is no gain of interest.

@@ -102,8 +102,8 @@ impl FilterReport {
         let folder = folder.display();
         lines.push(format!("look at {folder}/report.html"));
         lines.push(match self.rows {
-            0 => "no pair is left to train on. To accept more, repeat the command with lower limits, for example \
-                  `--threshold dice_min=0.5`, or with filter models that were trained longer (`--steps`)"
+            0 => "no pair is left to train on. To accept more, train the filter models longer (`--steps`), or change the limit \
+                  of the test that rejects most with `--threshold`; report.html names the limits"
                 .to_owned(),
             _ => format!("next: prsmed augment ablation --data-root DATA --extra {folder}"),
         });

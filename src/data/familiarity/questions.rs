@@ -163,10 +163,13 @@ impl KnownQuestions {
         let nearest = (0..products.len()).rev().max_by(|a, b| cosine(*a).total_cmp(&cosine(*b)));
         let new = self.share_of_new_words(question);
         let distance = nearest.map(|number| (1.0 - cosine(number).min(1.0) * (1.0 - new)).clamp(0.0, 1.0));
+        // a shorter form of a training question is like it, however much it leaves out
+        let is_shorter = self.is_shorter_form(&words);
         let limits = self.saved.limits.zip(distance);
         let is_new = |word: &&String| !self.postings.contains_key(*word) && !is_filler(word);
         Familiarity {
-            question_known: limits.map(|(limits, distance)| distance <= limits.distance && new <= limits.new_words),
+            question_known: limits
+                .map(|(limits, distance)| is_shorter || (distance <= limits.distance && new <= limits.new_words)),
             nearest_question: nearest.map(|number| self.saved.questions[number].0.clone()),
             new_words: words.iter().filter(is_new).cloned().collect::<BTreeSet<_>>().into_iter().collect(),
             question_distance: distance,
@@ -175,6 +178,18 @@ impl KnownQuestions {
             asked_of_others: self
                 .asked_of_others(&words, nearest.filter(|_| distance.is_some_and(|distance| distance <= SAME))),
         }
+    }
+
+    /// Whether a training question has all these words in this order, and the first ones at its beginning: "Where is the
+    /// lesion?" of "Where is the skin lesion in this image?". One word alone is no question.
+    fn is_shorter_form(&self, asked: &[String]) -> bool {
+        let shortens = |(question, _): &(String, u64)| {
+            let full = words(question);
+            let mut left = full.iter();
+            full.starts_with(&asked[..2]) && asked.iter().all(|word| left.any(|own| own == word))
+        };
+        let is_content = |word: &&String| !is_filler(word);
+        asked.len() > 2 && asked[2..].iter().any(|word| is_content(&word)) && self.saved.questions.iter().any(shortens)
     }
 
     /// For each class of the training whose images are not asked this: the classes that are. `same` is a training question

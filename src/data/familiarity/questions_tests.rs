@@ -132,6 +132,25 @@ fn limits_do_not_depend_on_the_order_of_a_table() {
 }
 
 #[test]
+fn shorter_forms_of_training_questions_are_known() {
+    let trained = [
+        "Where is the skin lesion in this dermoscopic image?",
+        "Segment the skin lesion in this dermoscopic image and describe its position.",
+        "Which part of this dermoscopic image shows the skin lesion?",
+    ];
+    let known = KnownQuestions::new(trained, trained);
+    let is_known = |question: &str| known.compare(question).question_known;
+    for question in
+        ["Where is the lesion?", "Where is the skin lesion?", "where is the lesion in this image", trained[1]]
+    {
+        assert_eq!(is_known(question), Some(true), "{question}");
+    }
+    for question in ["Where?", "Where is the mole?", "Is it a lesion or not?"] {
+        assert_eq!(is_known(question), Some(false), "{question}");
+    }
+}
+
+#[test]
 fn unseen_combinations_of_known_words_are_told_from_others() {
     let one = [("lesion", "image")];
     let many = [("skin lesion", "photo"), ("liver", "CT slice"), ("spleen", "CT slice"), ("polyp", "endoscopic image")];
