@@ -139,6 +139,18 @@ pub fn compromise_notes(config: &RunConfig, compromise: Compromise) -> Vec<Strin
     notes
 }
 
+/// What a compromise would save that the search did not make.
+pub fn not_made(config: &RunConfig, found: &Found) -> Option<String> {
+    let faster = found.a_little_faster.as_ref()?;
+    let quantization = faster.choice.compromise.quantization;
+    let seconds = faster.step_seconds().filter(|_| quantization != config.model.quantization)?;
+    Some(format!(
+        "{} a step with frozen layers in 4 bits, which rounds their weights: `--set model.quantization={}`",
+        time::text(seconds),
+        quantization.name()
+    ))
+}
+
 /// What a setting saves.
 fn tried_note(tried: &Tried) -> String {
     format!("`{}` saves {:.1} % of a step's time", tried.what, tried.saves_frac * 100.0)

@@ -294,6 +294,8 @@ pub struct Found {
     pub fitting: Vec<Candidate>,
     /// If nothing fits: the settings that need the least memory.
     pub smallest: Option<Candidate>,
+    /// Settings with a compromise that are faster than these, but not [`MUCH_FASTER`].
+    pub a_little_faster: Option<Candidate>,
     /// Number of settings in the search space.
     pub num_considered: usize,
     /// Number of settings that were planned.
@@ -523,7 +525,7 @@ impl Stage<'_> {
 /// Errors of planning.
 pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
     let (compromises, planned) = (problem.compromises(), AtomicUsize::new(0));
-    let (mut fitting, mut considered) = (Vec::new(), 0);
+    let (mut fitting, mut a_little_faster, mut considered) = (Vec::new(), None, 0);
     for &image_size in &space.image_sizes {
         for &compromise in &compromises {
             let stage = Stage { problem, space, image_size, compromise, planned: &planned };
@@ -531,8 +533,11 @@ pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
             considered += count;
             let Some(best) = found.first() else { continue };
             let copies_weights = best.choice.saving.stream_layers != FirstLayers::None;
-            if fitting.first().is_none_or(|slow: &Candidate| slow.seconds() > MUCH_FASTER * best.seconds()) {
-                fitting = found;
+            let slow = fitting.first().map(Candidate::seconds);
+            if slow.is_none_or(|slow| slow > MUCH_FASTER * best.seconds()) {
+                (fitting, a_little_faster) = (found, None);
+            } else if a_little_faster.is_none() && slow.is_some_and(|slow| slow > best.seconds()) {
+                a_little_faster = found.into_iter().next();
             }
             if !copies_weights {
                 break;
@@ -558,7 +563,7 @@ pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
         }
         _ => None,
     };
-    Ok(Found { fitting, smallest, num_considered: considered, num_planned: planned.into_inner() })
+    Ok(Found { fitting, smallest, a_little_faster, num_considered: considered, num_planned: planned.into_inner() })
 }
 
 /// Tries the vision feature cache and CUDA graphs on `candidate`.

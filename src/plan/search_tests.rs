@@ -249,11 +249,18 @@ impl Problem for Weights {
 
 #[test]
 fn weights_lose_bits_rather_than_being_copied_only_if_that_is_much_faster() {
+    let found = |budget: u64, slowdown: f64| search(&Weights { budget, slowdown }, &space()).unwrap();
     let chosen = |budget: u64, slowdown: f64| {
-        let Choice { saving, compromise, .. } =
-            search(&Weights { budget, slowdown }, &space()).unwrap().fitting.remove(0).choice;
+        let Choice { saving, compromise, .. } = found(budget, slowdown).fitting.remove(0).choice;
         (compromise.quantization, saving.stream_layers)
     };
+    let named = |budget: u64, slowdown: f64| {
+        found(budget, slowdown).a_little_faster.map(|candidate| candidate.choice.compromise.quantization)
+    };
+    assert_eq!(
+        [named(8, 1.0), named(4, 1.2), named(4, 1.4), named(1, 1.4)],
+        [None, Some(Quantization::Nf4), None, None]
+    );
     assert_eq!(chosen(8, 1.0), (Quantization::None, FirstLayers::None), "they fit");
     assert_eq!(chosen(4, 1.2), (Quantization::None, FirstLayers::Full));
     assert_eq!(chosen(4, 1.4), (Quantization::Nf4, FirstLayers::None));

@@ -231,7 +231,11 @@ fn an_ablation_compares_four_arms() {
     ] {
         assert!(ran.stdout.contains(title), "{}", ran.stdout);
     }
-    assert!(ran.stderr.contains("8 trainings of 2 steps: 4 arms, 2 seeds, 1 segmenter, 1 number of real images"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("8 trainings of 2 steps: 4 arms, 2 seeds, 1 segmenter, 1 number of real images"),
+        "{}",
+        ran.stderr
+    );
     assert!(ran.stderr.contains("7 more like it need about"), "{}", ran.stderr);
     assert!(ran.stdout.contains(fs::read_to_string(out.join("ablation.txt")).unwrap().trim_end()));
     let report = fs::read_to_string(out.join("ablation.json")).unwrap();
