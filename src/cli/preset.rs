@@ -15,7 +15,6 @@ use crate::job::{finetuning, found, generator, weight_files};
 use crate::plan::dry_run::Job;
 use crate::plan::duration::{Duration, Samples};
 use crate::plan::machine::Machine;
-use crate::plan::report::Plan;
 use crate::plan::search::HEADROOM_FRAC;
 use serde_json::json;
 use std::io::{self, IsTerminal as _};
@@ -124,7 +123,7 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     };
     let chosen = config.with(&best.choice).divided_among(machine.num_ranks())?;
     let toml = chosen.to_commented_preset(&best.plan);
-    context.output.line(&toml)?;
+    context.output.line(shown(&toml))?;
     let learning_rate = suggestion(&resolved, chosen.samples_of_a_step());
     let even = || advice::even_batches(&resolved, &machine, best, may_shrink);
     let even = context.runtime.with_patience("comparing batches that the GPUs divide evenly", even)?;
@@ -132,7 +131,7 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let training = of.zip(best.step_seconds()).map(|(of, seconds)| Duration::new(of, &chosen.train, seconds));
     let step = (chosen.train.micro_batch, chosen.train.accumulation);
     let mut notes = vec![found::described(best, step, machine.num_ranks())];
-    notes.splice(..0, fits_line(&best.plan));
+    notes.insert(0, best.plan.summary());
     notes.extend(training.map(|training| training.text(&machine.speed_source())));
     notes.extend(best.step_seconds().is_none().then(|| no_rates(&machine).to_owned()));
     notes.extend(EvenBatch::text(&even, &machine));
@@ -186,9 +185,10 @@ fn all_gpus(args: &Args, flags: Vec<(String, String)>, context: &Context) -> any
     Ok(Outcome::Done)
 }
 
-/// How much of the memory the plan needs, unless the settings with it went to the terminal.
-fn fits_line(plan: &Plan) -> Option<String> {
-    (!io::stdout().is_terminal()).then(|| plan.summary())
+/// The settings as they are printed: on a terminal without the plan, which a file has as comments.
+fn shown(toml: &str) -> &str {
+    let end_of_plan = toml.find("\n\n").filter(|_| toml.starts_with('#') && io::stdout().is_terminal());
+    end_of_plan.map_or(toml, |end| &toml[end + 2..])
 }
 
 /// What the settings are for.
@@ -247,8 +247,8 @@ fn fitted<T: Fitted>(
         return Ok(Outcome::No);
     };
     let toml = fitted.to_commented_preset(&plan);
-    context.output.line(&toml)?;
-    let notes: Vec<String> = fits_line(&plan).into_iter().chain(changes(&fitted)).collect();
+    context.output.line(shown(&toml))?;
+    let notes: Vec<String> = std::iter::once(plan.summary()).chain(changes(&fitted)).collect();
     context.progress.on(&Event::Note(notes.join("\n")));
     context
         .output

@@ -8,7 +8,6 @@ use super::plan;
 use super::plan::PRECISION;
 use super::ranks::GpuArgs;
 use super::report::Outcome;
-use crate::Result;
 use crate::config::{Resolved, RunConfig, Sources};
 use crate::event::Event;
 use crate::hub::HubOptions;
@@ -19,6 +18,7 @@ use crate::segment::task::SCORE;
 use crate::tensor::{self, Device, ledger, memory};
 use crate::trainer::{self, Ranks};
 use crate::units::Bytes;
+use crate::{Error, Result};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -101,7 +101,7 @@ pub(super) struct Args {
     #[arg(long, conflicts_with = "print_config")]
     check: bool,
     /// With `--check`: the GPU that will train, as in `prsmed plan --gpu`
-    #[arg(long, value_name = "GPU", requires = "check")]
+    #[arg(long, value_name = "GPU")]
     gpu: Option<String>,
     /// Print the resolved settings as TOML and stop
     #[arg(long)]
@@ -115,6 +115,10 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if args.check {
         return check(args, context);
+    }
+    if args.gpu.is_some() {
+        let hint = "leave it out: the first GPU is used if there is one, and CUDA_VISIBLE_DEVICES chooses another";
+        return Err(Error::config("--gpu", "is the GPU that `--check` plans for", hint).into());
     }
     args.gpus.run(args.print_config, context, |ranks| train(args, ranks, context))
 }

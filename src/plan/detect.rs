@@ -3,6 +3,7 @@
 //! NVML is loaded when [`devices`] runs; without a driver there are no devices. A device offers its total memory minus
 //! what the driver reserves. Detection therefore needs no table; the table of GPUs only adds rates.
 
+use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use serde::Serialize;
 
@@ -100,7 +101,7 @@ pub fn of_process(devices: &[Detected], local_rank: usize) -> Option<(usize, &De
 /// # Errors
 /// The message of the driver library: it is missing, or it does not fit the driver in use.
 pub fn devices() -> Result<Vec<Detected>, String> {
-    let nvml = Nvml::init().map_err(|error| error.to_string())?;
+    let nvml = nvml()?;
     let count = nvml.device_count().map_err(|error| error.to_string())?;
     let mut found = Vec::new();
     for index in 0..count {
@@ -140,10 +141,18 @@ pub struct Driver {
 /// # Errors
 /// In the driver library's words, as [`devices`].
 pub fn driver() -> Result<Driver, String> {
-    let nvml = Nvml::init().map_err(|error| error.to_string())?;
+    let nvml = nvml()?;
     let cuda = i64::from(nvml.sys_cuda_driver_version().map_err(|error| error.to_string())?);
     let version = nvml.sys_driver_version().map_err(|error| error.to_string())?;
     Ok(Driver { version, cuda: (cuda / 1000, cuda % 1000 / 10) })
+}
+
+/// The driver library, or why there is none, in its words or those of the dynamic linker.
+fn nvml() -> Result<Nvml, String> {
+    Nvml::init().map_err(|error| match error {
+        NvmlError::LibloadingError(words) => words.to_string(),
+        other => other.to_string(),
+    })
 }
 
 /// Why this process, with this `CUDA_VISIBLE_DEVICES`, has no GPU.

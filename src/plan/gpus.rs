@@ -212,6 +212,9 @@ impl NotFound {
                     "name one GPU and give their number, where the command has it: `--gpu \"{name}\" --gpus {count}`"
                 )
             }
+            Self::Unknown { text, .. } if text.to_ascii_lowercase().starts_with("cuda") => {
+                "leave it out to plan for the GPU of this machine, or name one, for example `RTX 3060` or `24gb`".into()
+            }
             Self::Unknown { nearest, .. } => {
                 let names: Vec<String> = nearest.iter().map(|name| format!("`{name}`")).collect();
                 let names = names.join(", ");

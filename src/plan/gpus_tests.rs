@@ -207,3 +207,9 @@ fn a_mig_slice_has_its_share_of_memory_and_rates() {
     assert_eq!(find("H100 MIG 1c.3g.40gb").unwrap().marketing_bytes, 40 * GIB);
     assert!(find("A100 MIG banana").is_err());
 }
+
+#[test]
+fn a_device_of_torch_is_no_name_of_a_gpu() {
+    let hint = find("cuda:0").unwrap_err().hint();
+    assert!(hint.starts_with("leave it out to plan for the GPU of this machine"), "{hint}");
+}

@@ -553,6 +553,13 @@ fn a_check_on_a_login_node_names_what_a_training_lacks_and_starts_nothing() {
     let small = ["--preset", "tiny", "--set", "train.micro_batch=512", "--gpu", "4gb"];
     let refused = run(&mut check(&out, &small));
     assert!(refused.code == Some(2) && refused.stderr.contains("does not fit 4 GB"), "{}", refused.stderr);
+    // another model is refused before anything is planned
+    let other = ["--preset", "gpu-24gb", "--gpu", "24gb", "--set", "model.base=hub:Qwen/Qwen2.5-VL-7B-Instruct"];
+    let other = run(&mut check(&out, &other));
+    assert!(other.stderr.contains("not supported") && !other.stderr.contains("memory plan"), "{}", other.stderr);
+    let mut started = train(phantoms(), &out, &[]);
+    let started = run(started.args(["--gpu", "RTX A5000"]));
+    assert!(started.stderr.contains("`--gpu`: is the GPU that `--check` plans for"), "{}", started.stderr);
     assert!(!out.exists(), "nothing was written");
     // a folder that has a run is refused now, not on the compute node
     let taken = run(&mut check(&trained().0, &["--preset", "tiny"]));
