@@ -7,24 +7,23 @@ use super::batch::Batch;
 use super::batches::Steps;
 use super::calibration::{Calibration, Calibrator};
 use super::config::{BatchNorm, ModelConfig, RANDOM};
-use super::example::{Example, Largest};
+use super::example::Example;
 use super::layout::Sizes;
 use super::resume;
+use super::rows::{grouped, longest, questions_of, source_of, texts_of, training_rows};
 use super::step::{self, Inputs, Pass, Prepared};
 use super::validation::{Sums, score};
 use super::vision_features::FeatureCache;
 use super::weights;
 use crate::data::classical::Augment;
 use crate::data::familiarity::images::KnownImages;
-use crate::data::familiarity::questions::KnownQuestions;
 use crate::data::identity::DataIdentity;
 use crate::data::length_sampler;
-use crate::data::loader::{Loader, LoaderOptions, Source, TextEncoder, TextLength, single_rows};
+use crate::data::loader::{Loader, LoaderOptions, Source, TextLength, single_rows};
 use crate::data::manifest::{Manifest, Row, Split};
 use crate::data::mixing_sampler::{Lengths, MixingSampler};
 use crate::data::prepared;
 use crate::data::split::spread;
-use crate::data::text::{self, TextTokenizer};
 use crate::data::unreadable::Unreadable;
 use crate::event::{Event, Observer};
 use crate::models::prsmed::{PrsMed, TOWER_PREFIX};
@@ -42,36 +41,6 @@ use crate::{Error, Result};
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// Tokenizes the rows as the semantics requires.
-#[derive(Debug)]
-pub struct Encoder {
-    /// The model's tokenizer.
-    pub tokenizer: Arc<TextTokenizer>,
-    /// Decides on the end token.
-    pub semantics: Semantics,
-    /// Longer texts are cut.
-    pub max_tokens: usize,
-}
-
-impl TextEncoder for Encoder {
-    fn encode(&self, row: &Row) -> Result<(Vec<i64>, usize)> {
-        let with_eos = self.semantics.labels_answer_only();
-        let prompt = text::training_prompt(&self.tokenizer, &row.question, &row.answer, with_eos)?;
-        if prompt.answer_start >= self.max_tokens {
-            let reason = format!("the question has {} ids, the limit is {}", prompt.answer_start, self.max_tokens);
-            return Err(Error::data_line(
-                &row.csv,
-                row.line,
-                reason,
-                "shorten the question or raise `model.max_text_tokens`",
-            ));
-        }
-        let mut ids = prompt.ids;
-        ids.truncate(self.max_tokens);
-        Ok((ids, prompt.answer_start))
-    }
-}
 
 /// The score that decides which checkpoint is the best.
 pub const SCORE: &str = "mean of validation Dice and answer-token accuracy";
@@ -101,80 +70,6 @@ pub struct SegmentTask {
     /// Fitted at the last validation.
     calibration: Mutex<Option<Calibration>>,
     unreadable: Arc<Unreadable>,
-}
-
-/// The largest examples that batches of these rows can make. `texts` has all training texts, `sequences` the texts of each
-/// sequence of training and of validation; without validation rows those of training stand for both.
-fn longest(
-    manifest: &Manifest,
-    texts: &[TextLength],
-    questions: usize,
-    [train, val]: [&[Vec<TextLength>]; 2],
-    micro_batch: usize,
-) -> Example {
-    let val = if val.is_empty() { train } else { val };
-    Example {
-        text_tokens: texts.iter().map(|text| text.tokens).max().unwrap_or(0),
-        answer_tokens: texts.iter().map(|text| text.answer_tokens).max().unwrap_or(0),
-        num_classes: manifest.modalities.len(),
-        new_tokens: 1,
-        questions,
-        has_unknown_masks: manifest.has_unknown_masks(),
-        largest: Some([train, val].map(|texts| Largest::of(texts, micro_batch))),
-    }
-}
-
-/// Reads samples for the model of `assembly`.
-fn source_of(
-    assembly: &Assembly,
-    manifest: &Arc<Manifest>,
-    cache_bytes: usize,
-    features: Option<&FeatureCache>,
-    unreadable: &Arc<Unreadable>,
-) -> Source {
-    let model = &assembly.description.model;
-    let encoder = Encoder {
-        tokenizer: Arc::clone(&assembly.tokenizer),
-        semantics: model.semantics,
-        max_tokens: model.max_text_tokens,
-    };
-    let source = Source::new(Arc::clone(manifest), Arc::new(encoder), assembly.description.pixels)
-        .with_cache(cache_bytes)
-        .skipping(Arc::clone(unreadable));
-    match features {
-        Some(cache) => source.with_features(Arc::clone(cache.features())),
-        None => source,
-    }
-}
-
-/// The real and the synthetic rows that are trained.
-fn training_rows(manifest: &Manifest, data: &DataConfig) -> Result<(Vec<usize>, Vec<usize>)> {
-    let rows = spread(manifest.rows_of(Split::Train), data.max_train_rows);
-    if rows.is_empty() {
-        let hint = "give at least one row the split `train`";
-        return Err(Error::data(&manifest.root, "there are no training rows", hint));
-    }
-    let synthetic = match data.synthetic_ratio.rows(rows.len(), usize::MAX) {
-        0 => Vec::new(),
-        _ => manifest.synthetic_rows(),
-    };
-    Ok((rows, synthetic))
-}
-
-/// The texts of each sequence: those of a group of rows, or a single one where texts are not packed.
-fn texts_of(groups: &[Vec<usize>], texts: &[TextLength], text_of: &HashMap<usize, TextLength>) -> Vec<Vec<TextLength>> {
-    if groups.is_empty() {
-        return texts.iter().map(|text| vec![*text]).collect();
-    }
-    groups.iter().map(|group| group.iter().map(|row| text_of[row]).collect()).collect()
-}
-
-/// The questions of the training rows and of the validation rows.
-fn questions_of(manifest: &Manifest, trained: [&[usize]; 2]) -> KnownQuestions {
-    let asked = |rows: &[usize]| rows.iter().map(|row| manifest.rows[*row].question.as_str()).collect::<Vec<_>>();
-    let rows = trained.into_iter().flatten().map(|row| &manifest.rows[*row]);
-    KnownQuestions::new(trained.into_iter().flat_map(asked), asked(&manifest.rows_of(Split::Val)))
-        .with_classes(rows.map(|row| (row.question.as_str(), row.modality.as_str())))
 }
 
 impl SegmentTask {
@@ -660,19 +555,6 @@ impl SegmentTask {
         })?;
         Ok(calibrator)
     }
-}
-
-/// Groups `rows` by image, adds them to `groups`, and returns the numbers and lengths of the new groups.
-fn grouped(source: &Source, rows: &Lengths, most: usize, groups: &mut Vec<Vec<usize>>) -> Lengths {
-    let first = groups.len();
-    if most > 1 {
-        groups.extend(source.by_image(&rows.rows, most));
-    } else {
-        groups.extend(rows.rows.iter().map(|row| vec![*row]));
-    }
-    let tokens: HashMap<usize, usize> = rows.rows.iter().copied().zip(rows.lengths.iter().copied()).collect();
-    let length = |group: &Vec<usize>| group.iter().map(|row| tokens[row]).sum();
-    Lengths { rows: (first..groups.len()).collect(), lengths: groups[first..].iter().map(length).collect() }
 }
 
 #[cfg(test)]

@@ -1,0 +1,205 @@
+//! Which questions about which images are asked: a folder of images, or a table.
+
+use super::predict::check_question;
+use crate::data::annotation::{EXTENSIONS, is_image};
+use crate::data::volume::{FileKind, Uid, dicom};
+use crate::data::{csv_text, decode};
+use crate::event::{Event, Observer};
+use crate::{Error, Result, files};
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+/// Ending of the DICOM files that a folder is searched for, beside those of images.
+const DICOM: &str = "dcm";
+
+/// One question about one image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Job {
+    /// The image file.
+    pub image: PathBuf,
+    /// Its name in the results: relative to the folder of the images or of the table.
+    pub name: String,
+    /// The question without the prompt template.
+    pub question: String,
+}
+
+/// The jobs of a folder of images (searched with its subfolders) or of a CSV file with the column `image` and, if the
+/// rows have their own, the column `question`. Rows without a question and images of a folder get all `questions`. Jobs
+/// about one image follow each other. Notes name volumes and images of other formats that are left out, and slices that
+/// are answered one by one.
+///
+/// # Errors
+/// [`Error::Config`] for no images, no question or one that is too long; [`Error::Data`] with the line for a file that does not exist;
+/// [`Error::Io`].
+pub fn jobs(path: &Path, questions: &[String], observer: &dyn Observer) -> Result<Vec<Job>> {
+    let listed = listed(path, observer)?;
+    let root = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
+    if questions.is_empty() && listed.iter().any(|(_, question)| question.is_none()) {
+        let reason = "the images have no questions";
+        return Err(Error::config(
+            "--question",
+            reason,
+            "add `--question \"Where is the lesion?\"`, or a column `question`",
+        ));
+    }
+    let mut images: Vec<PathBuf> = listed.iter().map(|(image, _)| image.clone()).collect();
+    images.sort();
+    images.dedup();
+    if let Some(note) = series_note(&images) {
+        observer.on(&Event::Note(note));
+    }
+    // images in their order, each with all its questions
+    let mut place_of: HashMap<&Path, usize> = HashMap::new();
+    let mut asked: Vec<(&Path, Vec<&String>)> = Vec::new();
+    for (image, own) in &listed {
+        let place = *place_of.entry(image).or_insert(asked.len());
+        if place == asked.len() {
+            asked.push((image, Vec::new()));
+        }
+        let known = &mut asked[place].1;
+        for question in own.as_ref().map_or(questions, std::slice::from_ref) {
+            if !known.contains(&question) {
+                known.push(question);
+            }
+        }
+    }
+    let mut jobs = Vec::new();
+    for (image, questions) in asked {
+        let name = image.strip_prefix(root).unwrap_or(image).to_string_lossy().into_owned();
+        let job = |question: &String| Job { image: image.to_owned(), name: name.clone(), question: question.clone() };
+        jobs.extend(questions.into_iter().map(job));
+    }
+    jobs.iter().try_for_each(|job| check_question(&job.question))?;
+    Ok(jobs)
+}
+
+/// The images of a folder or a table, with the questions of the table.
+fn listed(path: &Path, observer: &dyn Observer) -> Result<Vec<(PathBuf, Option<String>)>> {
+    if !path.is_dir() {
+        return read_table(path);
+    }
+    let mut found = Vec::new();
+    let is_dicom = |file: &Path| file.extension().is_some_and(|ending| ending.eq_ignore_ascii_case(DICOM));
+    search(path, &mut |file| found.extend((is_image(&file) || is_dicom(&file)).then_some(file)))?;
+    found.sort();
+    let notes = left_out(path, &found)?;
+    if found.is_empty() {
+        let endings = [EXTENSIONS.as_slice(), &[DICOM]].concat().join(", .");
+        let endings = format!("`{}` has no file that ends in .{endings}", path.display());
+        let reason = [vec![endings], notes].concat().join("; ");
+        return Err(Error::config("--images", reason, "name a folder of images, or a CSV file with a column `image`"));
+    }
+    for note in notes {
+        observer.on(&Event::Note(note));
+    }
+    Ok(found.into_iter().map(|image| (image, None)).collect())
+}
+
+/// The folder of images, or the folder of a table of images.
+pub fn root_of(path: &Path) -> &Path {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if path.is_dir() { path } else { parent }
+}
+
+/// Calls `found` for each file below a folder that is not hidden.
+pub(super) fn search(folder: &Path, found: &mut dyn FnMut(PathBuf)) -> Result<()> {
+    for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "list"))? {
+        let path = entry.map_err(Error::io(folder, "list"))?.path();
+        if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.')) {
+            continue;
+        }
+        if path.is_dir() {
+            search(&path, found)?;
+        } else {
+            found(path);
+        }
+    }
+    Ok(())
+}
+
+/// Ending of a list of files: their first names.
+fn first_names(files: &[&Path]) -> String {
+    let names = files.iter().take(3).map(|file| format!("`{}`", file.display())).collect::<Vec<_>>().join(", ");
+    if files.len() > 3 { format!("{names} and {} more", files.len() - 3) } else { names }
+}
+
+/// Notes about the volumes and the images of other formats below `folder`, which are not answered.
+fn left_out(folder: &Path, images: &[PathBuf]) -> Result<Vec<String>> {
+    let (mut volumes, mut others) = (Vec::new(), Vec::new());
+    search(folder, &mut |file| {
+        if images.binary_search(&file).is_err() {
+            if matches!(FileKind::of(&file), Ok(Some(_))) {
+                volumes.push(file);
+            } else if decode::is_other_image(&file) {
+                others.push(file);
+            }
+        }
+    })?;
+    let note = |what: &str, mut files: Vec<PathBuf>, remedy: &str| {
+        files.sort();
+        let files: Vec<&Path> = files.iter().map(|file| file.strip_prefix(folder).unwrap_or(file)).collect();
+        let names = first_names(&files);
+        (!files.is_empty()).then(|| format!("{what} are left out ({}): {names}; {remedy}", files.len()))
+    };
+    let volumes = note("files that may be volumes", volumes, "segment a volume with `--image FILE --out mask.nii.gz`");
+    let others = note("images of formats that cannot be read", others, "convert them to PNG");
+    Ok(volumes.into_iter().chain(others).collect())
+}
+
+/// A note about DICOM files of one series, which may be the slices of a volume.
+fn series_note(images: &[PathBuf]) -> Option<String> {
+    let mut series: BTreeMap<Uid, Vec<&Path>> = BTreeMap::new();
+    for image in images {
+        if let Some(uid) = dicom::series_of(image) {
+            series.entry(uid).or_default().push(image);
+        }
+    }
+    let mut several: Vec<Vec<&Path>> = series.into_values().filter(|files| files.len() > 1).collect();
+    several.sort();
+    let files = several.concat();
+    let num_series = match several.len() {
+        0 => return None,
+        1 => "one series".to_owned(),
+        number => format!("{number} series"),
+    };
+    Some(format!(
+        "{} DICOM files belong to {num_series} and are answered as images of their own: {}; if they are the slices of a \
+         volume, segment it with `--image FOLDER --out mask.nii.gz`",
+        files.len(),
+        first_names(&files)
+    ))
+}
+
+/// Images of a table, with their questions.
+fn read_table(path: &Path) -> Result<Vec<(PathBuf, Option<String>)>> {
+    let bytes = files::read(path, files::MAX_TABLE).map_err(Error::io(path, "read"))?;
+    let bytes = csv_text::utf8(path, bytes)?;
+    let separator = csv_text::separator(&bytes, &["image", "question"]);
+    let mut reader = csv::ReaderBuilder::new().flexible(false).delimiter(separator).from_reader(bytes.as_slice());
+    let damaged = |error: csv::Error| csv_text::error(path, &error, "write a CSV file with a header line");
+    let header = reader.headers().map_err(damaged)?.clone();
+    let column = |name: &str| header.iter().position(|found| found.trim() == name);
+    let Some(image) = column("image") else {
+        let reason =
+            format!("has no column `image`; its columns are: {}", header.iter().collect::<Vec<_>>().join(", "));
+        return Err(Error::data(path, reason, "name the column of image files `image`, that of questions `question`"));
+    };
+    let question = column("question");
+    let root = path.parent().unwrap_or(Path::new(""));
+    let mut rows = Vec::new();
+    for record in reader.records() {
+        let record = record.map_err(damaged)?;
+        let line = record.position().map_or(0, csv::Position::line);
+        let file = root.join(record.get(image).unwrap_or_default().trim());
+        if !file.is_file() {
+            let reason = format!("line {line}: there is no file `{}`", file.display());
+            return Err(Error::data(path, reason, "correct the column `image`: paths are relative to the CSV file"));
+        }
+        let own = question.and_then(|column| record.get(column)).map(str::trim).filter(|text| !text.is_empty());
+        rows.push((file, own.map(str::to_owned)));
+    }
+    if rows.is_empty() {
+        return Err(Error::data(path, "has no rows", "add one row for each image"));
+    }
+    Ok(rows)
+}
