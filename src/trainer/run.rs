@@ -3,6 +3,9 @@
 //! On a GPU the CPU does not wait for a step: it launches the next one while the GPU still computes, and then reads the
 //! losses of the step before. Validation, checkpoints and the end of the run wait for all steps.
 
+mod length;
+mod saving;
+
 use super::checkpoint::{self, Progress};
 use super::data_wait::Waiting;
 use super::distributed::{self, Ranks};
@@ -14,12 +17,14 @@ use super::step::{Launched, Mark, StepInfo, StepResult, Stepper, Update};
 use super::{Picture, Score, Switch, Task, TrainConfig, Validation, plateau, schedule};
 use crate::event::{Event, Observer, StepReport};
 use crate::tensor::threads::Adaptive;
-use crate::tensor::weights::{self, Staged};
-use crate::tensor::{Tensor, guard, kernels, ledger, memory, no_grad};
+use crate::tensor::weights;
+use crate::tensor::{guard, kernels, memory, no_grad};
 use crate::{Error, Result};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+use length::{check_length, check_steps_per_epoch, jump, resumed_at};
 
 /// Scores that early stopping looks at.
 const MOST_SCORES: usize = 1000;
@@ -582,142 +587,6 @@ impl<'a, T: Task> Engine<'a, T> {
             kept => kept,
         }
     }
-
-    /// Saves the run when a step fails: the weights are still those of the last good step.
-    fn rescue(&mut self, error: Error) -> Result<()> {
-        if let Err(later) = guard::guard(|| self.settle()) {
-            // `error` is the failure that ends the run
-            self.session.observer.on(&Event::Warning(format!("another step failed too: {later}")));
-        }
-        // partially updated weights must not be saved
-        let optimizer = &self.stepper.optimizer;
-        if !matches!(error, Error::Io { .. }) && self.progress.step > 0 && !optimizer.is_partially_updated() {
-            optimizer.clear();
-            let saved = if self.fails_on_all(&error) { self.save("last") } else { self.save_alone("last") };
-            match saved {
-                // the first failure is the cause
-                Ok(()) | Err(Error::OutOfMemory { .. }) => (),
-                Err(other) => return Err(other),
-            }
-        }
-        Err(error)
-    }
-
-    fn save_is_due(&self) -> bool {
-        let every = self.session.config.checkpoint_every_steps;
-        every > 0 && self.progress.step.is_multiple_of(every)
-    }
-
-    /// As [`Self::save`]; a full disk is a warning, and training continues. Returns `true` if it was saved.
-    fn save_if_possible(&mut self, name: &str) -> Result<bool> {
-        match self.save(name) {
-            Err(error @ Error::Io { .. }) if error.is_disk_full() => {
-                let text = format!(
-                    "no room on the disk for the checkpoint `{name}/` ({error}); training continues, {}: free some space",
-                    self.last_checkpoint()
-                );
-                self.session.observer.on(&Event::Warning(text));
-                Ok(false)
-            }
-            outcome => outcome.map(|()| true),
-        }
-    }
-
-    /// Whether all processes end with this error.
-    fn fails_on_all(&self, error: &Error) -> bool {
-        let is_alone = self.session.ranks.size() == 1;
-        let is_shared = match error {
-            Error::Diverged { .. } => true,
-            Error::OutOfMemory { .. } => !self.task.is_divided(),
-            _ => false,
-        };
-        is_alone || is_shared
-    }
-
-    /// Saves without the other processes, which have failed. Without their optimizer state there is no checkpoint.
-    fn save_alone(&mut self, name: &str) -> Result<()> {
-        if !self.session.ranks.is_main() || self.session.config.zero_stage > 0 {
-            return Ok(());
-        }
-        let path = self.session.folder.join(name);
-        let state = self.stepper.state()?;
-        guard::guard(|| self.write(&path, &state))?;
-        self.session.observer.on(&Event::Saved { path, best: false });
-        Ok(())
-    }
-
-    fn save(&mut self, name: &str) -> Result<()> {
-        let (path, ranks) = (self.session.folder.join(name), self.session.ranks);
-        self.profile.begin("save", self.progress.step)?;
-        let state = guard::guard(|| self.stepper.state())?;
-        let written = if ranks.is_main() { guard::guard(|| self.write(&path, &state)) } else { Ok(()) };
-        ranks.agree(written)?;
-        self.profile.end(self.progress.step)?;
-        if name == "last" {
-            self.saved = Some(self.progress.step);
-        }
-        self.session.observer.on(&Event::Saved { path, best: name == "best" });
-        Ok(())
-    }
-
-    fn write(&mut self, path: &Path, state: &[(String, Tensor)]) -> Result<()> {
-        let _category = ledger::enter(ledger::Category::Workspace);
-        self.records.as_mut().map_or(Ok(()), Records::sync)?;
-        let mut folder = Staged::begin(path)?;
-        self.task.save(&mut folder)?;
-        let progress = Progress { scaler: self.stepper.scaler.clone(), ..self.progress.clone() };
-        checkpoint::save(&mut folder, &progress, state)?;
-        folder.publish()
-    }
-}
-
-/// Refuses to resume a run with another number of steps per epoch.
-fn check_steps_per_epoch(progress: &Progress, steps_per_epoch: u64, last: &Path) -> Result<()> {
-    let before = progress.steps_per_epoch;
-    if before == steps_per_epoch {
-        return Ok(());
-    }
-    let reason =
-        format!("this run had {before} steps an epoch, the data and batch sizes given now make {steps_per_epoch}");
-    let hint = "resume with the same data, `train.micro_batch` and `train.accumulation`, or start a new run";
-    Err(Error::weights(last, reason, hint))
-}
-
-/// Refuses to resume a run that is longer than the settings ask for.
-fn check_length(progress: &Progress, total_steps: u64, config: &TrainConfig) -> Result<()> {
-    let done = progress.step;
-    if done <= total_steps {
-        return Ok(());
-    }
-    let key = limit_of(total_steps, config);
-    let reason = format!("the run to resume has done {done} steps, and the settings end it after {total_steps}");
-    Err(Error::config(key, reason, "give a larger number, or start a new run with another `--out`"))
-}
-
-/// Says how the learning rate jumps if the training has become longer or shorter.
-fn jump(progress: &Progress, total_steps: u64, config: &TrainConfig) -> Option<String> {
-    let (before, done) = (progress.total_steps, progress.step);
-    if before == 0 || before == total_steps || done == total_steps {
-        return None;
-    }
-    let [was, is] = [before, total_steps].map(|total| schedule::learning_rate(config, done, total));
-    (was != is).then(|| format!(
-        "the training had {before} steps and now has {total_steps}: the learning rate falls over all of them, and jumps from \
-         {was:.2e} to {is:.2e} at step {done}"
-    ))
-}
-
-/// The setting that ends a training after `total_steps`.
-fn limit_of(total_steps: u64, config: &TrainConfig) -> &'static str {
-    if config.max_steps == total_steps { "train.max_steps" } else { "train.epochs" }
-}
-
-fn resumed_at(done: u64, total_steps: u64, config: &TrainConfig) -> String {
-    if done < total_steps {
-        return format!("resumed at step {done} of {total_steps}");
-    }
-    let key = limit_of(total_steps, config);
-    format!("nothing to train: all {done} steps are done; a larger `{key}` makes the training longer")
 }
 
 #[cfg(test)]

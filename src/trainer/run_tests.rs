@@ -1,4 +1,6 @@
 use super::*;
+use crate::tensor::ledger;
+use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, Tensor, rng};
 use crate::trainer::fixture::{RUN_AHEAD, plain};
 use crate::trainer::{BatchSize, Batches, Loss, Parameter, Shard};
