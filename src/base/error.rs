@@ -254,7 +254,7 @@ impl Error {
                                        earlier checkpoint, or train again with a lower `train.learning_rate`"
                     .into()
             }
-            Self::Interrupted => "do the same again to continue; trainings continue with `--resume`".into(),
+            Self::Interrupted => "run the same command again to continue; trainings need `--resume`".into(),
         }
     }
 }

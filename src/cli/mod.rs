@@ -44,8 +44,8 @@ use env::Env;
 use memory::MemoryObserver;
 use output::Output;
 use progress::{Progress, Style};
-use report::Outcome;
 pub use report::leave;
+use report::{INTERRUPTED, Outcome};
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -155,6 +155,9 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     listen_for_interrupts(&context, cli.command.saves_on_interrupt());
     let go_on = context.rendezvous.is_none().then(|| go_on(&args, &cli.command));
     let result = guarded(|| dispatch(cli.command, &context));
+    if let (Ok(Outcome::Ended(INTERRUPTED)), Some(go_on)) = (&result, &go_on) {
+        let _ = report::write_interrupt(&mut std::io::stderr(), go_on, color);
+    }
     if let Err(error) = &result {
         let _ = match &go_on {
             Some(go_on) if report::is_interrupt(error) => report::write_interrupt(&mut std::io::stderr(), go_on, color),
@@ -182,8 +185,14 @@ fn outputs(cli: &Cli, style: Style, joined: Option<&Rendezvous>) -> (Box<dyn Obs
 /// The command that continues this one after an interrupt.
 fn go_on(args: &[OsString], command: &Command) -> String {
     let mut words: Vec<&str> = args.iter().filter_map(|word| word.to_str()).collect();
-    let needs_flag = matches!(command, Command::Train(_) | Command::Augment(augment::Command::Finetune(_)));
-    if needs_flag && !words.contains(&"--resume") {
+    if matches!(command, Command::Train(_) | Command::Augment(augment::Command::Finetune(_))) {
+        // from its own checkpoint, also if it was started from another one
+        let mut follows_resume = false;
+        words.retain(|word| {
+            let is_value = std::mem::take(&mut follows_resume) && !word.starts_with('-');
+            follows_resume = *word == "--resume";
+            !(is_value || follows_resume || word.starts_with("--resume="))
+        });
         words.push("--resume");
     }
     report::command_line(words)
@@ -256,6 +265,22 @@ fn listen_for_interrupts(context: &Context, saves: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_interrupted_training_goes_on_from_its_own_checkpoint() {
+        let continued = |line: &str| {
+            let args: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            go_on(&args, &Cli::try_parse_from(&args).expect("a command").command)
+        };
+        let train = "prsmed train --data-root d --out r";
+        for resume in ["", " --resume", " --resume=latest", " --resume runs/b/best", " --resume none"] {
+            assert_eq!(continued(&format!("{train}{resume}")), format!("{train} --resume"), "{resume}");
+        }
+        assert_eq!(continued(&format!("{train} --resume --quiet")), format!("{train} --quiet --resume"));
+        assert_eq!(continued("prsmed augment finetune --data-root d --out r").split(' ').last(), Some("--resume"));
+        let predict = "prsmed predict r --images d --question Where? --out o";
+        assert_eq!(continued(predict), predict.replace("Where?", "'Where?'"));
+    }
 
     #[test]
     fn an_internal_error_names_message_file_and_line() {

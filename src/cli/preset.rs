@@ -136,7 +136,7 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     notes.extend(best.step_seconds().is_none().then(|| no_rates(&machine).to_owned()));
     notes.extend(EvenBatch::text(&even, &machine));
     notes.extend(found::notes(config, best, &chosen, machine.num_ranks()));
-    notes.extend(found::not_made(config, &searched));
+    notes.extend(found::not_made(&searched));
     notes.extend(learning_rate.as_ref().map(Suggestion::text));
     notes.push(next_command(&machine));
     context.progress.on(&Event::Note(notes.join("\n")));

@@ -20,13 +20,16 @@ pub enum Outcome {
     Ended(u8),
 }
 
+/// The exit code after an interrupt.
+pub const INTERRUPTED: u8 = 130;
+
 /// The exit code: 0 done, 1 the answer is no, 2 could not run, 130 interrupted.
 pub fn exit_code(result: &anyhow::Result<Outcome>) -> u8 {
     match result {
         Ok(Outcome::Done) => 0,
         Ok(Outcome::No) => 1,
         Ok(Outcome::Ended(code)) => *code,
-        Err(error) if is_interrupt(error) => 130,
+        Err(error) if is_interrupt(error) => INTERRUPTED,
         Err(_) => 2,
     }
 }
@@ -43,13 +46,17 @@ pub fn exit_code(result: &anyhow::Result<Outcome>) -> u8 {
 /// # Errors
 /// Errors of `out`.
 pub fn write_error(out: &mut dyn Write, error: &anyhow::Error, color: bool) -> io::Result<()> {
-    let mut written = error.to_string();
-    writeln!(out, "{} {}", label("error:", RED, color), printable(&written))?;
-    for cause in error.chain().skip(1).map(ToString::to_string) {
-        // Some errors include the text of their source.
-        if !written.contains(&cause) {
-            writeln!(out, "{} {}", label("caused by:", RED, color), printable(&cause))?;
-            written = cause;
+    if is_interrupt(error) {
+        writeln!(out, "{}", label("interrupted", YELLOW, color))?;
+    } else {
+        let mut written = error.to_string();
+        writeln!(out, "{} {}", label("error:", RED, color), printable(&written))?;
+        for cause in error.chain().skip(1).map(ToString::to_string) {
+            // Some errors include the text of their source.
+            if !written.contains(&cause) {
+                writeln!(out, "{} {}", label("caused by:", RED, color), printable(&cause))?;
+                written = cause;
+            }
         }
     }
     match find(error).map(Error::hint).filter(|hint| !hint.is_empty()) {
@@ -154,7 +161,10 @@ mod tests {
         write_interrupt(&mut out, &command_line(words), false).unwrap();
         let text = "interrupted\nhint: continue with `prsmed train --data-root 'my data' --set train.epochs=3 --out 'it'\\''s'`\n";
         assert_eq!(String::from_utf8(out).unwrap(), text);
-        assert!(is_interrupt(&error));
+        assert_eq!(
+            written(&error, false),
+            "interrupted\nhint: run the same command again to continue; trainings need `--resume`\n"
+        );
         assert_eq!(exit_code(&Err(error)), 130);
         assert_eq!((exit_code(&Ok(Outcome::Done)), exit_code(&Ok(Outcome::No))), (0, 1));
     }

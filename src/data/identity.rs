@@ -1,15 +1,15 @@
 //! Identity of the rows and images of a training, by which a resumed run notices changed data, and an evaluation images that
 //! the run has seen.
 
-use super::manifest::{Manifest, Row, Split, Target};
+use super::manifest::{Manifest, Row, Target};
 use prsmed_base::files;
 use prsmed_base::{Error, Result};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Write as _;
 use std::fs::File;
-use std::io::{Read as _, Seek as _, SeekFrom};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 /// Characters of a row's mark.
@@ -37,13 +37,15 @@ struct SeenImages {
     val: BTreeSet<String>,
 }
 
-/// How many rows are about images that a training saw.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct SeenRows {
-    /// About training images.
-    pub train: usize,
-    /// About validation images, by which the best checkpoint was chosen.
-    pub val: usize,
+/// Whether a training saw an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Seen {
+    /// It did not.
+    No,
+    /// It is a validation image, by which the best checkpoint was chosen.
+    Val,
+    /// It is a training image.
+    Train,
 }
 
 impl DataIdentity {
@@ -62,21 +64,33 @@ impl DataIdentity {
                 write!(marks, "{byte:02x}").expect("writing to a string");
             }
         }
-        let sha256 = format!("{:x}", whole.finalize());
-        let images = SeenImages { train: marks_of(manifest, Split::Train)?, val: marks_of(manifest, Split::Val)? };
-        Ok(Self { num_rows: hashes.len(), sha256, marks, images: Some(images) })
+        Ok(Self { num_rows: hashes.len(), sha256: format!("{:x}", whole.finalize()), marks, images: None })
     }
 
-    /// How many of some rows are about images that this training saw; `None` if it was saved by an earlier version.
+    /// The same with the images of the rows that are trained, and of those that validate. Images that cannot be read are
+    /// left out: the training itself reports them.
+    #[must_use]
+    pub fn with_images(self, manifest: &Manifest, train: &[usize], val: &[usize]) -> Self {
+        let marks = |rows| images_of(manifest, rows).into_par_iter().filter_map(|path| image_mark(path).ok()).collect();
+        Self { images: Some(SeenImages { train: marks(train), val: marks(val) }), ..self }
+    }
+
+    /// Whether this training saw the image of each of some rows; `None` if an earlier version saved it.
     ///
     /// # Errors
     /// [`Error::Io`] for an image that cannot be read.
-    pub fn seen(&self, manifest: &Manifest, rows: &[usize]) -> Result<Option<SeenRows>> {
-        let Some(images) = &self.images else { return Ok(None) };
-        let marks: Vec<String> =
-            rows.par_iter().map(|row| image_mark(&manifest.rows[*row].image_path)).collect::<Result<_>>()?;
-        let count = |seen: &BTreeSet<String>| marks.iter().filter(|mark| seen.contains(*mark)).count();
-        Ok(Some(SeenRows { train: count(&images.train), val: count(&images.val) }))
+    pub fn seen(&self, manifest: &Manifest, rows: &[usize]) -> Result<Option<Vec<Seen>>> {
+        let Some(SeenImages { train, val }) = &self.images else { return Ok(None) };
+        let marks: HashMap<&Path, String> = images_of(manifest, rows)
+            .into_par_iter()
+            .map(|path| Ok((path, image_mark(path)?)))
+            .collect::<Result<_>>()?;
+        let seen = |row: &usize| match &marks[manifest.rows[*row].image_path.as_path()] {
+            mark if train.contains(mark) => Seen::Train,
+            mark if val.contains(mark) => Seen::Val,
+            _ => Seen::No,
+        };
+        Ok(Some(rows.iter().map(seen).collect()))
     }
 
     /// As JSON.
@@ -160,28 +174,31 @@ pub fn content_marks<'a>(manifest: &'a Manifest, most: u64) -> Result<Vec<(&'a P
     files.par_iter().step_by(every).map(mark).collect()
 }
 
-/// The marks of the real images of a split.
-fn marks_of(manifest: &Manifest, split: Split) -> Result<BTreeSet<String>> {
-    let rows = manifest.rows.iter().filter(|row| row.split == split && !row.synthetic);
-    let images: BTreeSet<&Path> = rows.map(|row| row.image_path.as_path()).collect();
-    images.into_par_iter().map(image_mark).collect()
+/// The different images of some rows.
+fn images_of<'a>(manifest: &'a Manifest, rows: &[usize]) -> BTreeSet<&'a Path> {
+    rows.iter().map(|row| manifest.rows[*row].image_path.as_path()).collect()
 }
 
-/// Twelve hexadecimal digits of a hash of the size, the beginning and the end of a file. Two images differ there.
+/// Twelve hexadecimal digits of a hash of a file's size and content; of a large file, of parts spread evenly over it.
 fn image_mark(path: &Path) -> Result<String> {
-    /// Bytes of the beginning, and of the end.
+    /// Bytes of a part, and number of parts.
     const PART: u64 = 4096;
+    const PARTS: u64 = 16;
     let read = || {
-        let mut file = File::open(path)?;
+        let file = File::open(path)?;
         let size = file.metadata()?.len();
-        let mut bytes = size.to_le_bytes().to_vec();
-        file.by_ref().take(PART).read_to_end(&mut bytes)?;
-        file.seek(SeekFrom::Start(size.saturating_sub(PART).max(PART.min(size))))?;
-        file.take(PART).read_to_end(&mut bytes)?;
-        std::io::Result::Ok(bytes)
+        let (length, parts) = if size <= PART * PARTS { (size, 1) } else { (PART, PARTS) };
+        let mut hash = Sha256::new();
+        hash.update(size.to_le_bytes());
+        let mut part = vec![0; usize::try_from(length).unwrap_or_default()];
+        for number in 0..parts {
+            file.read_exact_at(&mut part, (size - length) * number / (parts - 1).max(1))?;
+            hash.update(&part);
+        }
+        std::io::Result::Ok(hash.finalize())
     };
-    let bytes = read().map_err(Error::io(path, "read"))?;
-    Ok(format!("{:x}", Sha256::digest(bytes))[..12].to_owned())
+    let hash = read().map_err(Error::io(path, "read"))?;
+    Ok(format!("{hash:x}")[..12].to_owned())
 }
 
 fn hash(row: &Row, root: &Path) -> Result<[u8; 32]> {
@@ -220,6 +237,7 @@ fn inside(path: &Path, root: &Path) -> std::path::PathBuf {
 mod tests {
     use super::*;
     use crate::fixture::{self, Root};
+    use crate::manifest::Split;
     use std::path::PathBuf;
 
     #[test]
@@ -294,13 +312,15 @@ mod tests {
             ],
         );
         let identity = DataIdentity::of(&trained).expect("readable");
+        assert_eq!(identity.seen(&trained, &[0]).expect("readable"), None);
+        let identity = identity.with_images(&trained, &[0], &[1]);
         let saved: DataIdentity = serde_json::from_str(&identity.to_json()).expect("its own JSON");
         assert_eq!(saved, identity);
         let scored = ["mr/train_images/x.png", "mr/train_images/new.png", "mr/train_images/x.png"];
         let scored = manifest(&other, scored.map(|name| row(path(&other, name), Split::Test)).into());
-        assert_eq!(saved.seen(&scored, &[0, 1, 2]).expect("readable"), Some(SeenRows { train: 2, val: 0 }));
-        assert_eq!(saved.seen(&scored, &[1]).expect("readable"), Some(SeenRows::default()));
-        assert_eq!(saved.seen(&trained, &[0, 1]).expect("readable"), Some(SeenRows { train: 1, val: 1 }));
+        assert_eq!(saved.seen(&scored, &[0, 1, 2]).expect("readable"), Some(vec![Seen::Train, Seen::No, Seen::Train]));
+        assert_eq!(saved.seen(&scored, &[1]).expect("readable"), Some(vec![Seen::No]));
+        assert_eq!(saved.seen(&trained, &[0, 1]).expect("readable"), Some(vec![Seen::Train, Seen::Val]));
         // a file of an earlier version
         let mut old: serde_json::Value = serde_json::from_str(&identity.to_json()).expect("JSON");
         old.as_object_mut().expect("an object").remove("images").expect("marks");
@@ -309,24 +329,29 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_covers_the_beginning_and_the_end_of_a_file() {
+    fn a_mark_covers_parts_of_the_whole_file() {
         let root = Root::new();
         let mark = |bytes: &[u8]| {
             let path = root.file("a.png");
             std::fs::write(&path, bytes).expect("written");
             image_mark(&path).expect("readable")
         };
-        let large = vec![7; 20_000];
+        let large = vec![7; 100_000];
         let changed = |at: usize| {
             let mut bytes = large.clone();
             bytes[at] = 8;
             mark(&bytes)
         };
         assert_eq!((mark(&large), mark(&large).len()), (mark(&large), 12));
-        for at in [0, 4095, 16_000, 19_999] {
+        for at in [0, 4095, 95_905 / 15, 95_904 / 15 * 7 + 2000, 99_999] {
             assert_ne!(changed(at), mark(&large), "byte {at}");
         }
+        let mut small = vec![7; 50_000];
+        let before = mark(&small);
+        small[30_001] = 8;
+        assert_ne!(mark(&small), before, "all of a small file");
         assert_ne!(mark(&[7; 5000]), mark(&[7; 5001]));
+        assert_eq!(mark(b"").len(), 12);
         assert_ne!(mark(b"a"), mark(b"b"));
     }
 }

@@ -3,7 +3,7 @@
 use super::lock::make_folder;
 use super::together::main_only;
 use super::weight_files::{self, ModelChoice};
-use crate::data::identity::{DataIdentity, SeenRows};
+use crate::data::identity::{DataIdentity, Seen};
 use crate::data::labels::Labels;
 use crate::data::manifest::{Manifest, Split};
 use crate::data::split;
@@ -122,15 +122,17 @@ impl Scoring<'_> {
             assembly.description.pixels.labels = labels;
         }
         let place = self.ranks.agree_on(main_only(self.ranks, prepare))?;
-        if self.ranks.is_main() {
+        let seen = main_only(self.ranks, || {
             self.note_unlike(&assembly, manifest, rows);
-        }
+            self.note_unscored(run, manifest, rows.len())?;
+            self.num_trained_on(run, manifest, rows)
+        });
+        let trained_on = self.ranks.agree_on(seen)?;
         let started = Instant::now();
         let reports = (self.runtime.observer().as_ref(), &**self.runtime.interrupt());
         let evaluation = evaluate::evaluate(self.ranks, &assembly, manifest, rows, self.options, reports)?;
         let (Some(mut evaluation), Some((folder, name))) = (evaluation, place) else { return Ok(None) };
-        evaluation.summary.protocol.trained_on = self.num_trained_on(run, manifest, rows)?;
-        self.note_unscored(run, manifest, rows.len())?;
+        evaluation.summary.protocol.trained_on = trained_on.unwrap_or_default();
         evaluation.write(&folder)?;
         let subtitle = self.subtitle(rows.len());
         let mut facts = self.facts(run, started.elapsed().as_secs_f64() / rows.len() as f64, rows.len());
@@ -157,9 +159,11 @@ impl Scoring<'_> {
         let Some(trained) = identity_of(run)?.filter(|_| 2 * num_scored < all && self.limit == 0) else {
             return Ok(());
         };
-        let is_new = match trained.seen(manifest, &(0..all).collect::<Vec<_>>())? {
-            Some(seen) => seen == SeenRows::default(),
-            None => DataIdentity::of(manifest)?.num_among(&trained) == 0,
+        // an image of a row that is not scored may be unreadable
+        let is_new = match trained.seen(manifest, &(0..all).collect::<Vec<_>>()) {
+            Ok(Some(seen)) => seen.iter().all(|seen| *seen == Seen::No),
+            Ok(None) => DataIdentity::of(manifest)?.num_among(&trained) == 0,
+            Err(_) => false,
         };
         if is_new {
             self.runtime.note(format!(
@@ -174,27 +178,28 @@ impl Scoring<'_> {
     /// Number of the scored rows whose image a run on this disk, or one of its ensemble, was trained on. Says so if others
     /// are about images that chose its checkpoint.
     fn num_trained_on(&self, run: &Path, manifest: &Manifest, rows: &[usize]) -> Result<u64> {
-        let mut most = SeenRows::default();
+        let mut all = vec![Seen::No; rows.len()];
         for run in std::iter::once(run).chain(self.ensemble.iter().map(PathBuf::as_path)) {
             let Some(trained) = identity_of(run)? else { continue };
-            let seen = match trained.seen(manifest, rows)? {
-                Some(seen) => seen,
-                None if self.split == Split::Train => {
+            let Some(seen) = trained.seen(manifest, rows)? else {
+                // a run of an earlier version knows its rows only
+                if self.split == Split::Train && self.ensemble.is_empty() {
                     let scored = rows.iter().map(|row| manifest.rows[*row].clone()).collect();
                     let scored = DataIdentity::of(&Manifest { rows: scored, ..manifest.clone() })?;
-                    SeenRows { train: scored.num_among(&trained), val: 0 }
+                    return Ok(scored.num_among(&trained) as u64);
                 }
-                None => SeenRows::default(),
+                continue;
             };
-            most = SeenRows { train: most.train.max(seen.train), val: most.val.max(seen.val) };
+            all = all.into_iter().zip(seen).map(|(one, other)| one.max(other)).collect();
         }
-        if most.val > 0 && self.split != Split::Val {
+        let count = |kind: Seen| all.iter().filter(|seen| **seen == kind).count();
+        if count(Seen::Val) > 0 && self.split != Split::Val {
             self.runtime.note(format!(
                 "{} of these questions are about validation images of the run, by which its checkpoint was chosen",
-                most.val
+                count(Seen::Val)
             ));
         }
-        Ok(most.train as u64)
+        Ok(count(Seen::Train) as u64)
     }
 
     /// Of a run of cross-validation the rows of its own fold: those of the data root are partly in its training.

@@ -140,10 +140,12 @@ pub fn compromise_notes(config: &RunConfig, compromise: Compromise) -> Vec<Strin
 }
 
 /// What a compromise would save that the search did not make.
-pub fn not_made(config: &RunConfig, found: &Found) -> Option<String> {
-    let faster = found.a_little_faster.as_ref()?;
-    let quantization = faster.choice.compromise.quantization;
-    let seconds = faster.step_seconds().filter(|_| quantization != config.model.quantization)?;
+pub fn not_made(found: &Found) -> Option<String> {
+    let (chosen, faster) = (found.fitting.first()?, found.a_little_faster.as_ref()?);
+    let [before, quantization] = [chosen, faster].map(|candidate| candidate.choice.compromise.quantization);
+    let is_worth_saying = before == Quantization::None && quantization != before;
+    let seconds = faster.step_seconds().filter(|seconds| chosen.step_seconds().is_some_and(|chosen| *seconds < chosen));
+    let seconds = seconds.filter(|_| is_worth_saying)?;
     Some(format!(
         "{} a step with frozen layers in 4 bits, which rounds their weights: `--set model.quantization={}`",
         time::text(seconds),

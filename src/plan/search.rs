@@ -555,6 +555,7 @@ pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
         tried.push(candidate);
     }
     let mut fitting = tried;
+    let a_little_faster = a_little_faster.map(|candidate| try_last(problem, space, candidate)).transpose()?;
     fitting.sort_by(faster);
     fitting.truncate(KEPT);
     let smallest = match (space.image_sizes.last(), compromises.last()) {

@@ -119,6 +119,7 @@ impl SegmentTask {
         let longest = longest(manifest, &texts, questions, [&train_texts, &val_texts], config.micro_batch);
         assembly.questions = Some(Arc::new(questions_of(manifest, [&rows.rows, &synthetic.rows])));
         assembly.images = Some(Arc::new(KnownImages::of(manifest, &rows.rows)));
+        let identity = DataIdentity::of(manifest)?.with_images(manifest, &rows.rows, &val_rows);
         let validated_at_once = Fitting::new(config.micro_batch);
         let calibration = Mutex::new(assembly.description.calibration);
         Ok(Self {
@@ -134,7 +135,7 @@ impl SegmentTask {
             config,
             data,
             resolved,
-            identity: DataIdentity::of(manifest)?,
+            identity,
             validated_at_once,
             calibration,
             unreadable,

@@ -371,7 +371,7 @@ fn the_first_line_has_three_scores_and_training_rows_are_marked() {
     assert!(first[1].starts_with("3 questions, "), "{seen}");
     let wide = seen.lines().find(|line| line.chars().count() > 100 && !line.contains(path("").to_str().unwrap()));
     assert_eq!(wide, None, "{seen}");
-    let mark = "the run was trained on 3 of these questions";
+    let mark = "the run was trained on the images of 3 of these questions";
     assert!(seen.contains(mark) && !new.contains("was trained on"), "{seen}");
     assert!(fs::read_to_string(path("first-line-train/report.html")).unwrap().contains(mark));
 }

@@ -336,8 +336,9 @@ fn names_in_json_and_csv_stay() {
     predict.arg(class_files(root, "train_images").remove(0)).arg(&trained().0);
     let result = objects(&done(&mut predict)).pop().unwrap();
     let expected = [
-        "answer", "confidence", "foreground_frac", "height", "kind", "mask", "memory", "modality", "nearest_question",
-        "new_tokens", "new_words", "overlay", "question_classes", "question_distance", "question_known", "width",
+        "answer", "confidence", "foreground_frac", "height", "image_differs", "image_distance", "image_known", "kind",
+        "mask", "memory", "modality", "nearest_question", "new_tokens", "new_words", "overlay", "question_classes",
+        "question_distance", "question_known", "width",
     ];
     assert_eq!(keys(&result), expected);
     assert_eq!(keys(&result["confidence"]), ["boundary", "foreground", "is_found", "presence"]);

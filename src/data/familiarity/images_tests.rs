@@ -114,7 +114,10 @@ fn a_volume_is_unlike_if_more_than_a_quarter_of_its_slices_are() {
     let of = |distances: &[f64]| ImageFamiliarity::of_slices(distances.iter().map(|distance| at(*distance)).collect());
     assert_eq!(of(&[3.0, 0.5, 0.8, 0.6, 0.7]), at(0.8));
     assert_eq!(of(&[3.0, 2.0, 0.8, 0.6, 0.7]), at(2.0));
-    assert_eq!(of(&[1.5]).image_known, Some(false));
+    assert_eq!(of(&[3.0, 0.5, 0.8, 0.6]), at(0.8));
+    for unlike in [&[1.5][..], &[0.5, 1.5], &[0.5, 0.5, 1.5], &[0.5, 0.5, 0.5, 0.5, 1.5, 1.5]] {
+        assert_eq!(of(unlike).image_known, Some(false), "{unlike:?}");
+    }
     assert_eq!(of(&[]), ImageFamiliarity::default());
 }
 

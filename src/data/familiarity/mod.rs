@@ -121,7 +121,7 @@ impl ImageFamiliarity {
     /// That of a volume: unlike if more than a quarter of its slices are. Nothing is known of no slice.
     pub fn of_slices(mut slices: Vec<Self>) -> Self {
         slices.sort_by(|a, b| a.image_distance.unwrap_or_default().total_cmp(&b.image_distance.unwrap_or_default()));
-        if slices.is_empty() { Self::default() } else { slices.swap_remove((slices.len() - 1) * 3 / 4) }
+        if slices.is_empty() { Self::default() } else { slices.swap_remove(slices.len() - 1 - slices.len() / 4) }
     }
 
     /// What to tell about an image that looks unlike those of the training.

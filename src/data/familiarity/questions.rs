@@ -163,13 +163,12 @@ impl KnownQuestions {
         let nearest = (0..products.len()).rev().max_by(|a, b| cosine(*a).total_cmp(&cosine(*b)));
         let new = self.share_of_new_words(question);
         let distance = nearest.map(|number| (1.0 - cosine(number).min(1.0) * (1.0 - new)).clamp(0.0, 1.0));
-        // a shorter form of a training question is like it, however much it leaves out
-        let is_shorter = self.is_shorter_form(&words);
         let limits = self.saved.limits.zip(distance);
         let is_new = |word: &&String| !self.postings.contains_key(*word) && !is_filler(word);
         Familiarity {
-            question_known: limits
-                .map(|(limits, distance)| is_shorter || (distance <= limits.distance && new <= limits.new_words)),
+            question_known: limits.map(|(limits, distance)| {
+                (distance <= limits.distance && new <= limits.new_words) || self.is_shorter_form(&words)
+            }),
             nearest_question: nearest.map(|number| self.saved.questions[number].0.clone()),
             new_words: words.iter().filter(is_new).cloned().collect::<BTreeSet<_>>().into_iter().collect(),
             question_distance: distance,
@@ -180,16 +179,23 @@ impl KnownQuestions {
         }
     }
 
-    /// Whether a training question has all these words in this order, and the first ones at its beginning: "Where is the
-    /// lesion?" of "Where is the skin lesion in this image?". One word alone is no question.
+    /// Whether a training question has all these words in this order, begins in the same way, and is about the same: "Where is
+    /// the lesion?" of "Where is the skin lesion in this image?". What it is about is the last word before a preposition, so
+    /// "Where is the liver?" is no shorter form of "Where is the liver tumour in this image?".
     fn is_shorter_form(&self, asked: &[String]) -> bool {
+        /// Words that begin both.
+        const BEGIN: usize = 2;
+        const PREPOSITIONS: [&str; 5] = ["in", "on", "of", "at", "and"];
+        let Some((begin, rest)) = asked.split_at_checked(BEGIN) else { return false };
         let shortens = |(question, _): &(String, u64)| {
             let full = words(question);
+            let Some(full) = full.strip_prefix(begin) else { return false };
+            let phrase = full.iter().take_while(|word| !PREPOSITIONS.contains(&word.as_str()));
+            let about = phrase.filter(|word| !is_filler(word)).last();
             let mut left = full.iter();
-            full.starts_with(&asked[..2]) && asked.iter().all(|word| left.any(|own| own == word))
+            about.is_some_and(|about| rest.contains(about)) && rest.iter().all(|word| left.any(|own| own == word))
         };
-        let is_content = |word: &&String| !is_filler(word);
-        asked.len() > 2 && asked[2..].iter().any(|word| is_content(&word)) && self.saved.questions.iter().any(shortens)
+        self.saved.questions.iter().any(shortens)
     }
 
     /// For each class of the training whose images are not asked this: the classes that are. `same` is a training question

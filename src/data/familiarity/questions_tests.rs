@@ -145,9 +145,14 @@ fn shorter_forms_of_training_questions_are_known() {
     {
         assert_eq!(is_known(question), Some(true), "{question}");
     }
-    for question in ["Where?", "Where is the mole?", "Is it a lesion or not?"] {
+    for question in ["Where?", "Where is the mole?", "Is it a lesion or not?", "Where is this image?", "Where is this?"]
+    {
         assert_eq!(is_known(question), Some(false), "{question}");
     }
+    let long = "Where is the liver tumour in this contrast-enhanced abdominal CT slice of the portal venous phase?";
+    let tumours = KnownQuestions::new([long], [long]);
+    assert_eq!(tumours.compare("Where is the tumour?").question_known, Some(true));
+    assert_eq!(tumours.compare("Where is the liver?").question_known, Some(false));
 }
 
 #[test]
