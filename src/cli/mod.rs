@@ -153,6 +153,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     };
     let context = Context { runtime, env, output, progress, memory, interrupt, rendezvous };
     listen_for_interrupts(&context, cli.command.saves_on_interrupt());
+    let rank = context.rendezvous.as_ref().map_or(0, |joined| joined.rank);
     let go_on = context.rendezvous.is_none().then(|| go_on(&args, &cli.command));
     let result = guarded(|| dispatch(cli.command, &context));
     if let (Ok(Outcome::Ended(INTERRUPTED)), Some(go_on)) = (&result, &go_on) {
@@ -161,6 +162,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     if let Err(error) = &result {
         let _ = match &go_on {
             Some(go_on) if report::is_interrupt(error) => report::write_interrupt(&mut std::io::stderr(), go_on, color),
+            // the first process speaks for all
+            None if report::is_interrupt(error) && rank > 0 => Ok(()),
             _ => report::write_error(&mut std::io::stderr(), error, color),
         };
         if let Some(error) = report::find(error) {
@@ -277,7 +280,7 @@ mod tests {
             assert_eq!(continued(&format!("{train}{resume}")), format!("{train} --resume"), "{resume}");
         }
         assert_eq!(continued(&format!("{train} --resume --quiet")), format!("{train} --quiet --resume"));
-        assert_eq!(continued("prsmed augment finetune --data-root d --out r").split(' ').last(), Some("--resume"));
+        assert_eq!(continued("prsmed augment finetune --data-root d --out r").split(' ').next_back(), Some("--resume"));
         let predict = "prsmed predict r --images d --question Where? --out o";
         assert_eq!(continued(predict), predict.replace("Where?", "'Where?'"));
     }

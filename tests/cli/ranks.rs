@@ -597,8 +597,9 @@ fn an_interrupt_of_any_process_makes_one_checkpoint() {
     let job = Job::start(2, || calm(&out, 100_000, &["train.checkpoint_every_steps=0"]));
     wait_for_steps(&out, 3);
     job.signal(1, libc::SIGTERM);
-    for (code, _, stderr) in job.ends() {
+    for (rank, (code, _, stderr)) in job.ends().into_iter().enumerate() {
         assert_eq!(code, Some(130), "{stderr}");
+        assert_eq!(stderr.contains("interrupted\nhint: run the same command again"), rank == 0, "{stderr}");
     }
     let progress: Value = serde_json::from_slice(&fs::read(out.join("last/trainer.json")).unwrap()).unwrap();
     assert_eq!(progress["step"], losses(&out).len());
