@@ -37,6 +37,7 @@ const OVER_VALIDATION: f64 = 1.1;
 const SPREAD: f32 = 0.02;
 /// Smallest limit of a class, for training images that are nearly the same.
 const SMALLEST_LIMIT: f64 = 2.0;
+
 /// Content of [`IMAGES_FILE`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Saved {
@@ -140,8 +141,10 @@ impl KnownImages {
         };
         let mut begin = 0;
         let parts = GROUPS.map(|(name, count)| {
-            let part = self.squared_distance(look, nearest, begin..begin + count) / count as f64;
+            let numbers = begin..begin + count;
             begin += count;
+            let part = squared_distance(&look[numbers.clone()], &nearest[numbers.clone()], &self.0.spread[numbers]);
+            let part = part / count as f64;
             (part, name)
         });
         let most = parts.into_iter().max_by(|a, b| a.0.total_cmp(&b.0));
@@ -164,13 +167,14 @@ impl KnownImages {
     /// The smallest distance to a training image, in units of its class's limit, and the look of that image.
     fn nearest(&self, look: &[f32]) -> Option<(f64, &[f32])> {
         let all = self.0.classes.values().flat_map(|class| class.looks.iter().map(move |look| (class.limit, look)));
-        all.map(|(limit, other)| (self.squared_distance(look, other, 0..look.len()).sqrt() / limit, other.as_slice()))
+        all.map(|(limit, other)| (squared_distance(look, other, &self.0.spread).sqrt() / limit, other.as_slice()))
             .min_by(|a, b| a.0.total_cmp(&b.0))
     }
+}
 
-    fn squared_distance(&self, a: &[f32], b: &[f32], numbers: std::ops::Range<usize>) -> f64 {
-        numbers.map(|number| f64::from((a[number] - b[number]) / self.0.spread[number]).powi(2)).sum()
-    }
+/// Sum of the squared differences, each in units of its spread.
+fn squared_distance(a: &[f32], b: &[f32], spread: &[f32]) -> f64 {
+    a.iter().zip(b).zip(spread).map(|((a, b), spread)| f64::from((a - b) / spread).powi(2)).sum()
 }
 
 /// One row for each different image of some rows.
@@ -198,16 +202,12 @@ fn spread_within<'a>(classes: impl Iterator<Item = &'a Vec<Seen<'a>>>) -> Vec<f3
 /// The usual distance from an image of a class to the nearest one of another patient; of another image, if all are of one
 /// patient. `None` for a class of one image.
 fn limit_of(class: &[Seen], spread: &[f32]) -> Option<f64> {
-    let distance = |a: &Seen, b: &Seen| {
-        let squares =
-            a.look.iter().zip(&b.look).zip(spread).map(|((a, b), spread)| f64::from((a - b) / spread).powi(2));
-        squares.sum::<f64>().sqrt()
-    };
     let nearest = |number: usize| {
         let others = class.iter().enumerate().filter(|(other, _)| *other != number).map(|(_, other)| other);
         let is_of_another = |other: &&Seen| other.patient.is_none() || other.patient != class[number].patient;
         let smallest = |others: &mut dyn Iterator<Item = &Seen>| {
-            others.map(|other| distance(&class[number], other)).min_by(f64::total_cmp)
+            let distances = others.map(|other| squared_distance(&class[number].look, &other.look, spread).sqrt());
+            distances.min_by(f64::total_cmp)
         };
         smallest(&mut others.clone().filter(is_of_another)).or_else(|| smallest(&mut others.clone()))
     };

@@ -1,4 +1,4 @@
-//! How a question and an image compare with those of a training, so that a user is told what a model was not trained for.
+//! How a question and an image compare with those of a training, to warn about what a model was not trained for.
 //!
 //! A run folder keeps the questions of its training ([`questions`]) and how its images look ([`images`]).
 //! What is still like them is decided by the distances among the training rows and those of the validation rows.
