@@ -2,7 +2,7 @@
 
 use super::failure::Failure;
 use super::metrics::Outcome;
-use super::options::{MAX_DECODERS, MAX_RECEIVED, MAX_TRANSFERS, Options};
+use super::options::{MAX_DECODERS, MAX_JSON, MAX_RECEIVED, MAX_TRANSFERS, Options};
 use super::worker::{Job, Shared};
 use crate::Error;
 use crate::event::Observer;
@@ -40,7 +40,8 @@ impl App {
         observer: Arc<dyn Observer>,
     ) -> Self {
         let [transfers, decoders, volumes] = [MAX_TRANSFERS, MAX_DECODERS, 1].map(Semaphore::new);
-        let mib = (options.max_upload.max(MAX_RECEIVED) >> 20) + 1;
+        // a form has more than its file
+        let mib = (options.max_upload.saturating_add(MAX_JSON).max(MAX_RECEIVED) >> 20) + 1;
         let room = Arc::new(Semaphore::new(mib.min(Semaphore::MAX_PERMITS)));
         Self(Arc::new(Inner { shared, jobs, options, observer, transfers, room, volumes, decoders }))
     }

@@ -6,13 +6,14 @@ use crate::event::Event;
 use crate::{Error, panics};
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderName, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http_body::{Frame, SizeHint};
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -64,10 +65,13 @@ const REST: (u64, Duration) = (16 << 20, Duration::from_secs(5));
 /// and not read why.
 pub(super) async fn read_out(request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
-    let body = SharedBody(Arc::new(Mutex::new(body)));
+    let waits = waits_to_send(&parts.headers);
+    let body = SharedBody { body: Arc::new(Mutex::new(body)), is_begun: Arc::new(AtomicBool::new(false)) };
     let rest = body.clone();
     let response = next.run(Request::from_parts(parts, Body::new(body))).await;
-    if response.status().is_client_error() {
+    // to read a body says `100 Continue`
+    let is_sent = !waits || rest.is_begun.load(Ordering::Relaxed);
+    if response.status().is_client_error() && is_sent {
         let (most, duration) = REST;
         let _ = tokio::time::timeout(duration, async {
             let mut read = 0;
@@ -83,15 +87,24 @@ pub(super) async fn read_out(request: Request, next: Next) -> Response {
     response
 }
 
+/// True if the client sends the body of its request only after the server has said `100 Continue`.
+pub(super) fn waits_to_send(headers: &HeaderMap) -> bool {
+    headers.get(header::EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
+}
+
 /// A body that can still be read when its request is gone.
 #[derive(Clone)]
-struct SharedBody(Arc<Mutex<Body>>);
+struct SharedBody {
+    body: Arc<Mutex<Body>>,
+    is_begun: Arc<AtomicBool>,
+}
 
 type Polled = Poll<Option<Result<Frame<Bytes>, axum::Error>>>;
 
 impl SharedBody {
     fn poll(&self, cx: &mut std::task::Context<'_>) -> Polled {
-        Pin::new(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner)).poll_frame(cx)
+        self.is_begun.store(true, Ordering::Relaxed);
+        Pin::new(&mut *self.body.lock().unwrap_or_else(PoisonError::into_inner)).poll_frame(cx)
     }
 }
 
@@ -104,7 +117,7 @@ impl HttpBody for SharedBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).size_hint()
+        self.body.lock().unwrap_or_else(PoisonError::into_inner).size_hint()
     }
 }
 

@@ -15,6 +15,7 @@ mod answers;
 mod app;
 mod connections;
 mod failure;
+mod form;
 mod guards;
 mod images;
 mod metrics;

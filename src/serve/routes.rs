@@ -3,7 +3,7 @@
 use super::app::App;
 use super::failure::Failure;
 use super::metrics::Gauges;
-use super::options::{ALIVE_EVERY, MAX_ANSWERS, MAX_EXAMPLES, MAX_JSON, MAX_TEXT};
+use super::options::{ALIVE_EVERY, MAX_ANSWERS, MAX_EXAMPLES, MAX_TEXT};
 use super::{access, answers, guards, images, page, pairs, volumes};
 use crate::tensor::{Device, ledger, memory};
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -68,8 +68,8 @@ fn routes(app: App) -> Router {
         .route("/api/images/{image}/answers/{answer}/overlay", get(answers::overlay))
         .method_not_allowed_fallback(wrong_method)
         .fallback(unknown)
-        // uploads have a limit of their own, see `upload`
-        .layer(DefaultBodyLimit::max(MAX_JSON))
+        // every body is read by `upload`, which limits it
+        .layer(DefaultBodyLimit::disable())
         .layer(from_fn(guards::caught))
         .layer(from_fn_with_state(app.clone(), access::check))
         .layer(from_fn(guards::read_out))

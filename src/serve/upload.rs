@@ -4,13 +4,15 @@
 use super::app::App;
 use super::failure::{Failure, Reply};
 use super::options::{HEAD_TIME, MAX_JSON, UPLOAD_PAUSE, UPLOAD_TIME};
+use super::{form, guards};
 use crate::Error;
 use axum::Json;
 use axum::body::{Bytes, HttpBody};
-use axum::extract::{FromRequest, Multipart, Request};
+use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
 use serde::de::DeserializeOwned;
-use std::ops::Deref;
+use std::io;
+use std::ops::{Deref, Range};
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
@@ -25,6 +27,8 @@ const DISCARD_TIME: Duration = Duration::from_secs(5);
 /// A file in memory. It takes its share of the room for all files until it is dropped.
 pub(super) struct Upload {
     bytes: Vec<u8>,
+    /// Where the file is in `bytes`: a form has more.
+    file: Range<usize>,
     _room: Option<OwnedSemaphorePermit>,
 }
 
@@ -32,7 +36,49 @@ impl Deref for Upload {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.bytes
+        &self.bytes[self.file.clone()]
+    }
+}
+
+/// Kind of a body, and the most bytes that it may have.
+#[derive(Debug, Clone, Copy)]
+enum Content {
+    File(usize),
+    /// The bytes of its file. The rest may have [`MAX_JSON`] more.
+    Form(usize),
+    Json,
+}
+
+impl Content {
+    fn limit(self) -> usize {
+        match self {
+            Self::File(limit) => limit,
+            Self::Form(limit) => limit.saturating_add(MAX_JSON),
+            Self::Json => MAX_JSON,
+        }
+    }
+
+    fn too_large(self) -> Failure {
+        let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
+        let (error, hint) = match self {
+            Self::File(limit) => (
+                format!("the file is too large: at most {:.1} MiB are allowed", mib(limit)),
+                "make it smaller, or start the server with `--max-upload`",
+            ),
+            Self::Form(limit) => (
+                format!(
+                    "the form is too large: at most {:.1} MiB are allowed for its file, and {} KiB for the rest",
+                    mib(limit),
+                    MAX_JSON >> 10
+                ),
+                "make the file smaller, or start the server with `--max-upload`",
+            ),
+            Self::Json => (
+                format!("the request is too long: at most {} KiB are allowed", MAX_JSON >> 10),
+                "ask a shorter question",
+            ),
+        };
+        Failure::new(StatusCode::PAYLOAD_TOO_LARGE, error, hint)
     }
 }
 
@@ -45,15 +91,26 @@ pub(super) async fn receive(app: &App, request: Request) -> Reply<Upload> {
     let announced = usize::try_from(request.body().size_hint().lower()).unwrap_or(usize::MAX);
     check_encoding(request.headers())?;
     let content_type = content_type(request.headers());
-    if content_type.starts_with("multipart/form-data") {
-        return of_form(app, request, (limit, end)).await;
-    }
+    let boundary = form::boundary(&content_type).map_err(of_form)?;
+    let content = if boundary.is_some() { Content::Form(limit) } else { Content::File(limit) };
+    let waits = guards::waits_to_send(request.headers());
     let stream = request.into_body().into_data_stream();
-    if announced > limit {
-        return Err(too_large(stream, limit).await);
+    if announced > content.limit() {
+        // a client that waits for `100 Continue` reads the answer before it sends anything
+        return Err(if waits { content.too_large() } else { too_large(stream, content).await });
     }
-    let upload = collect(stream, (limit, end), Some(&app.room)).await?;
-    if content_type.starts_with("application/json") && upload.starts_with(b"{") {
+    let mut upload = collect(stream, (content, end), Some(&app.room)).await?;
+    if let Some(boundary) = boundary {
+        upload.file = form::file(&upload, &boundary).map_err(of_form)?;
+        if upload.len() > limit {
+            return Err(Content::File(limit).too_large());
+        }
+    }
+    if upload.is_empty() {
+        let hint = "send the content of the image file as the body of the request";
+        return Err(Failure::new(StatusCode::BAD_REQUEST, "the file is empty", hint));
+    }
+    if content_type.to_ascii_lowercase().starts_with("application/json") && upload.starts_with(b"{") {
         let error = "the body is JSON, and must be the file itself";
         return Err(Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error, FORM_HINT));
     }
@@ -70,53 +127,37 @@ fn check_encoding(headers: &HeaderMap) -> Reply<()> {
     Ok(())
 }
 
-/// The one file of a form.
-async fn of_form(app: &App, request: Request, (limit, end): (usize, Instant)) -> Reply<Upload> {
-    let refused = |error: String| Failure::new(StatusCode::BAD_REQUEST, error, FORM_HINT);
-    let form = Multipart::from_request(request, &()).await;
-    let mut form = form.map_err(|rejection| refused(rejection.body_text()))?;
-    let mut found: Option<Upload> = None;
-    loop {
-        let field = timeout_at(end, timeout(UPLOAD_PAUSE, form.next_field())).await;
-        let Ok(Ok(field)) = field else { return Err(slow("the form did not arrive in time".into())) };
-        let Some(field) = field.map_err(|error| refused(error.body_text()))? else { break };
-        // a field of text, such as a button's name
-        if field.file_name().is_none() {
-            continue;
-        }
-        if found.is_some() {
-            return Err(refused("the form has several files".into()));
-        }
-        found = Some(collect(field, (limit, end), Some(&app.room)).await?);
-    }
-    found.ok_or_else(|| refused("the form has no file".into()))
+/// The failure of a form.
+fn of_form(error: String) -> Failure {
+    Failure::new(StatusCode::BAD_REQUEST, error, FORM_HINT)
 }
 
 const FORM_HINT: &str = "send one file: `curl -F file=@image.png URL`, or `curl --data-binary @image.png URL`";
 
 /// The content of a JSON request.
 pub(super) async fn json<T: DeserializeOwned>(request: Request) -> Reply<T> {
-    if !content_type(request.headers()).starts_with("application/json") {
+    if !content_type(request.headers()).to_ascii_lowercase().starts_with("application/json") {
         let hint = "send the header `Content-Type: application/json`";
         return Err(Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the request is not application/json", hint));
     }
     let stream = request.into_body().into_data_stream();
-    let upload = collect(stream, (MAX_JSON, Instant::now() + HEAD_TIME), None).await?;
+    let upload = collect(stream, (Content::Json, Instant::now() + HEAD_TIME), None).await?;
     Json::from_bytes(&upload)
         .map(|Json(content)| content)
         .map_err(|rejection| Failure::new(rejection.status(), rejection.body_text(), "see /api/openapi.json"))
 }
 
 fn content_type(headers: &HeaderMap) -> String {
-    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    value.unwrap_or_default().trim_start().to_ascii_lowercase()
+    let value = headers.get(header::CONTENT_TYPE).map(|value| String::from_utf8_lossy(value.as_bytes()));
+    value.unwrap_or_default().trim().to_owned()
 }
 
-/// Reads at most `limit` bytes until `end`. With `room`, each MiB needs a permit. Memory is taken as bytes arrive: a client
-/// can announce any number.
-async fn collect<S, E>(stream: S, (limit, end): (usize, Instant), room: Option<&Arc<Semaphore>>) -> Reply<Upload>
+/// Reads a body until `end`. With `room`, each MiB needs a permit. Memory is taken as bytes arrive: a client can announce
+/// any number.
+async fn collect<S, E>(stream: S, (content, end): (Content, Instant), room: Option<&Arc<Semaphore>>) -> Reply<Upload>
 where
     S: Stream<Item = Result<Bytes, E>>,
+    E: std::error::Error + 'static,
 {
     let mut stream = pin!(stream);
     let mut held: Option<OwnedSemaphorePermit> = None;
@@ -124,18 +165,14 @@ where
     loop {
         let piece = match timeout_at(end, timeout(UPLOAD_PAUSE, stream.next())).await {
             Ok(Ok(Some(Ok(piece)))) => piece,
-            Ok(Ok(Some(Err(_)))) => return Err(Failure::bad_request("the file is incomplete: the connection ended")),
-            Ok(Ok(None)) if bytes.is_empty() => {
-                let hint = "send the content of the image file as the body of the request";
-                return Err(Failure::new(StatusCode::BAD_REQUEST, "the file is empty", hint));
-            }
-            Ok(Ok(None)) => return Ok(Upload { bytes, _room: held }),
+            Ok(Ok(Some(Err(error)))) => return Err(broken(&error)),
+            Ok(Ok(None)) => return Ok(Upload { file: 0..bytes.len(), bytes, _room: held }),
             Ok(Err(_)) => return Err(slow(format!("no data arrived for {} s", UPLOAD_PAUSE.as_secs()))),
             Err(_) => return Err(slow("the request took too long".into())),
         };
         let length = bytes.len() + piece.len();
-        if length > limit {
-            return Err(too_large(stream, limit).await);
+        if length > content.limit() {
+            return Err(too_large(stream, content).await);
         }
         if let Some(room) = room {
             let missing = (length >> 20) + 1 - held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
@@ -155,22 +192,32 @@ where
     }
 }
 
+/// The failure of a body that cannot be read to its end.
+fn broken(error: &(dyn std::error::Error + 'static)) -> Failure {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let cause = causes.filter_map(|error| error.downcast_ref::<io::Error>()).last();
+    match cause.map(io::Error::kind) {
+        Some(io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData) => Failure::bad_request(format!(
+            "the body is not as `Transfer-Encoding: chunked` says: {}",
+            cause.expect("found")
+        )),
+        Some(io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) => {
+            Failure::bad_request("the body is incomplete: the connection ended")
+        }
+        _ => Failure::bad_request(format!("the body cannot be read: {error}")),
+    }
+}
+
 fn slow(error: String) -> Failure {
     Failure::new(StatusCode::REQUEST_TIMEOUT, error, "check the connection and send it again")
 }
 
 /// Reads the rest for a while: a client that is cut off while it writes does not read the answer.
-async fn too_large<S: Stream<Item = Result<Bytes, E>>, E>(stream: S, limit: usize) -> Failure {
+async fn too_large<S: Stream<Item = Result<Bytes, E>>, E>(stream: S, content: Content) -> Failure {
     let mut stream = pin!(stream);
     let rest = async { while let Some(Ok(_)) = stream.next().await {} };
     let _ = timeout(DISCARD_TIME, rest).await;
-    if limit == MAX_JSON {
-        let error = format!("the request is too long: at most {} KiB are allowed", MAX_JSON >> 10);
-        return Failure::new(StatusCode::PAYLOAD_TOO_LARGE, error, "ask a shorter question");
-    }
-    let mib = limit as f64 / f64::from(1 << 20);
-    let error = format!("the file is too large: at most {mib:.1} MiB are allowed");
-    Failure::new(StatusCode::PAYLOAD_TOO_LARGE, error, "make it smaller, or start the server with `--max-upload`")
+    content.too_large()
 }
 
 /// Name of an uploaded file in errors: the server does not know or keep the user's file name.
@@ -211,7 +258,9 @@ mod tests {
         run(async {
             let room = Arc::new(Semaphore::new(3));
             let end = Instant::now() + UPLOAD_TIME;
-            let read = |sizes: &'static [usize]| collect(pieces(sizes, Duration::ZERO), (10 << 20, end), Some(&room));
+            let read = |sizes: &'static [usize]| {
+                collect(pieces(sizes, Duration::ZERO), (Content::File(10 << 20), end), Some(&room))
+            };
             let first = read(&[1 << 20, 10]).await.unwrap();
             assert_eq!((first.len(), room.available_permits()), ((1 << 20) + 10, 1));
             let full = read(&[1 << 20]).await.err().unwrap();
@@ -230,7 +279,7 @@ mod tests {
         run(async {
             let (begin, limit) = (Instant::now(), Duration::from_millis(300));
             let slow = pieces(&[1; 100], Duration::from_millis(100));
-            let failure = collect(slow, (MAX_JSON, begin + limit), None).await.err().unwrap();
+            let failure = collect(slow, (Content::Json, begin + limit), None).await.err().unwrap();
             assert_eq!(failure.status, StatusCode::REQUEST_TIMEOUT);
             assert!(begin.elapsed() >= limit && begin.elapsed() < Duration::from_secs(5));
         });

@@ -6,6 +6,7 @@ mod load;
 mod proxy;
 mod python_guide;
 mod routes;
+mod sizes;
 mod slicer;
 mod support;
 mod volumes;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::alone;
+use crate::sizes::image_of;
 use crate::support::{Server, done, home, image_file, volume_file};
 
 /// A form with a text and files.
@@ -165,6 +166,13 @@ fn nginx_passes_pages_uploads_and_event_streams() {
         done(command.args(["-sS", "--fail-with-body", "--noproxy", "*", "-H", "Host: lab.example"]).args(args))
     };
     assert!(curl(&[&format!("{url}/")]).contains("<!doctype html>"));
+    let large = home().join("large.png");
+    // nginx keeps larger bodies in a file
+    fs::write(&large, image_of(3 << 20)).unwrap();
+    for way in [&["-F", &format!("file=@{}", large.display())], &["--data-binary", &format!("@{}", large.display())]] {
+        let sent = curl(&[way[0], way[1], &format!("{url}/api/images")]);
+        assert!(sent.contains("\"width\":64"), "{sent}");
+    }
     let file = format!("file=@{}", image_file().display());
     let origin = ["-H", "Origin: https://lab.example"];
     let sent = curl(&["-F", &file, origin[0], origin[1], &format!("{url}/api/images")]);

@@ -13,6 +13,17 @@ fn examples() -> Vec<String> {
     blocks.map(|block| block.split("```").next().expect("the end of the example").to_owned()).collect()
 }
 
+const OTHER_WAYS: &str = r#"
+import urllib.request
+with open("large.png", "rb") as file:
+    content = file.read()
+pieces = (content[at:at + 50_000] for at in range(0, len(content), 50_000))
+for way in [{"files": {"file": content}}, {"files": {"image": ("a.png", content)}, "data": {"note": "first"}},
+            {"data": content}, {"data": pieces}]:
+    assert requests.post(f"{base}/api/images", **way).json()["width"] == 64
+assert json.load(urllib.request.urlopen(f"{base}/api/images", data=content))["width"] == 64
+"#;
+
 #[test]
 #[ignore = "needs scripts/setup --checks"]
 fn python_reads_what_the_guide_shows() {
@@ -23,6 +34,9 @@ fn python_reads_what_the_guide_shows() {
     std::fs::copy(image_file(), folder.join("scan.png")).unwrap();
     let server = Server::start(&["--max-new-tokens", "4"]);
     let [program, client] = examples().try_into().unwrap();
+    // other ways to send a file, with a large one
+    std::fs::write(folder.join("large.png"), crate::sizes::image_of(1 << 20)).unwrap();
+    let client = client + OTHER_WAYS;
     let client = client.replace("127.0.0.1:8080", &server.address);
     // the notebook would show the masks
     for (name, code) in [("program", program + "\nprint(mask.size)"), ("client", client + "\nprint(mask[1:4])")] {
