@@ -331,13 +331,8 @@ pub fn texts_of_mask(
     templates: &Templates,
     rng: &mut impl Rng,
 ) -> Result<Text> {
-    let text = format!("{} {}", row.position.as_deref().unwrap_or_default(), row.answer).to_lowercase();
-    let zones = if ["top", "bottom"].iter().any(|word| text.split(|c: char| !c.is_alphanumeric()).any(|w| w == *word)) {
-        Zones::Quadrants
-    } else {
-        Zones::Grid
-    };
-    let zone = zone(mask, zones)?;
+    let text = format!("{} {}", row.position.as_deref().unwrap_or_default(), row.answer);
+    let zone = zone(mask, Zones::named_in(&text).unwrap_or_default())?;
     let words = Words { target, image, zone: &zone, count: 1, ..Words::default() };
     let drawn = templates::draw(&templates.one, 1, rng);
     let (question, answer) = drawn.first().copied().unwrap_or_default();

@@ -83,6 +83,48 @@ impl fmt::Display for Position {
     }
 }
 
+/// A location that a text names. One side alone (`on the left side`) leaves the other direction open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct StatedLocation {
+    /// Upper, center or lower, if the text says it.
+    pub row: Option<GridRow>,
+    /// Left, center or right, if the text says it.
+    pub column: Option<GridColumn>,
+}
+
+impl StatedLocation {
+    /// The cell; a direction that the text leaves open is the middle.
+    pub fn position(self) -> Position {
+        Position { row: self.row.unwrap_or(GridRow::Center), column: self.column.unwrap_or(GridColumn::Center) }
+    }
+
+    /// Whether the text leaves one direction open.
+    pub fn is_one_sided(self) -> bool {
+        self.row.is_none() || self.column.is_none()
+    }
+
+    /// Whether a cell has what the text says.
+    pub fn fits(self, position: Position) -> bool {
+        self.row.is_none_or(|row| row == position.row) && self.column.is_none_or(|column| column == position.column)
+    }
+
+    /// As [`Position::label`]; one side alone is one word.
+    pub fn label(self, zones: Zones) -> String {
+        let label = self.position().label(zones);
+        match (self.row, self.column) {
+            (None, _) => label.trim_start_matches("center ").to_owned(),
+            (_, None) => label.trim_end_matches(" center").to_owned(),
+            _ => label,
+        }
+    }
+}
+
+impl From<Position> for StatedLocation {
+    fn from(Position { row, column }: Position) -> Self {
+        Self { row: Some(row), column: Some(column) }
+    }
+}
+
 /// Division of an image into named locations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -92,6 +134,19 @@ pub enum Zones {
     /// A 3x3 grid.
     #[default]
     Grid,
+}
+
+impl Zones {
+    /// The vocabulary of the first vertical word of `text`: `top` and `bottom` are those of quadrants, `upper` and
+    /// `lower` those of the grid. `None` without such a word.
+    pub fn named_in(text: &str) -> Option<Self> {
+        let lower = text.to_lowercase();
+        lower.split(|c: char| !c.is_alphanumeric()).find_map(|word| match word {
+            "top" | "bottom" => Some(Self::Quadrants),
+            "upper" | "lower" => Some(Self::Grid),
+            _ => None,
+        })
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -112,26 +167,70 @@ fn word(text: &str) -> Option<LocationWord> {
     })
 }
 
+/// The cell that `text` names, or `None`: that of [`stated_location`].
+pub fn first_location(text: &str) -> Option<Position> {
+    stated_location(text).map(StatedLocation::position)
+}
+
 /// The location that `text` names, or `None`. The first location that clearly belongs to the image wins (`upper left
 /// part`, `center of`, a location before a comma). Two neighbouring words win over a single word. Otherwise the first
-/// two neighbouring words count, regardless of the following words. A single word is the middle of its side (`left` is
-/// `center left`). A single word of anatomy (`right lung`) gives `None`.
-pub fn first_location(text: &str) -> Option<Position> {
-    let lower = text.to_lowercase().replace('-', " ");
-    let pieces: Vec<&str> = lower.split_whitespace().collect();
-    let words: Vec<Option<LocationWord>> =
-        pieces.iter().map(|piece| word(piece.trim_matches(|c: char| !c.is_alphanumeric()))).collect();
-    let of_the_image = |last: usize| {
-        pieces[last].ends_with(|c: char| !c.is_alphanumeric())
-            || pieces.get(last + 1).is_none_or(|next| OF_THE_IMAGE.contains(&next.trim_end_matches(['.', ',', ';'])))
+/// two neighbouring words count, regardless of the following words. A single word of anatomy (`right lung`) gives
+/// `None`.
+pub fn stated_location(text: &str) -> Option<StatedLocation> {
+    let found = Found::new(text);
+    let first = |mut all: Vec<(usize, StatedLocation)>| (!all.is_empty()).then(|| all.swap_remove(0).1);
+    first(found.of_the_image(found.pairs.clone()))
+        .or_else(|| first(found.of_the_image(found.lone.clone())))
+        .or_else(|| first(found.pairs.clone()))
+}
+
+/// All locations that clearly belong to the image, in the order of the text: `in the upper left part and in the center of
+/// the image` has two. The center of several regions together (`overall center`) and that of a distance (`close to the
+/// middle`) are none.
+pub fn stated_locations(text: &str) -> Vec<StatedLocation> {
+    let found = Found::new(text);
+    let is_in_pair = |at: usize| found.pairs.iter().any(|(last, _)| at == *last || at + 1 == *last);
+    let is_distance = |at: usize| {
+        let before = |back: usize| at.checked_sub(back).map_or("", |index| found.pieces[index].as_str());
+        matches!(before(1), "overall" | "common") || matches!(before(2), "to" | "from" | "near")
     };
-    let pairs = || words.windows(2).enumerate().filter_map(|(i, pair)| Some((i + 1, both(pair[0]?, pair[1]?)?)));
-    let mut lone = words.iter().enumerate().filter_map(|(i, word)| Some((i, alone((*word)?))));
-    pairs()
-        .find(|(last, _)| of_the_image(*last))
-        .or_else(|| lone.find(|(last, _)| of_the_image(*last)))
-        .or_else(|| pairs().next())
-        .map(|(_, position)| position)
+    let lone = found.lone.iter().filter(|(at, _)| !is_in_pair(*at) && !is_distance(*at)).copied();
+    let mut all = found.of_the_image(found.pairs.iter().copied().chain(lone).collect());
+    all.sort_by_key(|(last, _)| *last);
+    all.into_iter().map(|(_, location)| location).collect()
+}
+
+/// The location words of a text.
+struct Found {
+    /// The words with their punctuation, in lower case.
+    pieces: Vec<String>,
+    /// Locations of two neighbouring words, each with the index of the second one.
+    pairs: Vec<(usize, StatedLocation)>,
+    /// Locations of one word, each with its index; also of the words of pairs.
+    lone: Vec<(usize, StatedLocation)>,
+}
+
+impl Found {
+    fn new(text: &str) -> Self {
+        let lower = text.to_lowercase().replace('-', " ");
+        let pieces: Vec<String> = lower.split_whitespace().map(str::to_owned).collect();
+        let words: Vec<Option<LocationWord>> =
+            pieces.iter().map(|piece| word(piece.trim_matches(|c: char| !c.is_alphanumeric()))).collect();
+        let pair = |(i, pair): (usize, &[Option<LocationWord>])| Some((i + 1, both(pair[0]?, pair[1]?)?.into()));
+        let pairs = words.windows(2).enumerate().filter_map(pair).collect();
+        let lone = words.iter().enumerate().filter_map(|(i, word)| Some((i, alone((*word)?)))).collect();
+        Self { pieces, pairs, lone }
+    }
+
+    /// Those whose next word shows that they belong to the image.
+    fn of_the_image(&self, mut locations: Vec<(usize, StatedLocation)>) -> Vec<(usize, StatedLocation)> {
+        locations.retain(|&(last, _)| {
+            let next = self.pieces.get(last + 1);
+            self.pieces[last].ends_with(|c: char| !c.is_alphanumeric())
+                || next.is_none_or(|next| OF_THE_IMAGE.contains(&next.trim_end_matches(['.', ',', ';'])))
+        });
+        locations
+    }
 }
 
 /// Words that may follow a location of the image. In `left lung`, `upper lobe` and `middle ear` the word is anatomy.
@@ -144,17 +243,17 @@ fn both(first: LocationWord, second: LocationWord) -> Option<Position> {
     Some(match (first, second) {
         (LocationWord::GridRow(row), LocationWord::GridColumn(column))
         | (LocationWord::GridColumn(column), LocationWord::GridRow(row)) => Position { row, column },
-        (LocationWord::GridRow(_) | LocationWord::GridColumn(_), LocationWord::Center) => alone(first),
-        (LocationWord::Center, LocationWord::GridRow(_) | LocationWord::GridColumn(_)) => alone(second),
+        (LocationWord::GridRow(_) | LocationWord::GridColumn(_), LocationWord::Center) => alone(first).position(),
+        (LocationWord::Center, LocationWord::GridRow(_) | LocationWord::GridColumn(_)) => alone(second).position(),
         _ => return None,
     })
 }
 
-fn alone(word: LocationWord) -> Position {
+fn alone(word: LocationWord) -> StatedLocation {
     match word {
-        LocationWord::GridRow(row) => Position { row, column: GridColumn::Center },
-        LocationWord::GridColumn(column) => Position { row: GridRow::Center, column },
-        LocationWord::Center => Position { row: GridRow::Center, column: GridColumn::Center },
+        LocationWord::GridRow(row) => StatedLocation { row: Some(row), column: None },
+        LocationWord::GridColumn(column) => StatedLocation { row: None, column: Some(column) },
+        LocationWord::Center => Position { row: GridRow::Center, column: GridColumn::Center }.into(),
     }
 }
 
@@ -205,5 +304,45 @@ mod tests {
         for text in ["there is a nevus", "centered nowhere", "the left lung", "liver"] {
             assert_eq!(find(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn one_side_alone_leaves_the_other_direction_open() {
+        for (text, label, fits) in [
+            ("on the left side of the image", "left", ["upper left", "center left"]),
+            ("at the bottom", "lower", ["lower center", "lower right"]),
+            ("in the center left part", "center left", ["center left", "center left"]),
+            ("in the center", "center", ["center", "center"]),
+            ("in the top left", "upper left", ["upper left", "upper left"]),
+        ] {
+            let stated = stated_location(text).unwrap();
+            assert_eq!(stated.label(Zones::Grid), label, "{text}");
+            let all = Position::ALL.into_iter().filter(|position| stated.fits(*position)).map(|p| p.to_string());
+            let all: Vec<String> = all.collect();
+            assert_eq!(all.len(), if stated.is_one_sided() { 3 } else { 1 }, "{text}");
+            assert!(fits.iter().all(|fits| all.iter().any(|own| own == fits)), "{text}: {all:?}");
+        }
+    }
+
+    #[test]
+    fn all_locations_of_a_text_are_found_without_distances() {
+        for (text, expected) in [
+            ("in two places: in the upper left part and in the center of the image.", "upper left, center"),
+            ("in the center left part. It has 4 areas; this is the position of their overall center.", "center left"),
+            ("in the top left part of the scan. It is close to the middle of the scan.", "upper left"),
+            ("in the top left part. It is far from the middle of the image.", "upper left"),
+            ("the right lung and the upper lobe", ""),
+            ("upper left, lower right", "upper left, lower right"),
+        ] {
+            let all: Vec<String> = stated_locations(text).iter().map(|stated| stated.label(Zones::Grid)).collect();
+            assert_eq!(all.join(", "), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_first_vertical_word_tells_the_vocabulary() {
+        assert_eq!(Zones::named_in("the Top-left part"), Some(Zones::Quadrants));
+        assert_eq!(Zones::named_in("in the lower center, not at the top"), Some(Zones::Grid));
+        assert_eq!(Zones::named_in("in the center; stop"), None);
     }
 }

@@ -242,9 +242,11 @@ fn finish(
         let count = assembly.members.len() + 1;
         context.output.line(format!("{count} runs: mean Dice of their masks with this one {agreement:.3}"))?;
     }
+    context.output.line(prediction.positions.line())?;
     let question = args.questions.first().map(String::as_str).unwrap_or_default();
     let familiarity = prediction.familiarity(assembly, question);
-    familiarity.warnings().try_for_each(|warning| context.output.line(format!("attention: {warning}")))?;
+    let mut warnings = prediction.positions.position_warning.clone().into_iter().chain(familiarity.warnings());
+    warnings.try_for_each(|warning| context.output.line(format!("attention: {warning}")))?;
     let mut record = json!({
         "kind": "result",
         "answer": prediction.answer,
@@ -261,6 +263,7 @@ fn finish(
     if let Some(agreement) = prediction.agreement {
         record["agreement"] = json!(agreement);
     }
+    prediction.positions.add_to(&mut record);
     familiarity.add_to(&mut record);
     context.output.record(&record)?;
     Ok(Outcome::Done)

@@ -85,7 +85,7 @@ impl ManyArgs {
             context.output.record(&record)
         };
         let watch = (context.progress.as_ref(), context.interrupt.as_ref());
-        let Tally { answered, kept, failed, unfamiliar, unlike_images } =
+        let Tally { answered, kept, failed, unfamiliar, unlike_images, differing, other_targets } =
             results.answer(&assembly, jobs, &read, watch, &mut on_answer)?;
         let (journal, table) = (folder.join(JOURNAL), folder.join(TABLE));
         let before = if kept > 0 { format!(", {kept} answered before") } else { String::new() };
@@ -100,9 +100,21 @@ impl ManyArgs {
                 context.output.line(format!("{unlike}; do not rely on these answers and masks"))?;
             }
         }
+        for (count, what) in [
+            (
+                differing,
+                "answers whose words and mask differ: {} (column `position_warning`); trust neither of them without \
+                         a look at the image",
+            ),
+            (other_targets, "answers about another target than that of the question: {} (column `other_target`)"),
+        ] {
+            if count > 0 {
+                context.output.line(what.replace("{}", &count.to_string()))?;
+            }
+        }
         context.output.record(&json!({
             "kind": "result", "answered": answered, "kept": kept, "failed": failed, "unfamiliar": unfamiliar,
-            "unlike_images": unlike_images,
+            "unlike_images": unlike_images, "differing": differing, "other_targets": other_targets,
             "table": table, "journal": journal,
         }))?;
         Ok(if failed == 0 { Outcome::Done } else { Outcome::No })

@@ -103,7 +103,7 @@ pub(super) const LOCATION_NOUNS: [&str; 16] = [
     "part", "side", "region", "corner", "area", "half", "quadrant", "portion", "edge", "zone", "section", "third",
     "border", "margin", "end", "segment",
 ];
-const IMAGES: [&str; 12] = [
+pub(super) const IMAGES: [&str; 12] = [
     "image", "picture", "scan", "slice", "photograph", "photo", "radiograph", "ray", "frame", "view", "mammogram",
     "ultrasound",
 ];

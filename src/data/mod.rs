@@ -22,6 +22,7 @@
 
 pub use prsmed_volume::{self as volume, decode, foreground as labels};
 
+pub mod agreement;
 pub mod annotation;
 pub mod batch;
 pub mod bit_depth;

@@ -9,6 +9,7 @@ use crate::data::familiarity::images::KnownImages;
 use crate::data::familiarity::questions::KnownQuestions;
 use crate::data::image::PixelConfig;
 use crate::data::labels::Labels;
+use crate::data::position::Zones;
 use crate::data::prepared::Intensity;
 use crate::data::split::Fold;
 use crate::data::text::TextTokenizer;
@@ -54,6 +55,9 @@ pub struct Description {
     /// Axis and intensity window of the images of classes that were prepared from volumes, by class.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub intensity: BTreeMap<String, Intensity>,
+    /// The words for locations in the training data. Runs of old versions do not know them and have the grid.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub zones: Zones,
     /// The part of the images that it was validated on, in cross-validation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fold: Option<Fold>,
@@ -61,6 +65,10 @@ pub struct Description {
     /// old versions have none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub sources: BTreeMap<String, Pinned>,
+}
+
+fn is_default<T: PartialEq + Default>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl Description {
@@ -72,8 +80,8 @@ impl Description {
         pixels: PixelConfig,
         sources: BTreeMap<String, Pinned>,
     ) -> Self {
-        let (calibration, intensity, fold) = (None, BTreeMap::new(), None);
-        Self { format: FORMAT, model, sizes, modalities, pixels, calibration, intensity, fold, sources }
+        let (calibration, intensity, zones, fold) = (None, BTreeMap::new(), Zones::Grid, None);
+        Self { format: FORMAT, model, sizes, modalities, pixels, calibration, intensity, zones, fold, sources }
     }
 
     /// Window and axis of the training images, where all classes that were prepared from volumes have the same.

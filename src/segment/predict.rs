@@ -11,9 +11,11 @@ use super::needs;
 use super::setup::{self, Assembly, Build, RunOverrides};
 use super::step;
 use super::validation::values;
+use crate::data::agreement::Positions;
 use crate::data::familiarity::Familiarity;
 use crate::data::familiarity::ImageFamiliarity;
 use crate::data::image::{clip_pixels, sam_pixels};
+use crate::data::position::Zones;
 use crate::data::sheet;
 use crate::data::text::{self, AnswerStream};
 use crate::metrics::segmentation::is_foreground;
@@ -43,7 +45,7 @@ pub struct Request<'a> {
 }
 
 /// Answer, mask and classes of a prediction.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Prediction {
     /// The answer without remains of the template.
     pub answer: String,
@@ -61,6 +63,12 @@ pub struct Prediction {
     /// How the image compares with those of the training.
     #[serde(flatten)]
     pub image: ImageFamiliarity,
+    /// The words for locations in the training data.
+    #[serde(default)]
+    pub zones: Zones,
+    /// Locations of the mask and in the answer, since [`Self::settle`].
+    #[serde(flatten)]
+    pub positions: Positions,
 }
 
 impl Assembly {
@@ -95,12 +103,15 @@ impl Assembly {
 
 impl Prediction {
     /// How sure the model is of the mask. A target that is reported as not found gets an empty mask, unless
-    /// `always_paint`.
+    /// `always_paint`. Then compares the location of the mask with that in the answer.
     pub fn settle(&mut self, calibration: Option<&Calibration>, always_paint: bool) -> Confidence {
         let confidence = Confidence::of(&self.mask, calibration);
         if !confidence.is_found && !always_paint {
             self.mask.fill(0.0);
         }
+        self.positions = self
+            .binary_mask()
+            .map_or_else(|_| Positions::default(), |mask| Positions::of(&mask, &self.answer, self.zones));
         confidence
     }
 
@@ -139,10 +150,13 @@ impl Prediction {
     /// How question and image of this prediction compare with those of the training of `assembly`, and the question with the
     /// class of the image.
     pub fn familiarity(&self, assembly: &Assembly, question: &str) -> Familiarity {
+        let class = class_of(&assembly.description.modalities, &self.classes);
+        let known = assembly.questions.as_ref();
         assembly
             .familiarity(question)
-            .beside(class_of(&assembly.description.modalities, &self.classes))
+            .beside(class)
             .with_image(self.image.clone())
+            .answered(known.and_then(|known| known.other_target(question, &self.answer, class)))
     }
 }
 
@@ -283,7 +297,8 @@ fn run(
     debug_assert_eq!(classes.len(), description.modalities.len());
     let answer = text::clean_answer(&tokenizer.decode(&ids)?);
     let (size, image) = (image.size, image.image.clone());
-    Ok(Prediction { answer, new_tokens: ids.len(), mask, size, classes, agreement: None, image })
+    let zones = description.zones;
+    Ok(Prediction { answer, new_tokens: ids.len(), mask, size, classes, image, zones, ..Prediction::default() })
 }
 
 /// Mask and class probabilities of one prompt.
@@ -402,9 +417,7 @@ mod tests {
             new_tokens: 1,
             mask: vec![0.9, 0.9, 0.0, 0.0],
             size: (2, 2),
-            classes: Vec::new(),
-            agreement: None,
-            image: ImageFamiliarity::default(),
+            ..Prediction::default()
         };
         let both = own.with_others(&[vec![0.9, 0.3, 0.2, 0.0]]);
         assert_eq!(both.mask, [0.9, 0.6, 0.1, 0.0]);
@@ -421,16 +434,7 @@ mod tests {
         {
             let score = crate::metrics::segmentation::ImageScore::of(&probabilities, &[true; 4]).unwrap();
             assert_eq!(score.counts.predicted, num_foreground);
-            let classes = Vec::new();
-            let mut prediction = Prediction {
-                answer: String::new(),
-                new_tokens: 0,
-                mask: probabilities.into(),
-                size: (2, 2),
-                classes,
-                agreement: None,
-                image: ImageFamiliarity::default(),
-            };
+            let mut prediction = Prediction { mask: probabilities.into(), size: (2, 2), ..Prediction::default() };
             let drawn: u64 = prediction.binary_mask().unwrap().iter().map(|value| u64::from(*value == 255)).sum();
             assert_eq!((drawn, prediction.num_foreground() as u64), (num_foreground, num_foreground));
             let confidence = prediction.settle(None, false);
@@ -440,18 +444,14 @@ mod tests {
         let calibration =
             Calibration { temperature: 1.0, presence_threshold: Some(0.99), num_present: 1, num_absent: 1 };
         for (paint, left) in [(false, 0), (true, 4)] {
-            let mask = vec![0.5; 4];
-            let mut prediction = Prediction {
-                answer: String::new(),
-                new_tokens: 0,
-                mask,
-                size: (2, 2),
-                classes: Vec::new(),
-                agreement: None,
-                image: ImageFamiliarity::default(),
-            };
+            let answer = "in the upper left part of the image".to_owned();
+            let mut prediction = Prediction { answer, mask: vec![0.5; 4], size: (2, 2), ..Prediction::default() };
             assert!(!prediction.settle(Some(&calibration), paint).is_found);
             assert_eq!(prediction.num_foreground(), left);
+            // the location is that of the mask that is left
+            let Positions { mask_position, positions_agree, .. } = prediction.positions;
+            let expected = if paint { (Some("center"), Some(false)) } else { (None, None) };
+            assert_eq!((mask_position.as_deref(), positions_agree), expected);
         }
     }
 
@@ -593,15 +593,7 @@ mod tests {
     #[test]
     fn a_mask_has_the_pixels_with_a_probability_of_at_least_one_half() {
         let mask = vec![0.0, 0.497, 0.5, 0.503, 1.0];
-        let prediction = Prediction {
-            answer: String::new(),
-            new_tokens: 0,
-            mask,
-            size: (5, 1),
-            classes: vec![0.2, 0.5, 0.3],
-            agreement: None,
-            image: ImageFamiliarity::default(),
-        };
+        let prediction = Prediction { mask, size: (5, 1), classes: vec![0.2, 0.5, 0.3], ..Prediction::default() };
         assert_eq!(prediction.binary_mask().unwrap().as_raw(), &[0, 0, 255, 255, 255]);
         assert_eq!(prediction.best_class(), Some(1));
     }

@@ -9,6 +9,7 @@ use super::calibration::Confidence;
 use super::evaluate::overlay;
 use super::image_list::{Job, search};
 use super::predict::{EncodedImage, Prediction, ask, encode};
+use crate::data::agreement::Positions;
 use crate::data::familiarity::Familiarity;
 use crate::data::sheet;
 use crate::event::{Event, Observer};
@@ -73,6 +74,9 @@ pub struct Answered {
     /// How the question compares with those of the training.
     #[serde(flatten)]
     pub familiarity: Familiarity,
+    /// Locations of the mask and in the answer.
+    #[serde(flatten)]
+    pub positions: Positions,
     /// Foreground of the mask that was written, in pixels.
     pub area_pixels: u64,
     /// The same as a fraction of the image.
@@ -110,6 +114,7 @@ impl Answered {
             modality: None,
             confidence: None,
             familiarity: Familiarity::default(),
+            positions: Positions::default(),
             area_pixels: 0,
             area_frac: 0.0,
             size: (0, 0),
@@ -145,6 +150,10 @@ pub struct Tally {
     pub unfamiliar: usize,
     /// Answered, now or earlier, with an image unlike those of the training.
     pub unlike_images: usize,
+    /// Answered, now or earlier, with words and a mask that differ.
+    pub differing: usize,
+    /// Answered, now or earlier, about another target than that of the question.
+    pub other_targets: usize,
 }
 
 impl Results {
@@ -260,6 +269,8 @@ impl Results {
             let familiarity = &answered.familiarity;
             tally.unfamiliar += usize::from(familiarity.question_known == Some(false));
             tally.unlike_images += usize::from(familiarity.image.image_known == Some(false));
+            tally.differing += usize::from(answered.positions.position_warning.is_some());
+            tally.other_targets += usize::from(familiarity.other_target.is_some());
         }
         ended.map(|()| tally)
     }
@@ -300,6 +311,7 @@ impl Results {
             modality: class.cloned(),
             confidence: Some(confidence),
             familiarity,
+            positions: prediction.positions,
             area_pixels: area,
             area_frac: area as f64 / prediction.mask.len().max(1) as f64,
             size: prediction.size,
@@ -353,7 +365,8 @@ impl Results {
             .write_record([
                 "image", "question", "answer", "class", "found", "presence", "probability", "boundary", "area_pixels",
                 "area_frac", "width", "height", "mask", "overlay", "seconds", "error", "question_known",
-                "nearest_question", "image_known",
+                "nearest_question", "image_known", "mask_position", "answer_position", "positions_agree",
+                "position_warning", "other_target",
             ])
             .map_err(failed)?;
         for job in jobs {
@@ -383,6 +396,11 @@ impl Results {
                     flag(answered.familiarity.question_known),
                     text(&answered.familiarity.nearest_question),
                     flag(answered.familiarity.image.image_known),
+                    text(&answered.positions.mask_position),
+                    text(&answered.positions.answer_position),
+                    answered.positions.positions_agree.map_or_else(String::new, |agree| agree.to_string()),
+                    text(&answered.positions.position_warning),
+                    text(&answered.familiarity.other_target),
                 ])
                 .map_err(failed)?;
         }

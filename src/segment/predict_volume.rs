@@ -6,12 +6,13 @@
 use super::calibration::Confidence;
 use super::predict::{Request, class_of, predict};
 use super::setup::Assembly;
+use crate::data::agreement::Positions;
 use crate::data::familiarity::{Familiarity, ImageFamiliarity};
 use crate::data::volume::{Axis, Cleanup, Levels, Plane, Volume, Window};
 use crate::event::{Event, Observer};
 use crate::metrics::segmentation::is_foreground;
 use crate::{Error, Result};
-use image::DynamicImage;
+use image::{DynamicImage, GrayImage};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fmt;
@@ -108,6 +109,10 @@ pub struct VolumePrediction {
     pub volume_ml: f64,
     /// First and last slice with a mask; `None` for an empty mask.
     pub range: Option<[usize; 2]>,
+    /// Location of the mask in the slice with its largest area. There are no answers to compare with.
+    pub positions: Positions,
+    /// That slice, along the axis of the settings; `None` for an empty mask.
+    pub mask_position_slice: Option<usize>,
     /// Mean probability of each class of the run, over the slices with a mask, or over all if none has one.
     pub classes: Vec<f32>,
     /// How these slices compare with the images of the training.
@@ -135,7 +140,11 @@ impl VolumePrediction {
             String::new()
         };
         let (count, found) = (self.slices.len(), self.num_found());
-        format!("mask: {:.2} ml{range}{cleaned}; found in {found} of {count} slices", self.volume_ml)
+        let position = self.positions.mask_position.as_ref().zip(self.mask_position_slice);
+        let position = position.map_or_else(String::new, |(position, slice)| {
+            format!("\nposition of the mask in slice {slice}, where it is largest: {position} of the slice as shown")
+        });
+        format!("mask: {:.2} ml{range}{cleaned}; found in {found} of {count} slices{position}", self.volume_ml)
     }
 
     /// What was done and found, as JSON. `files` are names for the record.
@@ -158,10 +167,12 @@ impl VolumePrediction {
             "raw_volume_ml": self.raw_ml,
             "volume_ml": self.volume_ml,
             "range": self.range,
+            "mask_position_slice": self.mask_position_slice,
         });
         if let (Value::Object(record), Value::Object(found)) = (&mut record, found) {
             record.extend(found);
         }
+        self.positions.add_to(&mut record);
         record
     }
 }
@@ -221,12 +232,28 @@ pub fn predict_volume(
     settings.cleanup.apply(&mut mask, &volume.grid, Plane::through_axis(&volume.grid, settings.axis))?;
     let volume_ml = volume.grid.volume_ml(&mask)?;
     let range = range(&plane, &mask)?;
+    let mask_position_slice = plane.largest_slice(&mask)?;
+    let positions = match mask_position_slice {
+        Some(slice) => Positions::of(&slice_of(&plane, &mask, slice)?, "", assembly.description.zones),
+        None => Positions::default(),
+    };
     // slices beyond the target are often unlike those of the training
     let is_painted = seen.iter().any(|(is_painted, ..)| *is_painted);
     seen.retain(|slice| slice.0 == is_painted);
     let classes = mean(seen.iter().map(|(_, classes, _)| classes.as_slice()));
     let image = ImageFamiliarity::of_slices(seen.into_iter().map(|(.., image)| image).collect());
-    Ok(VolumePrediction { mask, slices, levels, raw_ml, volume_ml, range, classes, image })
+    Ok(VolumePrediction {
+        mask,
+        slices,
+        levels,
+        raw_ml,
+        volume_ml,
+        range,
+        positions,
+        mask_position_slice,
+        classes,
+        image,
+    })
 }
 
 /// The mean of each number.
@@ -238,6 +265,13 @@ fn mean<'a>(lists: impl ExactSizeIterator<Item = &'a [f32]>) -> Vec<f32> {
         means.iter_mut().zip(list).for_each(|(mean, value)| *mean += value / count);
     }
     means
+}
+
+/// A slice of a mask as it is shown, 0 and 1.
+fn slice_of(plane: &Plane, mask: &[u8], slice: usize) -> Result<GrayImage> {
+    let [width, height] = plane.size.map(|side| u32::try_from(side).unwrap_or(u32::MAX));
+    let values = plane.values(mask, slice)?;
+    GrayImage::from_raw(width, height, values).ok_or_else(|| Error::Shape { reason: "a slice of another size".into() })
 }
 
 /// First and last slice with a mask.

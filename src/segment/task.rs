@@ -15,6 +15,7 @@ use super::step::{self, Inputs, Pass, Prepared};
 use super::validation::{Sums, score};
 use super::vision_features::FeatureCache;
 use super::weights;
+use crate::data::agreement;
 use crate::data::classical::Augment;
 use crate::data::familiarity::images::KnownImages;
 use crate::data::identity::DataIdentity;
@@ -88,6 +89,7 @@ impl SegmentTask {
         feature_cache: Option<FeatureCache>,
     ) -> Result<Self> {
         assembly.description.intensity = prepared::intensities(manifest)?;
+        assembly.description.zones = agreement::zones_of_rows(manifest);
         let feature_cache = feature_cache.map(Arc::new);
         let unreadable = Arc::new(Unreadable::new(data.max_bad_samples));
         let source = || source_of(&assembly, manifest, data.cache_mib << 20, feature_cache.as_deref(), &unreadable);

@@ -2,7 +2,9 @@
 
 use super::failure::{Failure, Reply};
 use super::picture::{Picture, View};
+use crate::data::agreement::Positions;
 use crate::data::familiarity::Familiarity;
+use crate::data::position::Zones;
 use crate::data::volume::Axis;
 use crate::segment::calibration::Confidence;
 use crate::segment::predict_volume::{SlicePrediction, VolumeSettings};
@@ -60,6 +62,12 @@ pub(super) struct SliceAnswer {
     pub(super) confidence: Confidence,
     /// The answer for training, if a user changed it.
     pub(super) corrected_answer: Option<String>,
+    /// Locations of the mask and in the answer, each as a user corrected it.
+    #[serde(flatten)]
+    pub(super) positions: Positions,
+    /// The words for locations in the training data.
+    #[serde(skip)]
+    pub(super) zones: Zones,
     /// The model's mask, 0 and 255; empty if the target is not found.
     #[serde(skip)]
     pub(super) mask: Arc<GrayImage>,
@@ -72,6 +80,12 @@ impl SliceAnswer {
     /// The corrected mask, else the model's.
     pub(super) fn current_mask(&self) -> &Arc<GrayImage> {
         self.corrected.as_ref().unwrap_or(&self.mask)
+    }
+
+    /// Compares the current mask with the current answer, after a correction of one of them.
+    pub(super) fn compare(&mut self) {
+        let answer = self.corrected_answer.as_ref().unwrap_or(&self.answer);
+        self.positions = Positions::of(self.current_mask(), answer, self.zones);
     }
 }
 
@@ -92,6 +106,11 @@ pub(super) struct VolumeAnswer {
     pub(super) range: Option<[usize; 2]>,
     /// The slice with the largest mask, along the axis of the image.
     pub(super) largest_slice: Option<usize>,
+    /// Location of the mask in the slice with its largest area. There is no text to compare with.
+    #[serde(flatten)]
+    pub(super) positions: Positions,
+    /// That slice, along the axis of the settings.
+    pub(super) mask_position_slice: Option<usize>,
     /// One value for each voxel, 0 or 1.
     #[serde(skip)]
     pub(super) mask: Arc<Vec<u8>>,

@@ -281,15 +281,7 @@ impl Picture {
     /// # Errors
     /// As [`Self::slice_of_mask`].
     pub(super) fn largest_slice(&self, mask: &[u8]) -> Result<Option<usize>> {
-        let plane = &self.as_volume()?.plane;
-        let mut largest = None;
-        for slice in 0..plane.num_slices {
-            let count = plane.values(mask, slice)?.iter().filter(|value| **value != 0).count();
-            if count > largest.map_or(0, |(most, _)| most) {
-                largest = Some((count, slice));
-            }
-        }
-        Ok(largest.map(|(_, slice)| slice))
+        self.as_volume()?.plane.largest_slice(mask)
     }
 
     /// A mask on the grid of the volume: the union of `masks` and of the `(slice, mask)` pairs that are drawn in.

@@ -105,7 +105,9 @@ impl Store {
     pub(super) fn change(&self, id: &str, answer: &str, change: impl FnOnce(&mut SliceAnswer)) -> Reply<Answer> {
         let changed = self.with(id, |entry| {
             let found = entry.answers.iter_mut().find(|found| found.id == answer).ok_or_else(no_answer)?;
-            change(found.of_slice_mut()?);
+            let slice = found.of_slice_mut()?;
+            change(slice);
+            slice.compare();
             Ok(found.clone())
         })?;
         self.shrink(&mut self.lock(), id);
@@ -184,6 +186,8 @@ mod tests {
     use super::super::answer::Content;
     use super::super::picture::View;
     use super::*;
+    use crate::data::agreement::Positions;
+    use crate::data::position::Zones;
     use crate::segment::calibration::Confidence;
     use image::{DynamicImage, GrayImage};
 
@@ -201,6 +205,8 @@ mod tests {
             area_mm2: None,
             confidence: Confidence::of(&[0.0], None),
             corrected_answer: None,
+            positions: Positions::default(),
+            zones: Zones::default(),
             mask: Arc::new(GrayImage::new(3, 1)),
             corrected: None,
         });

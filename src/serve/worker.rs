@@ -127,7 +127,12 @@ fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &Atom
     let question = job.task.question().to_owned();
     let familiarity = shared.questions.as_ref().map(|known| known.compare(&question)).unwrap_or_default();
     let answer = result.map(|(content, seen)| {
-        let familiarity = familiarity.beside(class_of(&shared.classes, &seen.classes)).with_image(seen.image);
+        let class = class_of(&shared.classes, &seen.classes);
+        let other = match (&content, &shared.questions) {
+            (Content::Slice(answer), Some(known)) => known.other_target(&question, &answer.answer, class),
+            _ => None,
+        };
+        let familiarity = familiarity.beside(class).with_image(seen.image).answered(other);
         Answer { id: String::new(), question, familiarity, seconds, content }
     });
     let (outcome, progress) = match answer.and_then(|answer| shared.store.add_answer(&job.image, answer)) {
@@ -210,6 +215,8 @@ fn slice_answer(job: &Job, view: View, mut prediction: Prediction, shared: &Shar
         area_mm2: job.picture.spacing_mm().map(|[across, down]| area * across * down),
         confidence,
         corrected_answer: None,
+        positions: prediction.positions,
+        zones: prediction.zones,
         mask: Arc::new(mask),
         corrected: None,
     })
@@ -217,7 +224,7 @@ fn slice_answer(job: &Job, view: View, mut prediction: Prediction, shared: &Shar
 
 fn volume_answer(job: &Job, settings: &VolumeSettings, prediction: VolumePrediction) -> Result<VolumeAnswer> {
     let num_found = prediction.num_found();
-    let VolumePrediction { mask, slices, raw_ml, volume_ml, range, .. } = prediction;
+    let VolumePrediction { mask, slices, raw_ml, volume_ml, range, positions, mask_position_slice, .. } = prediction;
     Ok(VolumeAnswer {
         settings: settings.clone(),
         num_slices: slices.len(),
@@ -227,6 +234,8 @@ fn volume_answer(job: &Job, settings: &VolumeSettings, prediction: VolumePredict
         volume_ml,
         range,
         largest_slice: job.picture.largest_slice(&mask)?,
+        positions,
+        mask_position_slice,
         mask: Arc::new(mask),
     })
 }
@@ -263,9 +272,8 @@ mod tests {
                     assert!(on_text("yes").is_continue());
                     let mask = if text == "absent" { vec![0.3; 4] } else { vec![0.9, 0.7, 0.2, 0.1] };
                     let classes = vec![0.25, 0.75];
-                    let image = ImageFamiliarity::default();
                     let (answer, size) = ("yes".into(), (2, 2));
-                    Ok(Prediction { answer, new_tokens: 2, mask, size, classes, agreement: None, image })
+                    Ok(Prediction { answer, new_tokens: 2, mask, size, classes, ..Prediction::default() })
                 }
             }
         }
@@ -369,6 +377,7 @@ mod tests {
         let found = answer(ask(&server, "is it?"));
         let expected = Class { name: "mr".into(), probability: 0.75 };
         assert_eq!((found.answer.as_str(), found.class.as_ref()), ("yes", Some(&expected)));
+        assert_eq!(found.positions.mask_position.as_deref(), Some("upper center"));
         assert_eq!((found.area_frac, found.area_mm2), (0.5, Some(2.0)));
         assert!((found.confidence.foreground.unwrap() - 0.8).abs() < 1e-6 && found.confidence.is_found);
         assert_eq!(found.mask.as_raw(), &[255, 255, 0, 0]);

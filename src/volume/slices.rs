@@ -168,6 +168,21 @@ impl Plane {
         Ok(values)
     }
 
+    /// The slice with the largest area of a mask, the first of equal ones; `None` for an empty mask.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a mask of another size.
+    pub fn largest_slice(&self, mask: &[u8]) -> Result<Option<usize>> {
+        let mut largest = None;
+        for slice in 0..self.num_slices {
+            let count = self.values(mask, slice)?.iter().filter(|value| **value != 0).count();
+            if count > largest.map_or(0, |(most, _)| most) {
+                largest = Some((count, slice));
+            }
+        }
+        Ok(largest.map(|(_, slice)| slice))
+    }
+
     /// Writes the values of one slice, row by row, to their voxels.
     ///
     /// # Errors

@@ -336,12 +336,68 @@ fn names_in_json_and_csv_stay() {
     predict.arg(class_files(root, "train_images").remove(0)).arg(&trained().0);
     let result = objects(&done(&mut predict)).pop().unwrap();
     let expected = [
-        "answer", "confidence", "foreground_frac", "height", "image_differs", "image_distance", "image_known", "kind",
-        "mask", "memory", "modality", "nearest_question", "new_tokens", "new_words", "overlay", "question_classes",
-        "question_distance", "question_known", "width",
+        "answer",
+        "answer_position",
+        "confidence",
+        "foreground_frac",
+        "height",
+        "image_differs",
+        "image_distance",
+        "image_known",
+        "kind",
+        "mask",
+        "mask_position",
+        "memory",
+        "modality",
+        "nearest_question",
+        "new_tokens",
+        "new_words",
+        "other_target",
+        "other_target_classes",
+        "overlay",
+        "position_warning",
+        "positions_agree",
+        "question_classes",
+        "question_distance",
+        "question_known",
+        "width",
     ];
     assert_eq!(keys(&result), expected);
     assert_eq!(keys(&result["confidence"]), ["boundary", "foreground", "is_found", "presence"]);
+}
+
+/// The last command of `scripts/quickstart` prints the location of the mask and that of the answer, and says if they differ.
+#[test]
+fn the_last_command_of_quickstart_compares_its_answer_with_its_mask() {
+    let script = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/quickstart")).unwrap();
+    let command = script.replace("\\\n", " ").lines().rfind(|line| line.starts_with("$prsmed ")).unwrap().to_owned();
+    assert!(
+        command.starts_with("$prsmed predict ") && !command.contains(['>', '|']),
+        "its output is printed: {command}"
+    );
+    let question = command.split_once("--question \"").unwrap().1.split_once('"').unwrap().0;
+    let predict = |json: bool| {
+        let mut predict = prsmed();
+        predict.args(json.then_some("--json")).args(["predict", "--question", question, "--image"]);
+        done(predict.arg(class_files(phantoms(), "test_images").remove(0)).arg(&trained().0))
+    };
+    let (printed, result) = (predict(false), objects(&predict(true)).pop().unwrap());
+    let text = |key: &str, none: &str| result[key].as_str().unwrap_or(none).to_owned();
+    let agree = match result["positions_agree"].as_bool() {
+        Some(true) => ", they agree",
+        Some(false) => ", they differ",
+        None => "",
+    };
+    let line = format!(
+        "position of the mask: {}; in the answer: {}{agree}",
+        text("mask_position", "none, it is empty"),
+        text("answer_position", "none")
+    );
+    assert!(printed.lines().any(|printed| printed == line), "{line}\n{printed}");
+    let differ =
+        agree == ", they differ" || (result["mask_position"].is_null() && !result["answer_position"].is_null());
+    let warning = printed.lines().any(|line| line.starts_with("attention: the answer and the mask differ: "));
+    assert!(warning == result["position_warning"].is_string() && (warning || !differ), "{printed}");
 }
 
 const SUMMARY_KEYS: [&str; 7] =

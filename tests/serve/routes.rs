@@ -23,7 +23,7 @@ fn an_answer_and_its_mask_are_those_of_predict() {
     predict.args(["--json", "predict", "--question", QUESTION, "--max-new-tokens", "12", "--image"]).arg(image_file());
     let lines = done(predict.arg("--mask-out").arg(&mask).arg(trained()));
     let predicted: Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
-    for name in ["answer", "new_tokens", "confidence"] {
+    for name in ["answer", "new_tokens", "confidence", "mask_position", "answer_position", "positions_agree"] {
         assert_eq!(result[name], predicted[name], "{name}");
     }
     assert_eq!(

@@ -6,6 +6,7 @@
 pub mod images;
 mod look;
 pub mod questions;
+mod targets;
 
 use prsmed_base::{Error, Result, files};
 use serde::de::DeserializeOwned;
@@ -35,6 +36,12 @@ pub struct Familiarity {
     /// The classes that the training has this question about, if the image is surely of another class.
     #[serde(default)]
     pub question_classes: Vec<String>,
+    /// The target that the answer is about, if the question asks about another one.
+    #[serde(default)]
+    pub other_target: Option<String>,
+    /// The classes whose questions in the training have that target.
+    #[serde(default)]
+    pub other_target_classes: Vec<String>,
     /// How the image compares with those of the training.
     #[serde(flatten)]
     pub image: ImageFamiliarity,
@@ -58,6 +65,13 @@ impl Familiarity {
         self
     }
 
+    /// The same with the target of the answer, if it is another one than that of the question.
+    #[must_use]
+    pub fn answered(self, other: Option<OtherTarget>) -> Self {
+        let (other_target, other_target_classes) = other.map(|other| (other.name, other.classes)).unzip();
+        Self { other_target, other_target_classes: other_target_classes.unwrap_or_default(), ..self }
+    }
+
     /// The same with how the image compares.
     #[must_use]
     pub fn with_image(self, image: ImageFamiliarity) -> Self {
@@ -65,19 +79,23 @@ impl Familiarity {
     }
 
     /// Adds these fields to a JSON object.
-    ///
-    /// # Panics
-    /// Never: plain values serialise.
     pub fn add_to(&self, record: &mut Value) {
-        let fields = serde_json::to_value(self).expect("plain values serialise");
-        for (name, value) in fields.as_object().into_iter().flatten() {
-            record[name] = value.clone();
-        }
+        add_fields(record, self);
     }
 
-    /// What to tell about an image and a question that are unlike those of the training.
+    /// What to tell about an image and a question that are unlike those of the training, and about an answer to another
+    /// question.
     pub fn warnings(&self) -> impl Iterator<Item = String> {
-        self.image.warning().into_iter().chain(self.question_warning())
+        self.image.warning().into_iter().chain(self.question_warning()).chain(self.target_warning())
+    }
+
+    fn target_warning(&self) -> Option<String> {
+        let name = self.other_target.as_deref()?;
+        Some(format!(
+            "the answer is about `{name}`, which the question does not ask about (the training has it in questions about {}), \
+             so do not rely on the answer and the mask",
+            self.other_target_classes.join(", ")
+        ))
     }
 
     fn question_warning(&self) -> Option<String> {
@@ -101,6 +119,15 @@ impl Familiarity {
              training question is `{nearest}`"
         ))
     }
+}
+
+/// A target in an answer that the question does not ask about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OtherTarget {
+    /// The words.
+    pub name: String,
+    /// The classes whose questions in the training have them.
+    pub classes: Vec<String>,
 }
 
 /// How an image compares with those of the training.
@@ -131,6 +158,17 @@ impl ImageFamiliarity {
             "this image looks unlike those of the training (most of all its {differs}), so do not rely on the answer and \
              the mask"
         ))
+    }
+}
+
+/// Adds the fields of a record to a JSON object.
+///
+/// # Panics
+/// If they do not serialise.
+pub(crate) fn add_fields(record: &mut Value, fields: &impl Serialize) {
+    let fields = serde_json::to_value(fields).expect("plain values serialise");
+    for (name, value) in fields.as_object().into_iter().flatten() {
+        record[name] = value.clone();
     }
 }
 

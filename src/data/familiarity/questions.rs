@@ -26,7 +26,7 @@ const DISTANCES: [f64; 2] = [0.45, 0.75];
 /// Distance up to which a question counts as a training question in other words.
 const SAME: f64 = 0.05;
 /// Rows of a class below which nothing is concluded from words that its questions lack.
-const FEW_ROWS: f64 = 5.0;
+pub(super) const FEW_ROWS: f64 = 5.0;
 /// Share of the questions of a class from which a word names what the class shows, if no other class has it.
 const NAMES: f64 = 0.5;
 /// Probability below which a word is not missing from the questions of a class by chance.
@@ -65,6 +65,8 @@ pub struct KnownQuestions {
     postings: BTreeMap<String, Vec<usize>>,
     /// Length of the vector of each question.
     lengths: Vec<f64>,
+    /// The words of each question.
+    words: Vec<Vec<String>>,
 }
 
 impl KnownQuestions {
@@ -100,9 +102,10 @@ impl KnownQuestions {
     }
 
     fn of(saved: Saved) -> Self {
-        let mut known = Self { saved, postings: BTreeMap::new(), lengths: Vec::new() };
-        for (number, (question, _)) in known.saved.questions.iter().enumerate() {
-            for feature in features(&words(question)) {
+        let words = saved.questions.iter().map(|(question, _)| words(question)).collect();
+        let mut known = Self { saved, postings: BTreeMap::new(), lengths: Vec::new(), words };
+        for (number, question) in known.words.iter().enumerate() {
+            for feature in features(question) {
                 known.postings.entry(feature).or_default().push(number);
             }
         }
@@ -173,6 +176,8 @@ impl KnownQuestions {
             new_words: words.iter().filter(is_new).cloned().collect::<BTreeSet<_>>().into_iter().collect(),
             question_distance: distance,
             question_classes: Vec::new(),
+            other_target: None,
+            other_target_classes: Vec::new(),
             image: ImageFamiliarity::default(),
             asked_of_others: self
                 .asked_of_others(&words, nearest.filter(|_| distance.is_some_and(|distance| distance <= SAME))),
@@ -232,6 +237,32 @@ impl KnownQuestions {
         found
     }
 
+    /// The classes that a word of at least [`FEW_ROWS`] rows names, but not all classes: it is in most questions about each
+    /// class that has it.
+    pub(super) fn classes_of_name(&self, word: &str) -> Option<BTreeSet<&str>> {
+        let of_word = self.rows_of(self.postings.get(word)?.iter().copied());
+        let all = self.rows_of(0..self.saved.questions.len());
+        let is_name = of_word.values().sum::<f64>() >= FEW_ROWS
+            && of_word.len() < all.len()
+            && of_word.iter().all(|(class, rows)| *rows >= NAMES * all[class]);
+        is_name.then(|| of_word.into_keys().collect())
+    }
+
+    /// Number of training rows of a class.
+    pub(super) fn num_rows(&self, class: &str) -> f64 {
+        self.rows_of(0..self.saved.questions.len()).get(class).copied().unwrap_or_default()
+    }
+
+    /// The words of each training question.
+    pub(super) fn all_words(&self) -> &[Vec<String>] {
+        &self.words
+    }
+
+    /// The classes of a training question.
+    pub(super) fn classes_of(&self, number: usize) -> Vec<String> {
+        self.saved.classes.get(number).into_iter().flatten().cloned().collect()
+    }
+
     /// Training rows of each class with one of these questions. A question about several classes counts for each the same.
     fn rows_of(&self, numbers: impl IntoIterator<Item = usize>) -> BTreeMap<&str, f64> {
         let mut rows = BTreeMap::new();
@@ -276,13 +307,13 @@ fn most_frequent<'a>(questions: impl IntoIterator<Item = &'a str>) -> Vec<(Strin
 }
 
 /// Words in lower case, without punctuation.
-fn words(question: &str) -> Vec<String> {
+pub(super) fn words(question: &str) -> Vec<String> {
     static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\w+").expect("a valid pattern"));
     WORD.find_iter(&question.to_lowercase()).map(|word| word.as_str().to_owned()).collect()
 }
 
 /// Whether a word has no meaning of its own in a question: it is never new.
-fn is_filler(word: &str) -> bool {
+pub(super) fn is_filler(word: &str) -> bool {
     const FILLERS: [&str; 18] = [
         "a", "an", "and", "any", "are", "at", "can", "could", "do", "i", "in", "is", "of", "on", "please", "the",
         "there", "you",

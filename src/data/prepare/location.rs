@@ -3,10 +3,8 @@
 use image::GrayImage;
 
 use super::options::Several;
+use crate::agreement;
 use crate::position::{self, Region, Zones};
-
-/// Regions smaller than this part of the foreground are specks of the drawing tool and are not counted.
-const SPECK_FRAC: f64 = 0.01;
 
 /// The words for a mask's location.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,9 +31,7 @@ impl LocationWords {
 pub(super) fn describe(mask: &GrayImage, zones: Zones, several: Several) -> Option<LocationWords> {
     let size = mask.dimensions();
     let whole = position::whole(mask)?;
-    let speck = |region: &Region| (region.area_px as f64) < SPECK_FRAC * whole.area_px as f64;
-    let mut regions = position::components(mask);
-    regions.retain(|region| !speck(region));
+    let regions = agreement::regions(mask, &whole);
     let count = regions.len().max(1);
     if let (Several::Regions, [first, last]) = (several, regions.as_slice()) {
         let label = |region: &Region| match zones {

@@ -70,9 +70,11 @@ export class Card {
     for (const button of this.element.querySelectorAll(`.of-${other}`)) button.hidden = true;
     this.part(".go-to").disabled = this.isVolume && answer.largest_slice === null;
     this.part(".actions").hidden = false;
-    this.part(".unlike").hidden = this.isFamiliar;
-    this.part(".unlike").textContent = this.isFamiliar ? "" : this.warning();
-    this.part(".unlike").classList.toggle("unknown", answer.question_known === null && answer.image_known !== false);
+    const isGood = this.isFamiliar && this.isConsistent;
+    this.part(".unlike").hidden = isGood;
+    this.part(".unlike").textContent = isGood ? "" : this.warning();
+    const isUnknown = answer.question_known === null && answer.image_known !== false && this.isConsistent;
+    this.part(".unlike").classList.toggle("unknown", isUnknown);
     this.showFacts();
   }
 
@@ -86,9 +88,27 @@ export class Card {
     return this.answer.question_known === true && this.answer.image_known !== false;
   }
 
-  /** What is wrong with a question or an image that is not familiar. */
+  /** Whether the words fit the mask and the question, as far as the server can tell. */
+  get isConsistent() {
+    return this.answer.position_warning === null && this.answer.other_target === null;
+  }
+
+  /** What is wrong with a question or an image that is not familiar, or with the words of the answer. */
   warning() {
-    return [this.imageWarning(), this.questionWarning()].filter(Boolean).join(" ");
+    const parts = [this.positionWarning(), this.targetWarning(), this.imageWarning(), this.questionWarning()];
+    return parts.filter(Boolean).join(" ");
+  }
+
+  positionWarning() {
+    const text = this.answer.position_warning;
+    return text === null ? "" : `${text[0].toUpperCase()}${text.slice(1).replaceAll("`", "")}.`;
+  }
+
+  targetWarning() {
+    const { other_target: target, other_target_classes: classes } = this.answer;
+    if (target === null) return "";
+    return `The answer is about ${target}, which the question does not ask about (the training has it in questions about `
+      + `${classes.join(", ")}). Do not rely on the answer and the mask.`;
   }
 
   imageWarning() {
@@ -115,9 +135,9 @@ export class Card {
       + `The nearest training question is: ${nearest}`;
   }
 
-  /** The style of a finding: an answer to an unfamiliar question is not shown as a good one. */
+  /** The style of a finding: an answer to an unfamiliar question, or one that differs from its mask, is not shown as a good one. */
   style(isFound) {
-    if (!this.isFamiliar) return "";
+    if (!this.isFamiliar || !this.isConsistent) return "";
     return isFound ? "yes" : "no";
   }
 
@@ -140,6 +160,8 @@ export class Card {
     if (Math.abs(raw - ml) > 1e-9) facts.push(["Before the clean-up", `${raw.toFixed(2)} ml`]);
     facts.push(["Found in", `${found} of ${all} slices`, this.style(found > 0)]);
     if (range) facts.push(["Mask in slices", `${range[0] + 1} to ${range[1] + 1}`]);
+    const { mask_position: position, mask_position_slice: largest } = this.answer;
+    if (position !== null) facts.push([`Mask in ${this.answer.settings.axis} slice ${largest + 1}, the largest`, position]);
     return facts;
   }
 
@@ -155,6 +177,8 @@ export class Card {
     const share = mask ? mask.area / mask.pixels.length : answer.area_frac;
     const area = `${(100 * share).toFixed(2)} %` + (scale ? `, ${Math.round(share * scale)} mm²` : "");
     facts.push([answer.corrected ? "Area (corrected)" : "Area", area]);
+    facts.push(["Position of the mask", answer.mask_position || "none, it is empty"]);
+    facts.push(["Position in the answer", answer.answer_position || "none"]);
     if (foreground !== null && isFound) facts.push([`Mean probability${of}`, foreground.toFixed(2)]);
     if (answer.class) facts.push(["Class", `${answer.class.name} (${answer.class.probability.toFixed(2)})`]);
     return facts;
@@ -162,7 +186,7 @@ export class Card {
 
   /** One sentence for people who do not see the page. */
   spoken() {
-    return this.isFamiliar ? this.summary() : `${this.warning()} ${this.summary()}`;
+    return this.isFamiliar && this.isConsistent ? this.summary() : `${this.warning()} ${this.summary()}`;
   }
 
   summary() {
