@@ -15,7 +15,7 @@ const GROUPS: [&[&str]; 3] = [
     &["kernels", "kernels_operations", "kernels_runtime", "memory", "mirror", "optim", "packed_attention"],
     &[
         "async_copy", "attention", "autograd", "collective", "cross_entropy", "cuda_side", "functions", "graph",
-        "hooks", "ledger", "nf4",
+        "hooks", "kernel_times", "ledger", "nf4",
     ],
     &["meta", "meta_cpu", "meta_cuda", "optim8", "seeds", "trace"],
 ];

@@ -273,8 +273,10 @@ mod tests {
     fn fp32_of_a_gpu_is_rounded_to_tf32_only_if_allowed() {
         prepare_process();
         assert!(tensor::is_ieee_fp32());
-        tensor::allow_tf32(true);
-        assert!(!tensor::is_ieee_fp32());
-        tensor::allow_tf32(false);
+        {
+            let _rounded = tensor::Tf32::enter(true);
+            assert!(!tensor::is_ieee_fp32());
+        }
+        assert!(tensor::is_ieee_fp32());
     }
 }

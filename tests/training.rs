@@ -113,6 +113,13 @@ fn assemble(config: &RunConfig, manifest: &Manifest, build: Build) -> Assembly {
     setup::create(&config.model, config.lora, &manifest.modalities, &texts, build).unwrap()
 }
 
+/// Prepares the process for a GPU as the program does.
+fn on_gpu() {
+    prsmed::tensor::use_flash_attention();
+    prsmed::tensor::allow_tf32(false);
+    prsmed::tensor::kernels::set_folder_for_tests();
+}
+
 /// Four steps of a tiny model at 64 pixels with `sets` over the preset.
 fn train_on(device: Device, sets: &[&str]) -> Trained {
     train_with(device, sets, data())
@@ -582,7 +589,7 @@ fn a_gpu_with_a_fixed_order_of_sums_repeats_every_bit() {
     let _turn = TURN.lock();
     let gpu = prsmed::tensor::default_device();
     assert_ne!(gpu, Device::Cpu, "libtorch sees no CUDA GPU");
-    prsmed::tensor::use_flash_attention();
+    on_gpu();
     let fixed = ["train.deterministic=true", "train.precision=bf16"];
     let [first, second] = [0; 2].map(|_| train_on(gpu, &fixed).losses);
     prsmed::tensor::set_deterministic(false);
@@ -595,8 +602,7 @@ fn a_gpu_trains_like_the_cpu() {
     let _turn = TURN.lock();
     let gpu = prsmed::tensor::default_device();
     assert_ne!(gpu, Device::Cpu, "libtorch sees no CUDA GPU");
-    prsmed::tensor::use_flash_attention();
-    prsmed::tensor::allow_tf32(false);
+    on_gpu();
     let (cpu, gpu) = (train(&[]), train_on(gpu, &[]));
     for (a, b) in gpu.losses.iter().zip(&cpu.losses) {
         assert!((a - b).abs() <= 1e-3 * b, "losses {:?} and {:?}", gpu.losses, cpu.losses);

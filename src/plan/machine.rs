@@ -149,11 +149,9 @@ impl Machine {
 
     /// Sets the GPU whose kernel choices CUDA plans of this thread model.
     pub fn set_planned_gpu(&self) {
-        /// Multiprocessors of an A100; the table of GPUs has no column for them.
-        const MULTIPROCESSORS: i32 = 108;
-        if let Self::Cuda(Budget { capability: (major, minor), .. }, _) = self {
-            let number = i32::try_from(10 * major + minor).unwrap_or(i32::MAX);
-            meta::set_gpu(number, MULTIPROCESSORS);
+        if let Self::Cuda(Budget { capability, .. }, _) = self {
+            let number = i32::try_from(10 * capability.0 + capability.1).unwrap_or(i32::MAX);
+            meta::set_gpu(number, most_multiprocessors(*capability));
         }
     }
 
@@ -254,6 +252,21 @@ impl Machine {
         });
         let time = time.with_transfers(steps.copied, &speed);
         Some(if steps.captured_inputs.is_some() { time.with_graphs() } else { time })
+    }
+}
+
+/// Multiprocessors of the largest GPU of a compute capability (NVIDIA's whitepapers of the architectures and data sheets of
+/// the RTX PRO 6000 and B200). Kernels of smaller GPUs divide their work into fewer parts and need no more memory.
+fn most_multiprocessors(capability: (u32, u32)) -> i32 {
+    match capability {
+        (7, 0) => 80,
+        (7, _) => 72,
+        (8, 0) => 108,
+        (8, 9) => 142,
+        (8, _) => 84,
+        (9, _) => 132,
+        (10 | 11, _) => 160,
+        _ => 188,
     }
 }
 

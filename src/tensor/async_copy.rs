@@ -95,12 +95,17 @@ impl AsyncCopy {
 }
 
 impl Drop for AsyncCopy {
-    /// Waits for the copies, because the memory of an unfinished copy must not be reused.
+    /// Waits for the copies, because the memory of an unfinished copy must not be reused. Panics with libtorch's message,
+    /// like its operators, if the GPU cannot: a tensor that is read before its copy is complete would be wrong.
     fn drop(&mut self) {
+        let mut failed = None;
         for completion in self.pending.drain(..) {
             // SAFETY: each arrival comes from `prsmed_async_copy_send` and is given back once.
             let completed = unsafe { native::check(native::prsmed_async_copy_complete(completion)) };
-            debug_assert!(completed.is_ok(), "{completed:?}");
+            failed = failed.or(completed.err());
+        }
+        if let Some(error) = failed.filter(|_| !std::thread::panicking()) {
+            native::raise(error);
         }
     }
 }

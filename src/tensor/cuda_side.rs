@@ -23,6 +23,8 @@ pub enum CudaSide {
     CudaFails(String),
     /// It does not fit the installed torch; the dynamic linker's words.
     SideFails(String),
+    /// It could not be written to memory or to a temporary file; what was refused, in the system's words.
+    NoFile(String),
 }
 
 /// How torch's CUDA build is installed.
@@ -44,7 +46,8 @@ impl CudaSide {
             2 => Self::TorchWithoutCuda,
             3 => Self::NotBuilt,
             4 => Self::CudaFails(detail),
-            _ => Self::SideFails(detail),
+            5 => Self::SideFails(detail),
+            _ => Self::NoFile(detail),
         }
     }
 
@@ -73,6 +76,10 @@ impl CudaSide {
             Self::SideFails(words) => Some(format!(
                 "the CUDA side of this prsmed does not fit the torch in {} ({words}); build prsmed again for this torch",
                 torch()
+            )),
+            Self::NoFile(words) => Some(format!(
+                "this system lets prsmed store its CUDA side neither in memory nor in a temporary file ({words}); name \
+                 a folder that can be written in TMPDIR"
             )),
         }
     }
@@ -222,6 +229,7 @@ mod tests {
                 "(libcudnn.so.9: no such file); install it again",
             ),
             (CudaSide::SideFails("undefined symbol".into()), "build prsmed again for this torch"),
+            (CudaSide::NoFile("/x: Permission denied".into()), "(/x: Permission denied); name a folder"),
         ] {
             let reason = side.reason().unwrap();
             assert!(reason.contains(part), "{reason}");

@@ -9,7 +9,6 @@ use super::{Device, Kind, Tensor, guard, rng};
 use crate::{Error, Result};
 use std::cell::RefCell;
 use std::ffi::c_void;
-use std::marker::PhantomData;
 use std::rc::{Rc, Weak};
 
 /// Maximum number of seeds in one capture.
@@ -50,9 +49,8 @@ impl GraphPool {
 /// Runs this thread's GPU work on a side stream until it is dropped. A capture needs such a stream.
 #[derive(Debug)]
 pub struct SideStream {
-    device: i32,
-    /// The current stream is thread-local, so this is not `Send`.
-    _stays: PhantomData<*const ()>,
+    /// The stream that was current before. The current stream is thread-local, so this is not `Send`.
+    before: *mut c_void,
 }
 
 impl SideStream {
@@ -61,17 +59,18 @@ impl SideStream {
     /// # Errors
     /// [`Error::Torch`] without CUDA.
     pub fn enter(device: Device) -> Result<Self> {
-        let device = gpu(device)?;
-        // SAFETY: changes this thread's current stream.
-        unsafe { native::check(native::prsmed_stream_enter(device))? };
-        Ok(Self { device, _stays: PhantomData })
+        let (device, mut before) = (gpu(device)?, std::ptr::null_mut());
+        // SAFETY: changes this thread's current stream; the callee sets `before` if it returns no message.
+        unsafe { native::check(native::prsmed_stream_enter(device, &raw mut before))? };
+        Ok(Self { before })
     }
 }
 
 impl Drop for SideStream {
     fn drop(&mut self) {
-        // SAFETY: as in `enter`; `self` is not `Send`. If the GPU fails here, the next use of it fails with an error.
-        let _ = unsafe { native::check(native::prsmed_stream_leave(self.device)) };
+        // SAFETY: `before` comes from `enter` and is given back once, on its thread. If the GPU fails here, the next use of
+        // it fails with an error.
+        let _ = unsafe { native::check(native::prsmed_stream_leave(self.before)) };
     }
 }
 

@@ -45,6 +45,15 @@ pub fn set_folder(folder: &Path) {
     }
 }
 
+/// As the program: kernels in the folder of the environment, so that several processes compile them once. (NVRTC does not
+/// run under the fake CUDA runtime.)
+#[doc(hidden)]
+pub fn set_folder_for_tests() {
+    if let Some(cache) = std::env::var_os("PRSMED_CACHE") {
+        set_folder(&Path::new(&cache).join("kernels"));
+    }
+}
+
 /// The reason why kernels cannot run on this machine; `None` if they can.
 pub fn unavailable() -> Option<String> {
     // SAFETY: the callee gives a text of its own.

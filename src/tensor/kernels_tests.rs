@@ -365,6 +365,8 @@ fn compiled_kernels_are_cached_for_this_user_only() {
 #[test]
 #[ignore = "needs CUDA"]
 fn kernels_agree_with_libtorch_on_a_gpu() {
+    let _lock = rng::TEST_LOCK.lock();
+    set_folder_for_tests();
     assert_eq!(unavailable(), None);
     check(Device::Cuda(0)).unwrap();
     assert_eq!(unavailable(), None);
@@ -407,6 +409,8 @@ fn measure(device: Device) -> Result<Vec<Timing>> {
 #[test]
 #[ignore = "needs CUDA"]
 fn kernels_are_timed() {
+    let _lock = rng::TEST_LOCK.lock();
+    set_folder_for_tests();
     set_mode(KernelMode::On);
     let timings = measure(Device::Cuda(0)).unwrap();
     set_mode(KernelMode::Off);

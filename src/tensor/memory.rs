@@ -76,6 +76,17 @@ pub fn read(device: Device) -> Result<Reading> {
     })
 }
 
+/// Bytes of live tensors on a GPU as they were asked for, without the rounding of blocks, and their peak since the last
+/// [`begin_window`].
+///
+/// # Errors
+/// Like [`read`]; [`Error::Torch`] for the CPU.
+pub fn requested(device: Device) -> Result<(u64, u64)> {
+    let Device::Cuda(index) = device else { return Err(Error::Torch { reason: "not a GPU".into() }) };
+    let raw = of_gpu(index, false)?;
+    Ok((raw.requested, raw.requested_peak))
+}
+
 /// What libtorch's allocator counts, and what the driver reports if it is asked.
 fn of_gpu(index: usize, asks_driver: bool) -> Result<RawDeviceMemory> {
     let mut raw = RawDeviceMemory::default();

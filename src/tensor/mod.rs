@@ -18,6 +18,7 @@ pub mod functions;
 pub mod graph;
 pub mod guard;
 pub mod host_weights;
+pub mod kernel_times;
 pub mod kernels;
 pub mod ledger;
 pub mod memory;
@@ -119,6 +120,30 @@ pub fn is_ieee_fp32() -> bool {
     unsafe { native::check(native::prsmed_is_ieee_fp32(&raw mut is_ieee)) }
         .unwrap_or_else(|error| native::raise(error));
     is_ieee
+}
+
+/// [`allow_tf32`] until it is dropped.
+#[must_use]
+pub struct Tf32 {
+    before: bool,
+}
+
+impl Tf32 {
+    /// Sets whether TF32 is allowed.
+    ///
+    /// # Panics
+    /// As [`allow_tf32`].
+    pub fn enter(is_allowed: bool) -> Self {
+        let before = !is_ieee_fp32();
+        allow_tf32(is_allowed);
+        Self { before }
+    }
+}
+
+impl Drop for Tf32 {
+    fn drop(&mut self) {
+        allow_tf32(self.before);
+    }
 }
 
 /// Whether a GPU adds numbers in a fixed order, so that the same inputs give the same bits. Operators that cannot do so

@@ -109,6 +109,8 @@ pub(super) struct RawDeviceMemory {
     pub allocated_peak: u64,
     pub reserved: u64,
     pub reserved_peak: u64,
+    pub requested: u64,
+    pub requested_peak: u64,
     pub free: u64,
     pub total: u64,
 }
@@ -140,6 +142,8 @@ fallible! {
     fn prsmed_device_release_cache();
     fn prsmed_cudnn_version(out: *mut i64);
     fn prsmed_allow_tf32(is_allowed: bool);
+    fn prsmed_kernel_times_begin(on_gpu: bool);
+    fn prsmed_kernel_times_end(on_gpu: bool, out: *mut *mut c_char);
     fn prsmed_is_ieee_fp32(out: *mut bool);
     fn prsmed_set_deterministic(is_on: bool);
     fn prsmed_group_shutdown(group: *mut c_void);
@@ -190,8 +194,8 @@ fallible! {
     fn prsmed_fetch_is_complete(fetch: *mut c_void, out: *mut bool);
     fn prsmed_fetch_end(fetch: *mut c_void, out: *mut RawTensor);
     fn prsmed_graph_pool(out: *mut u64);
-    fn prsmed_stream_enter(device: i32);
-    fn prsmed_stream_leave(device: i32);
+    fn prsmed_stream_enter(device: i32, before: *mut *mut c_void);
+    fn prsmed_stream_leave(before: *mut c_void);
     fn prsmed_synchronize(device: i32);
     fn prsmed_graph_begin(device: i32, pool: *const u64, out: *mut *mut c_void);
     fn prsmed_graph_end(graph: *mut c_void);

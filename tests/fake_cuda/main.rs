@@ -548,3 +548,37 @@ fn the_cuda_side_is_open_or_the_reason_and_its_remedy_are_named() {
     assert!(reason(&other).contains("does not fit the torch in"), "{other}");
     assert_eq!(other["training_device"], "cpu");
 }
+
+/// torch's real CUDA libraries with a driver that has no GPU, and with a system that refuses files in memory.
+#[test]
+fn torchs_own_cuda_libraries_load_also_where_files_in_memory_are_refused() {
+    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let library = |name: &str, code: &str| {
+        let (source, out) = (home.path().join("code.c"), home.path().join(name));
+        std::fs::write(&source, code).unwrap();
+        assert!(Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&out, &source]).status().unwrap().success());
+        out
+    };
+    library("libcuda.so.1", "");
+    let refuses = library(
+        "refuses.so",
+        "#include <errno.h>\nint memfd_create(const char* name, unsigned flags) { errno = EPERM; return -1; }",
+    );
+    let said = |preload: Option<&Path>, temporary: &Path| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_prsmed"));
+        command.env("LD_LIBRARY_PATH", home.path()).env("HF_HUB_OFFLINE", "1").env("TMPDIR", temporary);
+        command.envs(preload.map(|library| ("LD_PRELOAD", library)));
+        let output = command.args(["doctor", "--json"]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        serde_json::from_str::<Value>(text.lines().last().unwrap()).unwrap()
+    };
+    for preload in [None, Some(refuses.as_path())] {
+        let found = said(preload, home.path());
+        assert_eq!((&found["cuda_side"], &found["training_device"]), (&"open".into(), &"cpu".into()), "{found}");
+    }
+    let names = std::fs::read_dir(home.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert!(!names.into_iter().any(|name| name.starts_with("libprsmed_cuda")), "the temporary file is gone");
+    let found = said(Some(&refuses), &home.path().join("missing"));
+    let reason = found["cuda_side"].as_str().unwrap();
+    assert!(reason.contains("No such file or directory") && reason.contains("in TMPDIR"), "{reason}");
+}

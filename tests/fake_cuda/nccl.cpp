@@ -3,6 +3,7 @@
 //
 // The file FAKE_NCCL_LOG gets a line for each operation: its name, its bytes on the device, and the number of kernels and
 // matrix products that were launched before it.
+#include <cstring>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -54,6 +55,9 @@ extern "C" {
 ncclResult_t ncclGetVersion(int* version) { return *version = NCCL_VERSION_CODE, ncclSuccess; }
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) { return *id = {}, ncclSuccess; }
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId, int rank, ncclConfig_t*) {
+  // two groups of a process must start their operations in one order
+  const char* ordered = getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+  if (!ordered || strcmp(ordered, "1")) return ncclInvalidUsage;
   return *comm = new ncclComm{rank, size}, record("communicator", 0);
 }
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int rank) {

@@ -3,7 +3,7 @@
 // that no kernel touches; copies to the CPU give zeros. Synchronisations, copies and allocations that a capture on this
 // thread forbids invalidate the capture, as on a GPU.
 //
-// FAKE_CUDA_CAPABILITY (89), FAKE_CUDA_PROCESSORS (108) and FAKE_CUDA_MIB (24576) describe the GPU. The
+// FAKE_CUDA_CAPABILITY (89) and FAKE_CUDA_MIB (24576) describe the GPU. The
 // file FAKE_CUDA_COUNTERS receives what the process asks of the GPU.
 #define __CUDA_RUNTIME_H__
 #include <cuda_runtime_api.h>
@@ -28,7 +28,8 @@ size_t number(const char* name, size_t otherwise) {
 }
 
 int capability() { return static_cast<int>(number("FAKE_CUDA_CAPABILITY", 89)); }
-int processors() { return static_cast<int>(number("FAKE_CUDA_PROCESSORS", 108)); }
+// of the largest GPU of this compute capability, as plans assume
+int processors() { return capability() == 90 ? 132 : capability() == 89 ? 142 : 108; }
 size_t gpu_bytes() { return number("FAKE_CUDA_MIB", 24 << 10) << 20; }
 
 thread_local cudaError_t last_error = cudaSuccess;

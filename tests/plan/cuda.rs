@@ -291,10 +291,18 @@ fn norm_cases() -> Vec<Case> {
             backward(xs.layer_norm([1024], Some(&w), Some(&w), 1e-5, true), vec![xs], [w])
         }),
         // ... many short rows: 2188 partial gradients of weight and bias, then their sums
-        case("layer norm backward, short rows", 17_920_000 + 512 - 560_000, 2 * 17_920_000 + 2 * 560_128 + 768, |on| {
-            let (xs, w, b) = (leaf(&[70_000, 64], FP32, on), leaf(&[64], FP32, on), leaf(&[64], FP32, on));
-            backward(xs.layer_norm([64], Some(&w), Some(&b), 1e-5, true), vec![xs, w, b], [])
-        }),
+        Case {
+            depends_on_gpu: true,
+            ..case(
+                "layer norm backward, short rows",
+                17_920_000 + 512 - 560_000,
+                2 * 17_920_000 + 2 * 560_128 + 768,
+                |on| {
+                    let (xs, w, b) = (leaf(&[70_000, 64], FP32, on), leaf(&[64], FP32, on), leaf(&[64], FP32, on));
+                    backward(xs.layer_norm([64], Some(&w), Some(&b), 1e-5, true), vec![xs, w, b], [])
+                },
+            )
+        },
         // cuda/Normalization.cu
         case("batch norm", 65_536 + 256, 65_792, |on| {
             let (xs, w) = (leaf(&[4, 32, 16, 16], BF16, on), zeros(&[32], FP32, on));
@@ -574,30 +582,46 @@ fn offloaded_optimizer_state_takes_two_chunks_on_the_gpu() {
     assert_eq!(peak, held + staged, "codes and scales of two chunks; the kernel needs no memory");
 }
 
+/// Bytes of tensors on a GPU (blocks are up to 1 MiB larger, because libtorch does not split small rests of large ones)
+/// once they stay equal for a while: the thread of a backward pass frees its last tensor a moment after the pass.
+fn settled_bytes(gpu: Device) -> u64 {
+    let read = || memory::requested(gpu).unwrap().0;
+    let (mut bytes, mut times) = (read(), 0);
+    while times < 10 {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+        let now = read();
+        times = if now == bytes { times + 1 } else { 0 };
+        bytes = now;
+    }
+    bytes
+}
+
 #[test]
 #[ignore = "needs CUDA"]
 fn memory_of_operators_on_cuda_is_as_planned() {
     let _alone = ready();
     let _target = meta::enter_target(meta::Target::Cuda);
     let gpu = Device::Cuda(0);
-    // the first product and convolution create the library handles and their workspaces
+    // the first product, product with a bias and convolution create the library handles and their workspaces
     let warm = zeros(&[8, 8, 8, 8], BF16, gpu);
-    drop((warm.matmul(&warm), warm.conv2d(&warm, None::<&Tensor>, [1, 1], [4, 4], [1, 1], 1)));
+    let (square, bias) = (zeros(&[8, 8], BF16, gpu), zeros(&[8], BF16, gpu));
+    drop((warm.matmul(&warm), square.linear(&square, Some(&bias))));
+    drop(warm.conv2d(&warm, None::<&Tensor>, [1, 1], [4, 4], [1, 1], 1));
     let wrong: Vec<String> = cases()
         .iter()
         .filter(|case| !case.depends_on_gpu)
         .filter_map(|case| {
             let (live, peak) = planned(case);
             let mut work = (case.prepare)(gpu);
+            let before = settled_bytes(gpu);
             memory::begin_window(gpu).unwrap();
-            let before = memory::read(gpu).unwrap().allocated.0;
             let kept = work();
-            let now = memory::read(gpu).unwrap();
+            let real_live = settled_bytes(gpu).cast_signed() - before.cast_signed();
+            let real_peak = memory::requested(gpu).unwrap().1 - before;
             drop(kept);
-            let (real_live, real_peak) =
-                (now.allocated.0.cast_signed() - before.cast_signed(), now.allocated_peak.0 - before);
-            // each block is rounded up to 512 bytes; no case has more than 16
-            let near = (real_live - live).abs() < 16 * 512 && (peak..peak + 16 * 512).contains(&real_peak);
+            // cuDNN's workspaces, or those of libtorch's own convolutions, are not in the plan of an operator
+            let near =
+                real_live == live && (real_peak == peak || case.name.contains("convolution") && real_peak > peak);
             (!near).then(|| format!("{}: planned {:?}, measured {:?}", case.name, (live, peak), (real_live, real_peak)))
         })
         .collect();

@@ -3,11 +3,11 @@
 use super::{config_of, ready};
 use prsmed::augment::dry_run::{GenerationDryRun as Generation, PHASES};
 use prsmed::config::{AugmentRun, Sources};
-use prsmed::plan::detect;
 use prsmed::plan::device_terms::DeviceUsage;
 use prsmed::plan::dry_run::{self, Job, Measured, Meter, Phase};
 use prsmed::plan::machine::Machine;
 use prsmed::plan::report::Plan;
+use prsmed::plan::{detect, gpus};
 use prsmed::segment::dry_run::SegmentDryRun;
 use prsmed::segment::setup;
 use prsmed::tensor::{Device, memory};
@@ -100,10 +100,14 @@ fn memory_of_generation_on_cuda_is_as_planned() {
 /// Name of the first GPU, the machine to plan for, and the same machine without library workspaces.
 fn first_gpu() -> (String, Machine, Machine) {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-    let gpu = detect::detect(visible.as_deref()).into_iter().next().expect("a GPU");
-    let usage = DeviceUsage { other_processes: gpu.in_use(), ..DeviceUsage::default() };
-    let tensors_alone = Machine::Cuda(gpu.budget(), DeviceUsage { num_blas_threads: 0, cudnn_workspace: 0, ..usage });
-    (gpu.name.clone(), Machine::Cuda(gpu.budget(), usage), tensors_alone)
+    let detected = detect::detect(visible.as_deref()).into_iter().next();
+    let other_processes = detected.as_ref().map_or(0, detect::Detected::in_use);
+    // the fake CUDA runtime has no management library
+    let budget = detected.map_or_else(|| gpus::find("H200").unwrap(), |gpu| gpu.budget());
+    let usage = DeviceUsage { other_processes, ..DeviceUsage::default() };
+    let tensors_alone = DeviceUsage { num_blas_threads: 0, cudnn_workspace: 0, ..usage };
+    let name = budget.name.clone().unwrap();
+    (name, Machine::Cuda(budget.clone(), usage), Machine::Cuda(budget, tensors_alone))
 }
 
 /// Prints one line for each phase of a job; returns the lines of phases whose tensors differ from the plan.

@@ -8,7 +8,7 @@ use prsmed::replay::{self, PhaseMemory};
 use prsmed::segment::dry_run::{Example, SegmentDryRun};
 use prsmed::segment::setup;
 use prsmed::tensor::meta::Target;
-use prsmed::tensor::{Device, META, ledger, meta, no_grad, set_num_threads, use_flash_attention};
+use prsmed::tensor::{Device, META, kernels, ledger, meta, no_grad, set_num_threads, use_flash_attention};
 use prsmed::trainer::{Ranks, Switch};
 use prsmed::units::Bytes;
 use rand::seq::IndexedRandom;
@@ -36,6 +36,7 @@ fn ready() -> MutexGuard<'static, ()> {
     meta::install().unwrap();
     set_num_threads(1);
     use_flash_attention();
+    kernels::set_folder_for_tests();
     alone
 }
 

@@ -1,6 +1,6 @@
 //! CUDA graphs, and custom CUDA kernels, in whole trainings.
 
-use super::{PARTS, TURN, Trained, config_of, distance, train_on};
+use super::{PARTS, TURN, Trained, config_of, distance, on_gpu, train_on};
 use prsmed::segment::dry_run::SegmentDryRun;
 use prsmed::tensor::Device;
 use prsmed::trainer::{DryRunTask, Loss, Ranks, Task};
@@ -62,8 +62,7 @@ fn captured_passes_train_alike_on_a_gpu() {
     let _turn = TURN.lock();
     let gpu = prsmed::tensor::default_device();
     assert_ne!(gpu, Device::Cpu, "libtorch sees no CUDA GPU");
-    prsmed::tensor::use_flash_attention();
-    prsmed::tensor::allow_tf32(false);
+    on_gpu();
     captured_passes_train_like_eager_ones(gpu, &[]);
     captured_passes_train_like_eager_ones(gpu, &["train.checkpointing=full", "train.fused_kernels=on"]);
     let dropped =
@@ -77,8 +76,7 @@ fn custom_kernels_train_alike_on_a_gpu() {
     let _turn = TURN.lock();
     let gpu = prsmed::tensor::default_device();
     assert_ne!(gpu, Device::Cpu, "libtorch sees no CUDA GPU");
-    prsmed::tensor::use_flash_attention();
-    prsmed::tensor::allow_tf32(false);
+    on_gpu();
     let common = ["lora.dropout=0", "model.decoder_dropout=0"];
     let eager = train_on(gpu, &common);
     for mode in ["train.fused_kernels=on", "train.fused_kernels=auto"] {

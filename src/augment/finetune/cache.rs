@@ -15,7 +15,7 @@ use crate::hub::free_bytes;
 use crate::models::diffusion::vae::Vae;
 use crate::tensor::store::{Role, Store};
 use crate::tensor::weights::{Archive, sha256, write_safetensors};
-use crate::tensor::{Device, Kind, META, Tensor, guard, memory, no_grad, rng};
+use crate::tensor::{self, Device, Kind, META, Tensor, guard, memory, no_grad, rng};
 use crate::trainer::Ranks;
 use crate::units::Bytes;
 use crate::{Error, Result, files};
@@ -287,6 +287,9 @@ impl Encoding<'_> {
             return Ok(());
         }
         let (vae, _store) = autoencoder(self.pipeline_config, self.placement, Kind::Float)?;
+        // as in diffusers' scripts: the frozen autoencoder's convolutions take a quarter of the time, and its errors are
+        // those of fp16 mantissas in latents that get noise
+        let _rounding = tensor::Tf32::enter(true);
         let total = missing.len() as u64;
         self.observer.on(&Event::Started { phase: "encode images".into(), total, unit: "images" });
         for (done, missing) in missing.iter().enumerate() {

@@ -52,8 +52,9 @@ extern "C" {
 char* prsmed_store_open(const char* host, int port, int listener, double connect_seconds, double seconds,
     const char* prefix, void** out) {
   PRSMED_TRY({
-    // libtorch prints 20 lines of its own code's addresses for each lost connection, which comes back as an error too
-    if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = c10::GLOG_FATAL;
+    // libtorch warns with 20 lines of its own code's addresses of each lost connection, which comes back as an error
+    // too. Errors stay: only they have NCCL's own words, and those of its watchdog.
+    if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
     c10d::TCPStoreOptions options;
     options.port = static_cast<uint16_t>(port);
     options.isServer = listener >= 0;

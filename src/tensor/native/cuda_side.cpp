@@ -4,10 +4,14 @@
 
 #include <ATen/Version.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <torch/version.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include "native.h"
@@ -18,7 +22,17 @@ extern "C" const unsigned char prsmed_cuda_side_begin[], prsmed_cuda_side_end[];
 namespace {
 
 // As `CudaSide` of `tensor/cuda_side.rs` numbers them.
-enum Status : int32_t { Open, NoDriver, TorchWithoutCuda, NotBuilt, CudaFails, SideFails };
+enum Status : int32_t { Open, NoDriver, TorchWithoutCuda, NotBuilt, CudaFails, SideFails, NoFile };
+
+bool write_all(int file, const unsigned char* bytes, size_t size) {
+  while (size) {
+    const ssize_t count = write(file, bytes, size);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    bytes += count, size -= static_cast<size_t>(count);
+  }
+  return true;
+}
 
 struct State {
   Status status = NoDriver;
@@ -45,18 +59,37 @@ struct State {
     const auto size = static_cast<size_t>(prsmed_cuda_side_end - prsmed_cuda_side_begin);
     if (!size) return NotBuilt;
     if (!dlopen(cuda.c_str(), RTLD_NOW | RTLD_GLOBAL)) return failed(CudaFails);
-    const int file = memfd_create("libprsmed_cuda.so", MFD_CLOEXEC);
-    size_t written = 0;
-    while (file >= 0 && written < size) {
-      const ssize_t count = write(file, prsmed_cuda_side_begin + written, size - written);
-      if (count <= 0) break;
-      written += static_cast<size_t>(count);
+    // Collective operations of two groups start in the order in which this process asked for them: a sum and a
+    // gathering of layers cannot keep each other from starting on different GPUs. NCCL reads it at its first use.
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    // memory, or where that is refused (a sandbox, no /proc) a file that has no name once it is open
+    void* side = loaded(memfd_create("libprsmed_cuda.so", MFD_CLOEXEC), "", size);
+    if (!side) {
+      const char* folder = getenv("TMPDIR");
+      std::string path = std::string(folder && *folder ? folder : "/tmp") + "/libprsmed_cuda.XXXXXX";
+      const int file = mkostemp(path.data(), O_CLOEXEC);
+      side = loaded(file, path, size);
+      if (file >= 0) unlink(path.c_str());
     }
-    void* side = dlopen(("/proc/self/fd/" + std::to_string(file)).c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (file >= 0) close(file);
-    if (!side) return failed(SideFails);
+    if (!side) return status;
     functions = static_cast<const PrsmedCudaSide*>(dlsym(side, "prsmed_cuda_side_functions"));
     return functions ? Open : failed(SideFails);
+  }
+
+  // The CUDA side, written to `file` (closed here) and opened by its path, or by that of the descriptor. Null with
+  // status and reason.
+  void* loaded(int file, const std::string& path, size_t size) {
+    void* side = nullptr;
+    if (file < 0 || !write_all(file, prsmed_cuda_side_begin, size)) {
+      detail = (path.empty() ? "memory" : path) + ": " + strerror(errno);
+      status = NoFile;
+    } else {
+      const std::string name = path.empty() ? "/proc/self/fd/" + std::to_string(file) : path;
+      side = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+      if (!side) status = failed(SideFails);
+    }
+    if (file >= 0) close(file);
+    return side;
   }
 };
 

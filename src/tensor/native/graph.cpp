@@ -4,12 +4,21 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "async_copy.h"
 #include "cuda_side.h"
 #include "native.h"
 
 namespace {
 
 c10::impl::VirtualGuardImpl cuda() { return c10::impl::VirtualGuardImpl(at::kCUDA); }
+
+// A side stream other than the current one and that of copies: libtorch hands out 32 streams in turn.
+c10::Stream side_stream(c10::Device device) {
+  const auto current = cuda().getStream(device), copies = copy_stream(cuda(), device);
+  auto found = cuda().getStreamFromGlobalPool(device);
+  while (found == current || found == copies) found = cuda().getStreamFromGlobalPool(device);
+  return found;
+}
 
 }  // namespace
 
@@ -25,21 +34,22 @@ extern "C" {
 // A memory pool that several graphs share. After its last graph is freed, libtorch accepts no new ones in it.
 char* prsmed_graph_pool(uint64_t* out) { PRSMED_TRY(return prsmed::cuda_side().graph_pool(out)) }
 
-// Makes a side stream current on this thread: the default stream cannot be captured.
-char* prsmed_stream_enter(int32_t device) {
+// Makes a side stream current on this thread: the default stream cannot be captured. `before` is the stream that was
+// current, for `prsmed_stream_leave`.
+char* prsmed_stream_enter(int32_t device, void** before) {
   PRSMED_TRY({
-    const auto index = static_cast<c10::DeviceIndex>(device);
-    cuda().synchronizeDevice(index);
-    cuda().exchangeStream(cuda().getStreamFromGlobalPool(at::Device(at::kCUDA, index)));
+    const at::Device gpu(at::kCUDA, static_cast<c10::DeviceIndex>(device));
+    cuda().synchronizeDevice(gpu.index());
+    *before = new c10::Stream(cuda().exchangeStream(side_stream(gpu)));
   })
 }
 
-// Returns to the default stream, after all work is complete.
-char* prsmed_stream_leave(int32_t device) {
+// Returns to the stream `before`, after all work is complete. Frees it.
+char* prsmed_stream_leave(void* before) {
   PRSMED_TRY({
-    const auto index = static_cast<c10::DeviceIndex>(device);
-    cuda().synchronizeDevice(index);
-    cuda().exchangeStream(cuda().getDefaultStream(at::Device(at::kCUDA, index)));
+    const std::unique_ptr<c10::Stream> stream(static_cast<c10::Stream*>(before));
+    cuda().synchronizeDevice(stream->device_index());
+    cuda().exchangeStream(*stream);
   })
 }
 

@@ -16,16 +16,20 @@ c10::DeviceAllocator& allocator() {
   return *found;
 }
 
-struct PrsmedDeviceMemory { uint64_t allocated, allocated_peak, reserved, reserved_peak, free, total; };
+struct PrsmedDeviceMemory {
+  uint64_t allocated, allocated_peak, reserved, reserved_peak, requested, requested_peak, free, total;
+};
 
 PrsmedDeviceMemory memory_of(c10::DeviceIndex device, bool asks_driver) {
   const auto stats = allocator().getDeviceStats(device);
   const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   const auto& allocated = stats.allocated_bytes[all];
   const auto& reserved = stats.reserved_bytes[all];
+  const auto& requested = stats.requested_bytes[all];
   auto bytes = [](int64_t count) { return static_cast<uint64_t>(count); };
   PrsmedDeviceMemory out = {
-      bytes(allocated.current), bytes(allocated.peak), bytes(reserved.current), bytes(reserved.peak), 0, 0};
+      bytes(allocated.current), bytes(allocated.peak), bytes(reserved.current), bytes(reserved.peak),
+      bytes(requested.current), bytes(requested.peak), 0, 0};
   if (!asks_driver) return out;
   try {
     std::tie(out.free, out.total) = allocator().getMemoryInfo(device);
