@@ -8,7 +8,7 @@ from pathlib import Path
 
 from . import report
 from .ballast import BallastError
-from .cases import CALL, START, Failed, Machine, Skipped
+from .cases import CALLS, START, Failed, Machine, Skipped, Stop
 from .process import ROOT
 from .results import Results, latest, read
 
@@ -24,11 +24,11 @@ def arguments():
     parser = argparse.ArgumentParser(prog="gpu-check", description=__doc__.splitlines()[0], epilog=EPILOG,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="output folder [default: target/gpu-check]")
-    parser.add_argument("--call", choices=("1", "2", "3", "rest", "all"),
+    parser.add_argument("--call", choices=("1", "2", "rest", "all"),
                         help="which list of cases [default: 1; all with --dry]")
     parser.add_argument("--only", default="", help="only these cases or groups, separated by commas: step,torch/eager")
-    parser.add_argument("--seconds", type=float, default=CALL - START,
-                        help=f"time limit of the run [default: {CALL - START}; none with --dry]")
+    parser.add_argument("--seconds", type=float, help="time limit of the run [default: that of the call "
+                        f"({', '.join(f'{name}: {seconds - START}' for name, seconds in CALLS.items())}); none with --dry]")
     parser.add_argument("--again", action="store_true", help="measure cases again that are done")
     parser.add_argument("--dry", action="store_true", help="all cases without a GPU: on the fake CUDA runtime of "
                         "tests/fake_cuda if it was built, else on the CPU at tiny sizes; times mean nothing")
@@ -62,6 +62,10 @@ def measure(case, names, machine, results, end):
         case.work(names)
     except Skipped as error:
         state, reason = "skipped", str(error)
+    except Stop as error:
+        for name in names:
+            results.add(name, "failed", error=str(error), where=machine.where)
+        raise
     except (Failed, BallastError) as error:
         reason = str(error)
     except (KeyError, ValueError, OSError, IndexError, TypeError, AttributeError, subprocess.SubprocessError) as error:
@@ -76,7 +80,8 @@ def measure(case, names, machine, results, end):
 def run(options, out):
     out.mkdir(parents=True, exist_ok=True)
     results = Results(out)
-    end = time.monotonic() + (options.seconds if not options.dry else max(options.seconds, 24 * 3600))
+    seconds = options.seconds or CALLS.get(options.call or "1", 24 * 3600 + START) - START
+    end = time.monotonic() + (seconds if not options.dry else 24 * 3600)
     with (out / "gpu-check.log").open("a") as log:
         machine = Machine(results, log, options.dry, options.tiny)
         if not options.dry and not machine.driver.has_gpu:
@@ -108,6 +113,8 @@ def run(options, out):
                 states = [f"{name}: {results.latest()[name]['state']}" for name in names]
                 print(f"  {', '.join(states)} ({seconds:.1f} s)", file=sys.stderr, flush=True)
                 report.write(out, results.lines, selected)
+        except Stop as error:
+            print(f"stopped: {error}", file=sys.stderr, flush=True)
         finally:
             machine.release()
             machine.closing.close()

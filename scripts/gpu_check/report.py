@@ -160,7 +160,7 @@ class Report:
         return ["## Generation", "", what, "", *table(head, rows)]
 
     def products(self):
-        """Rates of matrix products, and the kernels of PyTorch's step with the same tokens."""
+        """Rates of matrix products, and the kernels of a step: of `prsmed`, and of PyTorch with the same tokens."""
         lines, found = [], self.ok.get("products")
         if found:
             kinds = list(dict.fromkeys(record["what"] for record in found["products"]))
@@ -169,7 +169,14 @@ class Report:
                 key = (record["way"], "x".join(map(str, record["weight"])), record["rows"])
                 rates.setdefault(key, {})[record["what"]] = f"{record['tflops']:.0f}" if "tflops" in record else "refused"
             rows = [[*key, *(of.get(kind, "-") for kind in kinds)] for key, of in rates.items()]
-            lines += ["## Matrix products, TFLOP/s", "", *table(["pass", "weight", "tokens", *kinds], rows)]
+            part = "" if found.get("is_complete", True) else " (not all: the time limit was reached)"
+            lines += [f"## Matrix products, TFLOP/s{part}", "", *table(["pass", "weight", "tokens", *kinds], rows)]
+        kernels = self.ok.get("step/shipped/all", {}).get("kernels") or []
+        all_ms = sum(1e3 * kernel["seconds"] for kernel in kernels)
+        rows = [[kernel["name"], kernel["calls"], f"{1e3 * kernel['seconds']:.3f}", f"{1e3 * kernel['seconds'] / all_ms:.1%}"]
+                for kernel in kernels[:40] if kernel["seconds"] > 0]
+        if rows:
+            lines += [f"## Kernels of prsmed's step: {all_ms:.1f} ms", "", *table(["kernel", "calls", "ms", "share"], rows)]
         for name, line in self.group("torch/eager/tokens/").items():
             rows = [[kernel, calls, f"{ms:.3f}", f"{ms / line['kernels_ms']:.1%}"]
                     for kernel, calls, ms in line.get("kernels", [])[:25] if ms > 0]

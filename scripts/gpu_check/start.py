@@ -1,9 +1,9 @@
 """Start of `run` in a folder of scripts/gpu-bundle: checks this machine, unpacks the programs and the missing Python
 packages, and starts gpu-check. Needs only Python's standard library.
 
-    ./run [--seconds 570] [--out OUT] [--call 1|2|3|rest|all] [--again] ...     the options of gpu-check
-    ./run --dry [--tiny]                                                 the same cases without a GPU
-    ./run --report OUT
+    bash run [--seconds 470] [--out OUT] [--call 1|2|rest|all] [--again] ...    the options of gpu-check
+    bash run --dry [--tiny]                                              the same cases without a GPU
+    bash run --report OUT
 
 --seconds counts from the start of `run`. PYTHON names the Python that has PyTorch (default: python3).
 
@@ -112,6 +112,8 @@ def main():
     is_dry, is_report = "--dry" in words, "--report" in words
     environment = os.environ | {"PYTHONPATH": f"{BUNDLE / 'scripts'}"}
     environment["PYTHONUNBUFFERED"] = "1"
+    # nothing here may wait for a network
+    environment["HF_HUB_OFFLINE"] = "1"
     if is_report:
         # needs no programs
         return subprocess.run([sys.executable, "-m", "gpu_check", *words], env=environment).returncode
@@ -127,9 +129,11 @@ def main():
     programs = unpack(work)
     chosen = unpack_packages(work / "site")
     print(f"prsmed of commit {manifest['commit']}; packages from the folder: {', '.join(chosen) or 'none'}", file=sys.stderr)
+    # cuDNN opens its parts by their bare names: those of this torch come first
+    wheels = sorted(map(str, (library.parent.parent / "nvidia").glob("*/lib")))
     environment |= {
         "PRSMED": str(programs / "prsmed"), "PRSMED_FAKE_CUDA": str(programs / "fake_cuda"),
-        "LD_LIBRARY_PATH": ":".join(filter(None, [str(library), os.environ.get("LD_LIBRARY_PATH")])),
+        "LD_LIBRARY_PATH": ":".join(filter(None, [str(library), *wheels, os.environ.get("LD_LIBRARY_PATH")])),
         "PYTHONPATH": ":".join(filter(None, [str(BUNDLE / "scripts"), str(work / "site"), os.environ.get("PYTHONPATH")])),
     }
     environment["PRSMED_CACHE"] = f"{BUNDLE}-cache{'-dry' if is_dry else ''}"
@@ -142,7 +146,8 @@ def main():
     if earlier.exists() and not (out / "results.jsonl").exists():
         out.mkdir(parents=True, exist_ok=True)
         shutil.copy(earlier, out)
-    seconds = float(options.get("--seconds", 570)) - (time.monotonic() - start)
+    seconds = float(options.get("--seconds", {"1": 470, "2": 200}.get(options.get("--call", "1"), 86400)))
+    seconds -= time.monotonic() - start
     if "--seconds" in words:
         words[words.index("--seconds") + 1] = f"{seconds:.0f}"
     else:

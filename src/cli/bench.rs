@@ -7,7 +7,9 @@ use super::report::Outcome;
 use crate::job::bench::{Bench, Flops, Part, Peak};
 use crate::job::measure::{Count, Measurement, Work};
 use crate::metrics::order::median;
+use crate::plan::detect;
 use crate::plan::report::Plan;
+use crate::tensor::kernel_times::KernelTime;
 use crate::tensor::{self, Device, memory};
 use crate::units::Bytes;
 use crate::{Error, Result};
@@ -60,7 +62,7 @@ pub(super) struct Args {
     /// Measure the rate of a large product instead of taking the GPU's from the table
     #[arg(long)]
     measure_peak: bool,
-    /// Time the parts of one more step: modules of the forward pass, backward pass, optimizer
+    /// Time the parts of one more step (modules of the forward pass, backward pass, optimizer), and the kernels of another
     #[arg(long)]
     parts: bool,
     /// Settings to compare with those given: `KEY=VALUE`, several with spaces between them
@@ -101,7 +103,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 }
 
 fn bench(args: &Args, sets: Vec<(String, String)>, context: &Context) -> Result<Bench> {
-    let (texts, device) = ((args.text_tokens, args.answer_tokens), device(args.device)?);
+    let (texts, device) = ((args.text_tokens, args.answer_tokens), device(args.device, context)?);
     let mut bench = Bench::new(args.settings.resolve(sets)?, device, texts, &context.runtime)?;
     (bench.work, bench.part) = (args.task, args.part);
     bench.count = Count { warmup: args.warmup, steps: args.steps };
@@ -110,11 +112,13 @@ fn bench(args: &Args, sets: Vec<(String, String)>, context: &Context) -> Result<
     Ok(bench)
 }
 
-fn device(on: Option<On>) -> Result<Device> {
+fn device(on: Option<On>, context: &Context) -> Result<Device> {
     match (on, tensor::default_device()) {
         (Some(On::Cpu), _) => Ok(Device::Cpu),
         (Some(On::Cuda), Device::Cpu) => {
-            Err(Error::config("--device", "libtorch finds no GPU", "leave the flag out to use the CPU"))
+            let why = detect::why_no_gpu(context.env.cuda_visible_devices.as_deref());
+            let reason = format!("no GPU can be used: {why}");
+            Err(Error::config("--device", reason, "leave the flag out to use the CPU"))
         }
         (_, found) => Ok(found),
     }
@@ -259,6 +263,12 @@ fn lines(
     if let Some(parts) = &measurement.parts {
         let parts: Vec<String> = parts.iter().map(|(name, seconds)| format!("{name} {seconds:.4} s")).collect();
         lines.push(format!("parts of a step: {}", parts.join(", ")));
+    }
+    if let Some(kernels) = &measurement.kernels {
+        let all: f64 = kernels.iter().map(|kernel| kernel.seconds).sum();
+        lines.push(format!("kernels of a step, {all:.4} s in all; the longest:"));
+        let line = |kernel: &KernelTime| format!("{:10.4} s {:6} x {}", kernel.seconds, kernel.calls, kernel.name);
+        lines.extend(kernels.iter().take(15).map(line));
     }
     lines
 }

@@ -4,6 +4,7 @@ use crate::event::{Event, Observer};
 use crate::metrics::order::median;
 use crate::plan::dry_run::{Measured, Meter, Phase};
 use crate::segment::dry_run::SegmentDryRun;
+use crate::tensor::kernel_times::{self, KernelTime};
 use crate::tensor::{Device, kernels, memory, module_path, synchronize};
 use crate::trainer::step::Mark;
 use crate::trainer::{DryRunTask, Ranks, Session, StepInfo, Stepper, Switch, Task, TrainConfig};
@@ -64,6 +65,8 @@ pub struct Measurement {
     pub resident: (Bytes, Bytes),
     /// Seconds by part of one more step.
     pub parts: Option<module_path::ModuleTimes>,
+    /// Kernels of one more step (on the CPU: operators), the longest first.
+    pub kernels: Option<Vec<KernelTime>>,
     /// Notes about CUDA graphs and custom CUDA kernels.
     pub notes: Vec<String>,
 }
@@ -124,6 +127,7 @@ pub fn examples(
     measurement.tokens = Some(tokens);
     if parts {
         measurement.parts = Some(parts_of_a_step(&task, train, job.device)?);
+        measurement.kernels = Some(kernels_of_a_step(&task, train, job.device)?);
     }
     Ok(measurement)
 }
@@ -169,6 +173,7 @@ pub fn training<T: Task>(job: Job, task: &T, train: &TrainConfig, meter: Measure
         memory: seen.phase.unwrap_or_else(|| unreachable!("the last step ends it")),
         resident: resident()?,
         parts: None,
+        kernels: None,
         notes: seen.notes,
     })
 }
@@ -204,6 +209,7 @@ fn predictions(job: Job, task: &SegmentDryRun, mut meter: Measured) -> Result<Me
         memory,
         resident,
         parts: None,
+        kernels: None,
         notes: Vec::new(),
     })
 }
@@ -219,15 +225,10 @@ fn resident() -> Result<(Bytes, Bytes)> {
 
 /// The parts of one more step, each timed to its end: modules of the forward pass, backward pass, optimizer.
 fn parts_of_a_step<T: DryRunTask>(task: &T, train: &TrainConfig, device: Device) -> Result<module_path::ModuleTimes> {
-    let config = settings(train, Count { warmup: 0, steps: 1 });
-    let config = TrainConfig { graph: Switch::Off, step_in_backward: false, ema_decay: 0.0, ..config };
-    let mut stepper = Stepper::new(task, &config, false);
-    stepper.optimizer.make_moments();
-    let batches: Vec<T::Batch> = (0..train.accumulation).map(|_| task.example(true)).collect();
     let timer = module_path::Stopwatch::start(device);
     let (mut parts, mut backward, mut optimizer, mut since) =
         (module_path::ModuleTimes::new(), 0.0, 0.0, Instant::now());
-    stepper.step(&batches, StepInfo { number: 1, epoch: 0, learning_rate: 0.0 }, &mut |mark, _| {
+    eager_step(task, train, &mut |mark| {
         synchronize(device);
         let seconds = since.elapsed().as_secs_f64();
         match mark {
@@ -241,10 +242,28 @@ fn parts_of_a_step<T: DryRunTask>(task: &T, train: &TrainConfig, device: Device)
             Mark::Gradients | Mark::Ema => {}
         }
         since = Instant::now();
-        Ok(())
     })?;
     parts.extend([("backward", backward), ("optimizer", optimizer)]);
     Ok(parts)
+}
+
+/// The kernels of one more step.
+fn kernels_of_a_step<T: DryRunTask>(task: &T, train: &TrainConfig, device: Device) -> Result<Vec<KernelTime>> {
+    kernel_times::measure(device, || eager_step(task, train, &mut |_| ()))
+}
+
+/// One step without CUDA graphs, which changes no weight.
+fn eager_step<T: DryRunTask>(task: &T, train: &TrainConfig, at: &mut dyn FnMut(Mark)) -> Result<()> {
+    let config = settings(train, Count { warmup: 0, steps: 1 });
+    let config = TrainConfig { graph: Switch::Off, step_in_backward: false, ema_decay: 0.0, ..config };
+    let mut stepper = Stepper::new(task, &config, false);
+    stepper.optimizer.make_moments();
+    let batches: Vec<T::Batch> = (0..train.accumulation).map(|_| task.example(true)).collect();
+    stepper.step(&batches, StepInfo { number: 1, epoch: 0, learning_rate: 0.0 }, &mut |mark, _| {
+        at(mark);
+        Ok(())
+    })?;
+    Ok(())
 }
 
 fn add(sums: &mut module_path::ModuleTimes, parts: module_path::ModuleTimes) {
@@ -363,6 +382,7 @@ mod tests {
             memory,
             resident: (Bytes(0), Bytes(0)),
             parts: None,
+            kernels: None,
             notes: Vec::new(),
         };
         let rows = Measurement { wait_seconds: Some(vec![0.5, 0.25, 1.0]), ..examples.clone() };
