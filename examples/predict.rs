@@ -7,6 +7,7 @@
 //! Without arguments, it trains a tiny model for two steps first.
 #![expect(clippy::print_stdout, reason = "an example shows its results")]
 
+use prsmed::data::decode;
 use prsmed::event::Silent;
 use prsmed::prelude::*;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,8 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
         _ => tiny_run(folder.path(), &runtime)?,
     };
     let assembly = Assembly::open(&run, &runtime)?;
-    let prediction = assembly.predict(&image::open(image)?, &question)?;
+    // as the command reads it: turned as EXIF says, 16 bits scaled to 8
+    let prediction = assembly.predict(&decode::image(&image)?, &question)?;
     let foreground = prediction.mask.iter().filter(|probability| **probability >= 0.5).count();
     println!("answer: {}", prediction.answer);
     println!("mask: {foreground} of {} pixels", prediction.mask.len());
@@ -28,7 +30,7 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// A run folder, an image and a question to try the example with.
-fn tiny_run(folder: &Path, runtime: &Runtime) -> prsmed::Result<(PathBuf, PathBuf, String)> {
+pub(crate) fn tiny_run(folder: &Path, runtime: &Runtime) -> prsmed::Result<(PathBuf, PathBuf, String)> {
     let data = folder.join("data");
     let phantoms = PhantomOptions { count: 12, image_size_px: 64, ..PhantomOptions::default() };
     phantom::generate(&data, &phantoms, &Silent)?;

@@ -9,6 +9,7 @@
 use prsmed::cli::output::Output;
 use prsmed::cli::progress::{Progress, Style};
 use prsmed::config::Sources;
+use prsmed::data::decode;
 use prsmed::event::Silent;
 use prsmed::job::rows::Rows;
 use prsmed::job::training::SegmenterTraining;
@@ -35,7 +36,7 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("planned peak of tensors: {:?}", trained.plan.as_ref().map(|plan| plan.allocated_peak));
     assert!(trained.plan.is_some_and(|plan| plan.fits) && how.out.join("report.html").is_file());
 
-    let image = image::open(&Manifest::open(&data, None)?.rows[0].image_path)?;
+    let image = decode::image(&Manifest::open(&data, None)?.rows[0].image_path)?;
     let prediction = run.predict(&image, "Where is the lesion?")?;
     println!("answer: {}", prediction.answer);
     assert_eq!(prediction.mask.len(), 64 * 64);

@@ -43,9 +43,9 @@ pub(super) struct VolumeArgs {
     /// do not say their modality: name a window for CT [default: that of the training images, else auto]
     #[arg(long, value_name = "W", allow_hyphen_values = true)]
     window: Option<Window>,
-    /// Axis of the training images.
+    /// Axis of the training images by class.
     #[arg(skip)]
-    trained_axis: Option<Axis>,
+    trained_axes: Vec<(String, Axis)>,
     /// Keep the largest connected component of the mask only (26 neighbours)
     #[arg(long)]
     largest_component: bool,
@@ -90,14 +90,21 @@ impl VolumeArgs {
     /// [`Error::Config`] if the classes of the run have different windows, so that the user must choose.
     pub(super) fn with_training(&self, description: &Description, context: &Context) -> Result<Self> {
         let mut flags = self.clone();
-        let mut axes = description.intensity.values().map(|intensity| intensity.axis);
-        flags.trained_axis = axes.next().filter(|first| axes.all(|axis| axis == *first));
+        let axes = description.intensity.iter().map(|(class, intensity)| (class.clone(), intensity.axis));
+        flags.trained_axes = axes.collect();
+        let of = |(class, intensity): (&String, &Intensity)| format!("`{}` for `{class}`", intensity.window);
+        let all = || description.intensity.iter().map(of).collect::<Vec<_>>().join(", ");
         let mut windows = description.intensity.values().map(|intensity| intensity.window);
-        let (None, Some(window)) = (self.window, windows.next()) else { return Ok(flags) };
-        if windows.any(|other| other != window) {
-            let of = |(class, intensity): (&String, &Intensity)| format!("`{}` for `{class}`", intensity.window);
-            let all: Vec<String> = description.intensity.iter().map(of).collect();
-            let reason = format!("the classes of the run have different windows: {}", all.join(", "));
+        if let Some(chosen) = self.window {
+            if windows.len() > 0 && !windows.any(|window| window.is_same(chosen)) {
+                let text = format!("the window `{chosen}` is not that of the training images: {}", all());
+                context.progress.on(&Event::Warning(text));
+            }
+            return Ok(flags);
+        }
+        let Some(window) = windows.next() else { return Ok(flags) };
+        if windows.any(|other| !other.is_same(window)) {
+            let reason = format!("the classes of the run have different windows: {}", all());
             return Err(Error::config("--window", reason, "choose the window of the class that the volume belongs to"));
         }
         context.progress.on(&Event::Note(format!("intensity window `{window}`, as in the training images")));
@@ -146,11 +153,25 @@ impl VolumeArgs {
         check_parent("--out", out)?;
         self.record_out.iter().try_for_each(|path| check_parent("--record-out", path))?;
         write::check(out, &volume)?;
+        self.check_axis(&volume)?;
         // wrong slices and windows are found before the model is loaded
         let settings = self.settings(&volume, "", false);
         settings.chosen(&volume.plane(settings.axis))?;
         self.levels(&volume, path, context)?;
         Ok(Input::Volume(Box::new(volume)))
+    }
+
+    /// Refuses a volume whose axis the user must choose.
+    fn check_axis(&self, volume: &Volume) -> Result<()> {
+        let is_single = volume.plane(Axis::suggested(&volume.grid)).num_slices == 1;
+        let [(_, first), others @ ..] = self.trained_axes.as_slice() else { return Ok(()) };
+        if self.axis.is_some() || is_single || others.iter().all(|(_, axis)| axis == first) {
+            return Ok(());
+        }
+        let all: Vec<String> =
+            self.trained_axes.iter().map(|(class, axis)| format!("`{axis}` for `{class}`")).collect();
+        let reason = format!("the classes of the run have slices of different directions: {}", all.join(", "));
+        Err(Error::config("--axis", reason, "choose the direction of the class that the volume belongs to"))
     }
 
     /// The grey levels of the window, which may not fit the values.
@@ -186,7 +207,8 @@ impl VolumeArgs {
     fn settings(&self, volume: &Volume, question: &str, always_paint: bool) -> VolumeSettings {
         let suggested = Axis::suggested(&volume.grid);
         // a single slice has one axis only
-        let trained = self.trained_axis.filter(|_| volume.plane(suggested).num_slices > 1);
+        let trained =
+            self.trained_axes.first().map(|(_, axis)| *axis).filter(|_| volume.plane(suggested).num_slices > 1);
         VolumeSettings {
             question: question.to_owned(),
             axis: self.axis.or(trained).unwrap_or(suggested),

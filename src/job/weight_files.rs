@@ -138,12 +138,38 @@ pub fn open_run_with(run: &Path, choice: &ModelChoice, runtime: &Runtime) -> Res
 /// model is in memory as a whole.
 ///
 /// # Errors
-/// As [`open_run_with`].
+/// As [`open_run_with`]; [`crate::Error::Config`] for runs that cannot be one ensemble, as far as possible before a model is
+/// loaded.
 pub fn open_runs(run: &Path, others: &[PathBuf], choice: &ModelChoice, runtime: &Runtime) -> Result<Assembly> {
+    check_members(run, others, runtime)?;
     let mut assembly = open_run_with(run, choice, runtime)?;
-    assembly.members = others.iter().map(|other| open_run_with(other, choice, runtime)).collect::<Result<_>>()?;
+    for other in others {
+        let member = open_run_with(other, choice, runtime)?;
+        // a published run has a description only now
+        assembly.description.check_member(&member.description, [run, other])?;
+        assembly.members.push(member);
+    }
+    let threshold = |of: &Assembly| of.description.calibration.and_then(|calibration| calibration.presence_threshold);
+    let had_threshold = threshold(&assembly).is_some() || assembly.members.iter().any(|of| threshold(of).is_some());
     assembly.calibrate_together();
+    if had_threshold && threshold(&assembly).is_none() {
+        runtime.warn("not every run of the ensemble has a presence threshold, so no target is reported as not found");
+    }
     Ok(assembly)
+}
+
+/// Checks that runs can be one ensemble by their descriptions; published runs have none.
+fn check_members(run: &Path, others: &[PathBuf], runtime: &Runtime) -> Result<()> {
+    if others.is_empty() {
+        return Ok(());
+    }
+    let Some(first) = described(run, runtime)? else { return Ok(()) };
+    for other in others {
+        if let Some(member) = described(other, runtime)? {
+            first.check_member(&member, [run, other])?;
+        }
+    }
+    Ok(())
 }
 
 /// The list as text, one line for each file or folder.

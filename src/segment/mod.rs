@@ -11,6 +11,7 @@ pub mod calibration;
 pub mod config;
 mod description;
 pub mod dry_run;
+mod ensemble;
 pub mod evaluate;
 pub mod example;
 pub mod image_list;

@@ -90,14 +90,18 @@ impl Assembly {
         )
     }
 
-    /// Answers a question about an image with a mask and a text.
+    /// Answers a question about an image with a mask and a text, as `prsmed predict` does: the mask of a target that is
+    /// reported as not found is empty. [`predict()`] and [`Prediction::settle`] give the probabilities and the
+    /// [`Confidence`]. Read files with [`crate::data::decode::image`], which turns them as their EXIF orientation says.
     ///
     /// # Errors
     /// As [`predict()`].
     pub fn predict(&self, image: &DynamicImage, question: &str) -> Result<Prediction> {
         /// Longest answer, tokens.
         const MAX_NEW_TOKENS: usize = 128;
-        predict(self, &Request { image, question, max_new_tokens: MAX_NEW_TOKENS }, |_| ())
+        let mut prediction = predict(self, &Request { image, question, max_new_tokens: MAX_NEW_TOKENS }, |_| ())?;
+        prediction.settle(self.description.calibration.as_ref(), false);
+        Ok(prediction)
     }
 }
 

@@ -23,6 +23,8 @@ pub(super) struct Answer {
     /// How the question compares with those of the training.
     #[serde(flatten)]
     pub(super) familiarity: Familiarity,
+    /// How the volume was shown to the model, if the images of the training were not shown so.
+    pub(super) view_differs: Option<String>,
     /// Time of the model.
     pub(super) seconds: f64,
     #[serde(flatten)]

@@ -85,7 +85,7 @@ pub(super) async fn ask(State(app): State<App>, Path(image): Path<String>, reque
         return Err(too_long("question"));
     }
     let picture = app.shared.store.picture(&image)?;
-    let (task, mask_bytes) = task_of(asked, &picture, app.options.max_new_tokens)?;
+    let (task, mask_bytes) = task_of(asked, &picture, &app)?;
     app.shared.store.check_room(&image, mask_bytes)?;
     let (progress, receiver) = unbounded_channel();
     let ahead = app.shared.metrics.waiting.load(Ordering::Relaxed) + app.shared.metrics.running.load(Ordering::Relaxed);
@@ -98,16 +98,21 @@ pub(super) async fn ask(State(app): State<App>, Path(image): Path<String>, reque
 }
 
 /// The work for a question, and the bytes of its mask.
-fn task_of(asked: Asked, picture: &Picture, most_tokens: usize) -> Reply<(Task, usize)> {
+fn task_of(asked: Asked, picture: &Picture, app: &App) -> Reply<(Task, usize)> {
     let Asked { question, slice, window, max_new_tokens, volume } = asked;
-    if let Some(options) = volume {
+    let (most_tokens, intensities) = (app.options.max_new_tokens, &app.shared.intensities);
+    picture.check(View { slice: slice.unwrap_or(0), window })?;
+    let window = intensities.window(picture, &question, window)?;
+    if let Some(mut options) = volume {
         without("slice", slice.is_some())?;
         without("max_new_tokens", max_new_tokens.is_some())?;
+        // an image has no axis, and is refused
+        let (_, _) = picture.volume()?;
+        options.axis = intensities.axis(picture, &question, options.axis)?;
         let settings = options.settings(picture, question, window)?;
         return Ok((Task::Volume(settings), picture.volume()?.0.grid.num_voxels()));
     }
     let view = View { slice: slice.unwrap_or(0), window };
-    picture.check(view)?;
     let max_new_tokens = max_new_tokens.map_or(most_tokens, |tokens| tokens.clamp(1, most_tokens));
     let (width, height) = picture.size();
     let question = Question { view, text: question, max_new_tokens };

@@ -80,7 +80,8 @@ pub(super) async fn upload(
     let (picture, answers) = app.shared.store.image(&id)?;
     // relative, so that it holds behind a proxy with another path
     let location = format!("images/{id}");
-    Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(json_of(&id, &picture, &answers))).into_response())
+    let image = json_of(&app, &id, &picture, &answers);
+    Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(image)).into_response())
 }
 
 /// The file that the page offers to try.
@@ -94,10 +95,10 @@ pub(super) async fn sample(State(app): State<App>) -> Reply {
 
 pub(super) async fn show(State(app): State<App>, Path(image): Path<String>) -> Reply<Json<Value>> {
     let (picture, answers) = app.shared.store.image(&image)?;
-    Ok(Json(json_of(&image, &picture, &answers)))
+    Ok(Json(json_of(&app, &image, &picture, &answers)))
 }
 
-fn json_of(id: &str, picture: &Picture, answers: &[Answer]) -> Value {
+fn json_of(app: &App, id: &str, picture: &Picture, answers: &[Answer]) -> Value {
     let (width, height) = picture.size();
     json!({
         "id": id,
@@ -107,6 +108,7 @@ fn json_of(id: &str, picture: &Picture, answers: &[Answer]) -> Value {
         "axis": picture.axis(),
         "directions": picture.directions(),
         "window": picture.window(),
+        "window_choices": app.shared.intensities.choices(picture),
         "exports": picture.exports(),
         "notes": picture.notes(),
         "spacing_mm": picture.spacing_mm(),

@@ -18,6 +18,7 @@ mod failure;
 mod form;
 mod guards;
 mod images;
+mod intensities;
 mod metrics;
 mod model;
 mod options;
@@ -38,6 +39,7 @@ use crate::event::Observer;
 use crate::segment::Assembly;
 use crate::{Error, Result};
 use app::App;
+use intensities::Intensities;
 use metrics::Metrics;
 use model::Model;
 use std::net::TcpListener;
@@ -71,6 +73,7 @@ pub fn serve(
         classes: description.modalities.clone(),
         calibration: description.calibration,
         questions: assembly.questions.clone(),
+        intensities: Intensities::new(description.intensity.clone(), assembly.questions.clone()),
         time_limit: options.time_limit,
     });
     // a queue of 0 would take a question only while the worker waits for one

@@ -214,6 +214,7 @@ mod tests {
             id: String::new(),
             question: "q".into(),
             familiarity: crate::data::familiarity::Familiarity::default(),
+            view_differs: None,
             seconds: 0.0,
             content,
         }

@@ -13,7 +13,7 @@ use serde::Deserialize;
 #[serde(deny_unknown_fields, default)]
 pub(super) struct VolumeOptions {
     /// Direction of the slices; `None`: that of the shown slices.
-    axis: Option<Axis>,
+    pub(super) axis: Option<Axis>,
     slices: SliceRange,
     /// Every N-th slice.
     every: usize,

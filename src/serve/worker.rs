@@ -2,6 +2,7 @@
 
 use super::answer::{Answer, Class, Content, SliceAnswer, VolumeAnswer};
 use super::failure::Failure;
+use super::intensities::Intensities;
 use super::metrics::{Metrics, Outcome};
 use super::model::{Answerer, Question};
 use super::picture::{Picture, View};
@@ -69,6 +70,8 @@ pub(super) struct Shared {
     pub(super) calibration: Option<Calibration>,
     /// The questions of its training, if it knows them.
     pub(super) questions: Option<Arc<KnownQuestions>>,
+    /// How volumes were shown in its training.
+    pub(super) intensities: Intensities,
     pub(super) time_limit: Duration,
 }
 
@@ -133,7 +136,8 @@ fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &Atom
             _ => None,
         };
         let familiarity = familiarity.beside(class).with_image(seen.image).answered(other);
-        Answer { id: String::new(), question, familiarity, seconds, content }
+        let view_differs = shared.intensities.difference(&job.picture, &job.task);
+        Answer { id: String::new(), question, familiarity, view_differs, seconds, content }
     });
     let (outcome, progress) = match answer.and_then(|answer| shared.store.add_answer(&job.image, answer)) {
         Ok(answer) => (Outcome::Answered, Progress::Done(Box::new(answer))),
@@ -312,7 +316,15 @@ mod tests {
         let calibration = Some(calibration);
         let questions = Some(Arc::new(KnownQuestions::new(["is it?", "where?"], ["is it?"])));
         let metrics = Metrics::default();
-        let shared = Arc::new(Shared { store, metrics, classes, calibration, questions, time_limit });
+        let shared = Arc::new(Shared {
+            store,
+            metrics,
+            classes,
+            calibration,
+            questions,
+            intensities: Intensities::default(),
+            time_limit,
+        });
         let interrupt = Arc::new(AtomicBool::new(false));
         let (jobs, received) = sync_channel(8);
         let (worker_shared, worker_interrupt) = (Arc::clone(&shared), Arc::clone(&interrupt));

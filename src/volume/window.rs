@@ -96,20 +96,33 @@ impl Window {
     /// [`Error::Config`] for `file` if the file has no window that can be used, and for a window in Hounsfield units if the
     /// values are not in them.
     pub fn levels(self, volume: &Volume) -> Result<Levels> {
-        let [low, high] = match self {
-            Self::Auto => return self.chosen_for(volume).levels(volume),
-            Self::Named(index) => {
-                check_hounsfield(self, volume)?;
-                around(NAMED[index].1, NAMED[index].2)
-            }
-            Self::Level { width, level } => around(width, level),
-            Self::Range { low, high } => [low, high],
-            Self::File => return file_levels(volume),
-            Self::Percentiles { low, high } => percentiles(&volume.voxels, &volume.display.padding, [low, high]),
+        if let Self::Named(_) = self {
+            check_hounsfield(self, volume)?;
+        }
+        let [low, high] = match (self, self.bounds()) {
+            (_, Some(bounds)) => bounds,
+            (Self::File, _) => return file_levels(volume),
+            (Self::Percentiles { low, high }, _) => percentiles(&volume.voxels, &volume.display.padding, [low, high]),
+            _ => return self.chosen_for(volume).levels(volume),
         };
         // a volume with one value
         let high = if high > low { high } else { low + 1.0 };
         Ok(Levels { inverted: volume.inverted, ..Levels::new(low, high) })
+    }
+
+    /// The values of black and white of a window that has the same for every volume.
+    fn bounds(self) -> Option<[f32; 2]> {
+        match self {
+            Self::Named(index) => Some(around(NAMED[index].1, NAMED[index].2)),
+            Self::Level { width, level } => Some(around(width, level)),
+            Self::Range { low, high } => Some([low, high]),
+            Self::Auto | Self::File | Self::Percentiles { .. } => None,
+        }
+    }
+
+    /// True if both show every volume alike, such as `soft-tissue` and `400/40`.
+    pub fn is_same(self, other: Self) -> bool {
+        self == other || self.bounds().is_some_and(|bounds| Some(bounds) == other.bounds())
     }
 
     /// A note about a window by name or in numbers that may not fit the values of a volume: it leaves few grey levels, or it

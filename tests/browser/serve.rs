@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::driver::{Browser, key};
-use super::server::{Server, done, home, image_file, trained, volume_file};
+use super::server::{Server, done, home, image_file, run_of_two_windows, trained, volume_file};
 
 /// Number of pixels of the canvas that have a colour; images of the tests are grey.
 const COLOURED: &str = "(() => { const c = document.getElementById('view'); \
@@ -142,6 +142,48 @@ fn no_question_is_green_if_those_of_the_training_are_not_known() {
         "The questions of the training are not known. The page cannot say whether this question is like those of the \
          training."
     );
+}
+
+#[test]
+#[ignore = "needs chromium"]
+fn the_window_of_a_volume_is_that_of_the_question_or_is_chosen() {
+    let server = Server::start_run(&run_of_two_windows("two-windows"), &["--max-new-tokens", "2"], &[]);
+    let browser = open(&server);
+    browser.upload("#file", &[&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/volumes/axial.zip")]);
+    browser.wait_for("!document.getElementById('question').disabled");
+    let window = "document.getElementById('window-preset').value";
+    assert_eq!(browser.eval(window), "by the question");
+    let note = browser.text("#window-note");
+    assert!(note.contains("have different windows: lung for ") && note.contains("choose the window"), "{note}");
+    let width = "document.getElementById('window-width').placeholder";
+    browser.wait_for(&format!("{width} === '400'"));
+    // a question about one class
+    ask(&browser, "Where is the nodule?", 1);
+    browser.wait_for(&format!("{width} === '1500'"));
+    assert_eq!(browser.eval(window), "by the question");
+    // another one
+    browser.type_text("#question", "Is it malignant?");
+    browser.type_text("#question", key::ENTER);
+    browser.wait_for("!document.getElementById('alert').hidden");
+    assert!(browser.text("#alert").contains("different windows"), "{}", browser.text("#alert"));
+    assert!(browser.text("#alert-hint").contains("in the menu Window"), "{}", browser.text("#alert-hint"));
+    let choose = |name: &str| {
+        browser.eval(&format!(
+            "(menu => {{ menu.value = '{name}'; menu.dispatchEvent(new Event('change')); }})\
+             (document.getElementById('window-preset'))"
+        ))
+    };
+    choose("bone");
+    browser.type_text("#question", key::ENTER);
+    browser.wait_for("document.querySelectorAll('.answer .actions:not([hidden])').length === 2");
+    assert!(!browser.text("#answers").contains("The model saw"), "{}", browser.text("#answers"));
+    choose("brain");
+    ask(&browser, "Where is the nodule?", 3);
+    let warning = browser.text(".answer .unlike");
+    let expected =
+        "The model saw axial slices with the window `brain`, and the training had axial slices with the window `lung`";
+    assert!(warning.starts_with(expected) && !warning.contains("This image looks"), "{warning}");
+    assert_eq!(browser.eval("document.querySelectorAll('.answer:first-child .facts .yes').length"), 0);
 }
 
 /// A folder for the downloads of one test: the tests run beside each other, and their files have equal names.

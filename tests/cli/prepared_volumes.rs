@@ -6,7 +6,7 @@ use std::path::Path;
 use prsmed::data::volume::{self, Segment, write};
 use serde_json::Value;
 
-use crate::support::{done, folder, objects, path, prsmed, refused, train};
+use crate::support::{copy, done, folder, objects, path, prsmed, refused, train, update_checksum};
 
 fn result(text: &str) -> Value {
     objects(text).into_iter().find(|line| line["kind"] == "result").expect("a result")
@@ -82,6 +82,8 @@ fn a_prediction_on_a_volume_has_the_window_of_the_training_images() {
     assert_eq!(predict(&[]), "350/50");
     assert_eq!(predict(&["--window", "lung"]), "lung");
 
+    no_ensemble_with_another_window(&run, &root, &images.join("P1.zip"));
+
     // a second class with another window: the user must choose
     done(prepare("other", &["--window", "lung", "--val-frac", "0.5"]).arg("--quiet"));
     let both = path("run-of-two-windows");
@@ -93,4 +95,39 @@ fn a_prediction_on_a_volume_has_the_window_of_the_training_images() {
         "error: `--window`: the classes of the run have different windows: `350/50` for `ct`, `lung` for `other`\n\
          hint: choose the window of the class that the volume belongs to",
     );
+}
+
+/// Checks that every command refuses `run` beside a run that has seen the same images with another window.
+fn no_ensemble_with_another_window(run: &Path, root: &Path, volume: &Path) {
+    let another = copy(run, "run-of-another-window");
+    for folder in ["best", "last"].map(|name| another.join(name)).iter().filter(|folder| folder.is_dir()) {
+        let text = fs::read_to_string(folder.join("model.json")).unwrap().replace("350/50", "lung");
+        fs::write(folder.join("model.json"), text).unwrap();
+        update_checksum(folder, "model.json");
+    }
+    let slices = root.join("ct/train_images");
+    let slice = fs::read_dir(&slices).unwrap().next().unwrap().unwrap().path();
+    let (never, asked) = (path("never"), ["--question", "Where?"]);
+    let start = |name: &str| {
+        let mut command = prsmed();
+        command.arg(name).arg(run);
+        command
+    };
+    let mut commands = [start("predict"), start("predict"), start("predict"), start("serve"), start("eval")];
+    commands[0].arg("--image").arg(&slice).args(asked);
+    commands[1].arg("--image").arg(volume).args(asked).arg("--out").arg(path("never.nii.gz"));
+    commands[2].arg("--images").arg(&slices).args(asked).arg("--out").arg(&never);
+    commands[3].args(["--port", "0"]);
+    commands[4].arg(&another).args(["--ensemble", "--split", "train", "--data-root"]).arg(root);
+    for command in &mut commands[..4] {
+        command.arg("--ensemble").arg(&another);
+    }
+    for command in &mut commands {
+        refused(
+            command,
+            "error: `--ensemble`: the runs were trained on other images of `ct`: `~/run-of-volumes` axial slices with the \
+             window `350/50`, `~/run-of-another-window` axial slices with the window `lung`\n\
+             hint: use runs that were trained on the same images, or ask them one by one",
+        );
+    }
 }

@@ -10,6 +10,7 @@ mod sizes;
 mod slicer;
 mod support;
 mod volumes;
+mod windows;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use prsmed::data::volume::{Affine, Grid, write};
 use serde_json::{Value, json};
+use sha2::Digest;
 
 /// The folder of this suite, empty at first.
 pub(crate) fn home() -> &'static Path {
@@ -61,6 +62,42 @@ pub(crate) fn trained() -> &'static Path {
         done(&mut train);
         run
     })
+}
+
+/// A copy of the run whose first two classes were prepared from volumes with the windows `lung` and `bone`. It has a question
+/// about the first one only.
+pub(crate) fn run_of_two_windows(name: &str) -> PathBuf {
+    let run = home().join(name);
+    let _ = std::fs::remove_dir_all(&run);
+    done(Command::new("cp").arg("-r").arg(trained()).arg(&run));
+    for folder in ["best", "last"].map(|name| run.join(name)) {
+        let edit = |file: &str, change: &dyn Fn(&mut Value)| {
+            let path = folder.join(file);
+            let mut value = serde_json::from_slice(&std::fs::read(&path).expect("read")).expect("JSON");
+            change(&mut value);
+            std::fs::write(path, value.to_string()).expect("written");
+        };
+        edit("model.json", &|model| {
+            let classes: Vec<String> = serde_json::from_value(model["modalities"].clone()).expect("classes");
+            for (class, window) in classes.iter().zip(["lung", "bone"]) {
+                model["intensity"][class] = json!({ "axis": "axial", "window": window });
+            }
+        });
+        let model: Value =
+            serde_json::from_slice(&std::fs::read(folder.join("model.json")).expect("read")).expect("JSON");
+        edit("questions.json", &|known| {
+            known["questions"].as_array_mut().expect("a list").push(json!(["Where is the nodule?", 1]));
+            known["classes"].as_array_mut().expect("a list").push(json!([model["modalities"][0]]));
+        });
+        edit("checksums.json", &|sums| {
+            for file in ["model.json", "questions.json"] {
+                let bytes = std::fs::read(folder.join(file)).expect("read");
+                let sum = format!("{:x}", sha2::Sha256::digest(&bytes));
+                sums["files"][file] = json!({ "bytes": bytes.len(), "sha256": sum });
+            }
+        });
+    }
+    run
 }
 
 /// An image of the phantoms.

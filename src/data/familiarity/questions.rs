@@ -149,6 +149,14 @@ impl KnownQuestions {
         first.into_iter().chain(rest).take(most).map(|number| self.saved.questions[number].0.as_str()).collect()
     }
 
+    /// The classes of the training rows with this question, in the same words; none for another question.
+    pub fn classes_of(&self, question: &str) -> BTreeSet<&str> {
+        let asked = words(question);
+        let same = |(known, _): &(&(String, u64), _)| words(&known.0) == asked;
+        let rows = self.saved.questions.iter().zip(&self.saved.classes).filter(same);
+        rows.flat_map(|(_, classes)| classes.iter().map(String::as_str)).collect()
+    }
+
     /// Compares a question with those of the training.
     pub fn compare(&self, question: &str) -> Familiarity {
         let words = words(question);

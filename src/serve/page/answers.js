@@ -73,7 +73,7 @@ export class Card {
     const isGood = this.isFamiliar && this.isConsistent;
     this.part(".unlike").hidden = isGood;
     this.part(".unlike").textContent = isGood ? "" : this.warning();
-    const isUnknown = answer.question_known === null && answer.image_known !== false && this.isConsistent;
+    const isUnknown = answer.question_known === null && answer.image_known !== false && !answer.view_differs && this.isConsistent;
     this.part(".unlike").classList.toggle("unknown", isUnknown);
     this.showFacts();
   }
@@ -85,7 +85,7 @@ export class Card {
 
   /** Whether question and image are like those of the training. Runs of old versions cannot tell. */
   get isFamiliar() {
-    return this.answer.question_known === true && this.answer.image_known !== false;
+    return this.answer.question_known === true && this.answer.image_known !== false && !this.answer.view_differs;
   }
 
   /** Whether the words fit the mask and the question, as far as the server can tell. */
@@ -112,6 +112,8 @@ export class Card {
   }
 
   imageWarning() {
+    // another window changes how the image looks
+    if (this.answer.view_differs) return `The model saw ${this.answer.view_differs}. Do not rely on the answer and the mask.`;
     if (this.answer.image_known !== false) return "";
     return `This image looks unlike those of the training (most of all its ${this.answer.image_differs}). `
       + "Do not rely on the answer and the mask.";

@@ -187,6 +187,7 @@ async function submit(event) {
   await attempt(async () => {
     await ask(state.image.id, { question, ...about }, state.asking.signal, (name, data) => receive(card, name, data));
     if (!card.answer) throw new Failure("the connection ended before the answer", "ask again");
+    volume.showAnswered(card.answer);
     await loadMask(card);
     $("spoken").textContent = card.spoken();
     // on a narrow screen the card is below the image

@@ -5,6 +5,9 @@ import { Newest } from "./newest.js";
 
 const PRESETS = ["auto", "soft-tissue", "lung", "brain", "bone", "abdomen", "liver", "mediastinum", "stroke", "subdural", "angiography"];
 
+/** The window is that of the class which the question is about. */
+const BY_QUESTION = "by the question";
+
 const $ = (id) => document.getElementById(id);
 
 export class Volume {
@@ -15,6 +18,8 @@ export class Volume {
     this.image = null;
     this.slice = 0;
     this.window = null;
+    /** Whether the window is the user's choice, or the only one of the run. */
+    this.isChosen = true;
     this.pixels = new Newest(() => this.image && this.load(true), on.failed);
     $("slice").addEventListener("input", () => this.setSlice(Number($("slice").value)));
     $("window-preset").addEventListener("change", () => this.setWindow($("window-preset").value));
@@ -28,18 +33,27 @@ export class Volume {
     this.image = image;
     this.slice = Math.floor((image.slices - 1) / 2);
     this.window = image.window;
+    this.isChosen = image.window_choices.length === 0;
     $("volume").hidden = image.slices === 1 && image.window === null;
     $("window-controls").hidden = image.window === null;
     $("slice").max = image.slices - 1;
     $("seg").hidden = !image.exports.includes("mask.dcm");
-    const own = image.window === null || PRESETS.includes(image.window) ? [] : [image.window];
-    $("window-preset").replaceChildren(...[...own, ...PRESETS, "W/L"].map((name) => new Option(name, name)));
+    const choices = image.window_choices;
+    const own = [...choices.map(({ window }) => window), image.window].filter((name) => name !== null && !PRESETS.includes(name));
+    const names = [...new Set([...own, ...PRESETS, "W/L"])].map((name) => new Option(name, name));
+    const open = choices.length ? [new Option(BY_QUESTION, BY_QUESTION)] : [];
+    $("window-preset").replaceChildren(...open, ...names);
+    const list = choices.map(({ class: name, window }) => `${window} for ${name}`).join(", ");
+    $("window-note").hidden = !choices.length;
+    $("window-note").textContent = `The training images have different windows: ${list}. The question decides if the training `
+      + "has it about classes of one window. Otherwise choose the window below the image.";
     this.showControls();
     await this.load(false);
   }
 
   close() {
     this.image = null;
+    $("window-note").hidden = true;
     $("volume").hidden = true;
     this.viewer.show(null, null, false);
   }
@@ -51,7 +65,15 @@ export class Volume {
 
   /** The window of a question; images have none. */
   windowOf() {
-    return this.window === null ? {} : { window: this.window };
+    return this.window === null || !this.isChosen ? {} : { window: this.window };
+  }
+
+  /** Shows the window of an answer, if its question decided it. */
+  showAnswered(answer) {
+    const window = answer.scope === "volume" ? answer.settings.window : answer.window;
+    if (this.isChosen || !window || window === this.window) return;
+    this.window = window;
+    this.show();
   }
 
   /** Whether an answer is about the shown slice. */
@@ -77,11 +99,13 @@ export class Volume {
 
   setWindow(window) {
     if (window === "W/L") return;
-    this.window = window;
+    this.isChosen = window !== BY_QUESTION;
+    if (this.isChosen) this.window = window;
     this.show();
   }
 
   setLevels(width, level) {
+    this.isChosen = true;
     this.window = `${Math.max(1, Math.round(width))}/${Math.round(level)}`;
     this.show();
   }
@@ -107,8 +131,9 @@ export class Volume {
     $("slice-number").textContent = `${this.slice + 1} / ${this.image.slices}`;
     if (this.window === null) return;
     const isNamed = [...$("window-preset").options].some((option) => option.value === this.window);
-    $("window-preset").value = isNamed ? this.window : "W/L";
-    const [width, level] = isNamed ? ["", ""] : this.window.split("/");
+    const shown = this.isChosen ? this.window : BY_QUESTION;
+    $("window-preset").value = isNamed || !this.isChosen ? shown : "W/L";
+    const [width, level] = isNamed || !this.isChosen ? ["", ""] : this.window.split("/");
     $("window-width").value = width;
     $("window-level").value = level;
   }
