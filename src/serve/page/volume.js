@@ -45,8 +45,8 @@ export class Volume {
     $("window-preset").replaceChildren(...open, ...names);
     const list = choices.map(({ class: name, window }) => `${window} for ${name}`).join(", ");
     $("window-note").hidden = !choices.length;
-    $("window-note").textContent = `The training images have different windows: ${list}. The question decides if the training `
-      + "has it about classes of one window. Otherwise choose the window below the image.";
+    $("window-note").textContent = `The training images have different windows: ${list}. A question of the `
+      + "training decides the window if all of its classes have the same one. For another question choose the window below the image.";
     this.showControls();
     await this.load(false);
   }
