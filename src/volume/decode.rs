@@ -24,10 +24,13 @@ pub use super::mask_file::{Refusal, StoredMask};
 use crate::foreground::Labels;
 use prsmed_base::error::{Error, Result};
 use prsmed_base::files;
+use prsmed_base::panics::guard_file;
 pub use shared::MAX_SIDE;
 pub use shared::REPLACE;
 use shared::{Failure, Indexed, MAX_PIXELS, TILES};
 
+/// What to do about a file whose decoder fails.
+const ANOTHER_PROGRAM: &str = "open it with another program and save it as PNG; if that fails too, the file is damaged";
 /// Endings of images in formats that are not read.
 const OTHER_ENDINGS: [&str; 8] = ["bmp", "gif", "webp", "jp2", "heic", "avif", "pgm", "ppm"];
 
@@ -104,8 +107,10 @@ pub fn image_of(bytes: &[u8], name: &Path, max_pixels: u64) -> Result<DynamicIma
 pub fn dimensions(path: &Path) -> Result<(u32, u32)> {
     let bytes = bytes_of(path)?;
     let format = format_of(&bytes).ok_or_else(|| unknown_format(path))?;
-    let (width, height) = stored_size(&bytes, format).map_err(|failure| failure.of(path))?;
-    Ok(if is_sideways(orientation(&bytes, format)) { (height, width) } else { (width, height) })
+    guard_file(path, ANOTHER_PROGRAM, || {
+        let (width, height) = stored_size(&bytes, format).map_err(|failure| failure.of(path))?;
+        Ok(if is_sideways(orientation(&bytes, format)) { (height, width) } else { (width, height) })
+    })
 }
 
 /// True if a file in memory is a PNG, JPEG or TIFF by its first bytes.
@@ -128,7 +133,10 @@ pub fn stored_mask_of(bytes: &[u8], name: &Path, max_pixels: u64) -> Result<Stor
 }
 
 fn check_pixels(bytes: &[u8], name: &Path, max_pixels: u64) -> Result<()> {
-    let size = format_of(bytes).and_then(|format| stored_size(bytes, format).ok());
+    let size = format_of(bytes).and_then(|format| {
+        let size = || stored_size(bytes, format).map_err(|failure| failure.of(name));
+        guard_file(name, ANOTHER_PROGRAM, size).ok()
+    });
     // a file whose size cannot be read is refused by its decoder
     let Some((width, height)) = size.filter(|(width, height)| u64::from(*width) * u64::from(*height) > max_pixels)
     else {
@@ -203,6 +211,12 @@ fn unknown_format(path: &Path) -> Error {
 
 fn decode_bytes(bytes: &[u8], path: &Path, palette: Palette) -> Result<Decoded> {
     let format = format_of(bytes).ok_or_else(|| unknown_format(path))?;
+    guard_file(path, ANOTHER_PROGRAM, || decode_as(format, bytes, path, palette))
+}
+
+fn decode_as(format: ImageFormat, bytes: &[u8], path: &Path, palette: Palette) -> Result<Decoded> {
+    #[cfg(test)]
+    assert!(!path.ends_with("panics.png"), "a panic of a test");
     let mut decoded = match format {
         ImageFormat::Png => png_file(bytes, palette),
         ImageFormat::Tiff => tiff_file(bytes, palette),
@@ -263,7 +277,7 @@ fn png_file(bytes: &[u8], palette: Palette) -> Result<Decoded, Failure> {
 
 fn jpeg_file(bytes: &[u8]) -> Result<Decoded, Failure> {
     let header = jpeg::header(bytes).ok_or_else(|| "the JPEG is truncated".to_owned())?;
-    match jpeg::decode(bytes, header.scans)? {
+    match jpeg::decode(bytes, header.scans, jpeg::Colours::Rgb)? {
         Some(image) => Ok(Decoded { noise: header.noise(), ..Decoded::from(image) }),
         None => usual(bytes, ImageFormat::Jpeg),
     }
@@ -274,7 +288,7 @@ fn tiff_file(bytes: &[u8], palette: Palette) -> Result<Decoded, Failure> {
     let decoded = match header.page(bytes)? {
         Some(tiff::Page::Indexed(indexed)) if palette == Palette::Keep => indexed.keep(),
         Some(tiff::Page::Indexed(indexed)) => indexed.expand(),
-        Some(tiff::Page::Grey(grey)) => grey.into(),
+        Some(tiff::Page::Pixels(pixels)) => pixels.into(),
         None => usual(bytes, ImageFormat::Tiff)?,
     };
     Ok(Decoded { noise: header.noise, ..decoded })
@@ -290,13 +304,17 @@ fn usual(bytes: &[u8], format: ImageFormat) -> Result<Decoded, Failure> {
     Ok(reader.decode()?.into())
 }
 
-/// Refuses a JPEG of 8 bits with damaged or missing data, which other decoders fill with grey.
+/// The samples of a JPEG of 8 bits with one or three components, those of a pixel after each other. Three components are
+/// converted from YCbCr to RGB, or taken as they are. Damaged and missing data are an error.
 ///
 /// # Errors
 /// What is wrong.
-pub(crate) fn check_jpeg(bytes: &[u8]) -> std::result::Result<(), String> {
-    let header = jpeg::header(bytes).ok_or("the JPEG is truncated")?;
-    jpeg::decode(bytes, header.scans).map(drop)
+pub(crate) fn jpeg_components(bytes: &[u8], is_ybr: bool) -> std::result::Result<Vec<u8>, String> {
+    let header = jpeg::header(bytes).ok_or("the JPEG data end before the last pixel")?;
+    let colours = if is_ybr { jpeg::Colours::Rgb } else { jpeg::Colours::Stored };
+    let image =
+        jpeg::decode(bytes, header.scans, colours)?.ok_or("the JPEG is neither grey nor has it three colours")?;
+    Ok(image.into_bytes())
 }
 
 impl From<DynamicImage> for Decoded {

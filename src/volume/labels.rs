@@ -16,6 +16,7 @@ use super::path::{first_bytes, number_of, split_selection};
 use super::voxel_set::VoxelSet;
 use crate::foreground::Labels;
 use prsmed_base::error::{Error, Result};
+use prsmed_base::panics::guard_file;
 
 /// Largest distance in voxels at a corner for grids that count as the same.
 const TOLERANCE: f64 = 0.1;
@@ -52,6 +53,11 @@ pub fn open(path: &Path) -> Result<LabelMap> {
 /// # Errors
 /// As [`open`].
 pub fn open_with(path: &Path, geometry: Option<Geometry>) -> Result<LabelMap> {
+    let hint = "save it again as NIfTI (`.nii.gz`) with another program";
+    guard_file(path, hint, || open_unguarded(path, geometry))
+}
+
+fn open_unguarded(path: &Path, geometry: Option<Geometry>) -> Result<LabelMap> {
     let (path, selected) = split_selection(path);
     let mut start = [0; 132];
     let num_bytes = first_bytes(&path, &mut start)?;

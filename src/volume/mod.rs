@@ -76,6 +76,7 @@ pub use write::MaskFormat;
 
 use format::OtherFormat;
 use prsmed_base::error::{Error, Result};
+use prsmed_base::panics::guard_file;
 
 /// As [`open`], for a volume of at most so many voxels.
 ///
@@ -153,6 +154,14 @@ pub fn open_with(path: &Path, geometry: Option<Geometry>) -> Result<Volume> {
 /// # Errors
 /// As [`open`].
 pub fn open_chosen(path: &Path, series: Option<&str>, geometry: Option<Geometry>) -> Result<Volume> {
+    const HINT: &str = "convert it with another program, for example with dcm2niix or SimpleITK; if that fails too, the file \
+                        is damaged";
+    guard_file(path, HINT, || open_unguarded(path, series, geometry))
+}
+
+fn open_unguarded(path: &Path, series: Option<&str>, geometry: Option<Geometry>) -> Result<Volume> {
+    #[cfg(test)]
+    assert!(!path.ends_with("panics.nii"), "a panic of a test");
     let (path, selected) = path::split_selection(path);
     let (path, selected) = (only_nifti(&path)?.unwrap_or(path), selected.as_deref());
     if path.is_dir() {

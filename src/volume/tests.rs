@@ -396,3 +396,11 @@ fn a_dicom_segmentation_is_a_label_map_on_its_series() {
     let error = labels::open(&fixtures().join("rle.dcm")).unwrap_err().to_string();
     assert!(error.contains("not a segmentation"), "{error}");
 }
+
+#[test]
+fn a_panic_of_a_decoder_is_an_error_of_its_volume() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let error = open(&folder.path().join("panics.nii")).expect_err("a panic");
+    assert!(error.to_string().contains("panics.nii: its decoder failed: a panic of a test"), "{error}");
+    assert!(error.hint().contains("dcm2niix"), "{}", error.hint());
+}

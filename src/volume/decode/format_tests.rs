@@ -262,3 +262,88 @@ fn files_of_several_pages_are_refused_and_thumbnails_are_not_pages() {
     fs::write(&path, bytes).expect("written");
     assert!(image(&path).is_ok());
 }
+
+/// An RGB file without compression whose colours have tiles of their own.
+fn tiled_planes((width, height): (u32, u32), tile: u32, bits: u32, value: impl Fn(u32, u32, u32) -> u16) -> Vec<u8> {
+    let (across, down) = (width.div_ceil(tile), height.div_ceil(tile));
+    let (num_tiles, tile_size) = (3 * across * down, tile * tile * bits / 8);
+    let entries = 13;
+    let extra = 8 + 2 + 12 * entries + 4;
+    let data = extra + 8 * num_tiles;
+    let mut bytes = b"II*\0\x08\0\0\0".to_vec();
+    bytes.extend(u16::try_from(entries).expect("few").to_le_bytes());
+    let mut entry = |tag: u16, kind: u16, count: u32, value: u32| {
+        bytes.extend(tag.to_le_bytes());
+        bytes.extend(kind.to_le_bytes());
+        bytes.extend(count.to_le_bytes());
+        bytes.extend(value.to_le_bytes());
+    };
+    for (tag, value) in [(256, width), (257, height)] {
+        entry(tag, 4, 1, value);
+    }
+    // one value stands for the bits of all samples
+    for (tag, value) in [(258, bits), (259, 1), (262, 2), (277, 3), (284, 2), (322, tile), (323, tile)] {
+        entry(tag, 3, 1, value);
+    }
+    entry(324, 4, num_tiles, extra);
+    entry(325, 4, num_tiles, extra + 4 * num_tiles);
+    entry(338, 3, 0, 0);
+    entry(339, 3, 1, 1);
+    bytes.extend([0; 4]);
+    (0..num_tiles).for_each(|index| bytes.extend((data + index * tile_size).to_le_bytes()));
+    (0..num_tiles).for_each(|_| bytes.extend(tile_size.to_le_bytes()));
+    for index in 0..num_tiles {
+        let (plane, place) = (index / (across * down), index % (across * down));
+        let (left, top) = (place % across * tile, place / across * tile);
+        for (y, x) in (top..top + tile).flat_map(|y| (left..left + tile).map(move |x| (y, x))) {
+            // what is outside of the image is not zero
+            let value = if x < width && y < height { value(x, y, plane) } else { 77 };
+            let [low, high] = value.to_le_bytes();
+            bytes.extend(if bits == 8 { vec![low] } else { vec![low, high] });
+        }
+    }
+    bytes
+}
+
+#[test]
+fn tiff_files_with_tiles_for_each_colour_are_read() {
+    let colour = |x: u32, y: u32, plane: u32| [x * 4, y * 5, (x + y) * 2][plane as usize] % 256;
+    for (size, tile) in [((48, 64), 64), ((45, 61), 16), ((45, 64), 32), ((16, 16), 16), ((33, 17), 16)] {
+        for (bits, times) in [(8, 1), (16, 257)] {
+            let stored = |x, y, plane| u16::try_from(colour(x, y, plane) * times).expect("16 bits");
+            let bytes = tiled_planes(size, tile, bits, stored);
+            let decoded = image_of(&bytes, Path::new("a.tif"), u64::MAX).expect("an image").into_rgb8();
+            assert_eq!(decoded.dimensions(), size);
+            for (x, y, Rgb(found)) in decoded.enumerate_pixels() {
+                let wanted = [0, 1, 2].map(|plane| u8::try_from(colour(x, y, plane)).expect("8 bits"));
+                assert_eq!(*found, wanted, "{size:?}, tiles of {tile}, {bits} bits, at {x}, {y}");
+            }
+            let cut = &bytes[..bytes.len() / 2];
+            assert!(image_of(cut, Path::new("a.tif"), u64::MAX).is_err(), "{size:?}: truncated");
+        }
+    }
+}
+
+/// Also in a thread of a pool.
+#[test]
+fn a_panic_of_a_decoder_ends_its_file_only() {
+    let root = Root::new();
+    let (good, bad) = (root.file("good.png"), root.file("panics.png"));
+    for path in [&good, &bad] {
+        GrayImage::from_pixel(4, 4, Luma([9])).save(path).expect("written");
+    }
+    let decoders: [fn(&Path) -> Option<Error>; 5] = [
+        |path| image(path).err(),
+        |path| image_file(path).err(),
+        |path| stored_mask(path).err(),
+        |path| mask(path).err(),
+        |path| image_of(&fs::read(path).expect("bytes"), path, 100).err(),
+    ];
+    for decoder in decoders {
+        let error =
+            std::thread::scope(|scope| scope.spawn(|| decoder(&bad)).join()).expect("no panic").expect("an error");
+        assert!(error.to_string().ends_with("panics.png: its decoder failed: a panic of a test"), "{error}");
+        assert!(error.hint().contains("another program"), "{}", error.hint());
+        assert!(decoder(&good).is_none());
+    }
+}

@@ -6,8 +6,17 @@ use ::image::{DynamicImage, GrayImage, RgbImage};
 
 use super::shared::MAX_PIXELS;
 
+/// What happens with the colours of a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Colours {
+    /// YCbCr is converted to RGB.
+    Rgb,
+    /// They are taken as they are.
+    Stored,
+}
+
 /// Decodes a grey or colour JPEG; `None` for CMYK, which libjpeg does not convert to RGB.
-pub(super) fn decode(bytes: &[u8], scans: Scans) -> Result<Option<DynamicImage>, String> {
+pub(super) fn decode(bytes: &[u8], scans: Scans, colours: Colours) -> Result<Option<DynamicImage>, String> {
     let decode = || -> std::io::Result<Option<DynamicImage>> {
         let header = mozjpeg::Decompress::builder().with_err(strict_errors()).from_mem(bytes)?;
         let (width, height) = header.size();
@@ -30,12 +39,17 @@ pub(super) fn decode(bytes: &[u8], scans: Scans) -> Result<Option<DynamicImage>,
             let size = bytes.len();
             return Err(std::io::Error::other(format!("{size} bytes are too few for {width}x{height} pixels")));
         }
-        let grey = match header.color_space() {
+        let space = header.color_space();
+        let grey = match space {
             mozjpeg::ColorSpace::JCS_GRAYSCALE => true,
             mozjpeg::ColorSpace::JCS_YCbCr | mozjpeg::ColorSpace::JCS_RGB => false,
             _ => return Ok(None),
         };
-        let mut scan = if grey { header.grayscale()? } else { header.rgb()? };
+        let mut scan = match colours {
+            _ if grey => header.grayscale()?,
+            Colours::Rgb => header.rgb()?,
+            Colours::Stored => header.to_colorspace(space)?,
+        };
         let pixels = scan.read_scanlines::<u8>()?;
         let (width, height) = (u32::try_from(width).unwrap_or(0), u32::try_from(height).unwrap_or(0));
         Ok(if grey {

@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::io::Cursor;
 
 use ::image::{DynamicImage, GrayAlphaImage, GrayImage, ImageBuffer};
-use tiff::decoder::{Decoder, DecodingResult, Limits};
+use tiff::decoder::{ChunkType, Decoder, DecodingResult, Limits};
 use tiff::tags::Tag;
 use tiff::{TiffError, TiffResult};
 
 use super::shared::{Failure, Indexed, MAX_PIXELS, fits, unpacked};
 
 const GREY: [u16; 2] = [0, 1];
+const RGB: u16 = 2;
 const PALETTE: u16 = 3;
 /// Noise of JPEG compression inside of a TIFF file, in levels.
 const JPEG_NOISE: u8 = 8;
@@ -27,12 +28,15 @@ pub(super) struct Header {
     samples: u16,
     sample_format: u16,
     has_alpha: bool,
+    /// Each colour has strips or tiles of its own.
+    is_planar: bool,
+    is_tiled: bool,
 }
 
 /// A page that the usual decoder does not read.
 pub(super) enum Page {
     Indexed(Indexed),
-    Grey(DynamicImage),
+    Pixels(DynamicImage),
 }
 
 impl From<TiffError> for Failure {
@@ -83,9 +87,11 @@ pub(super) fn header(bytes: &[u8]) -> Result<Header, Failure> {
         samples: first(Tag::SamplesPerPixel, 1)?,
         sample_format: first(Tag::SampleFormat, 1)?,
         has_alpha: matches!(first(Tag::ExtraSamples, 0)?, 1 | 2),
+        is_planar: first(Tag::PlanarConfiguration, 1)? == 2,
         orientation: first(Tag::Orientation, 1).ok().and_then(|value| u8::try_from(value).ok()).unwrap_or(1),
         noise: if first(Tag::Compression, 1)? == 7 { JPEG_NOISE } else { 0 },
         size: decoder.dimensions()?,
+        is_tiled: decoder.get_chunk_type() == ChunkType::Tile,
     })
 }
 
@@ -117,7 +123,7 @@ impl Header {
                 let mut grey = self.packed(bytes)?;
                 let most = (1 << bits) - 1;
                 grey.iter_mut().for_each(|value| *value *= 255 / most);
-                Ok(Some(Page::Grey(grey.into())))
+                Ok(Some(Page::Pixels(grey.into())))
             }
             (_, 1) if is_grey => Ok(None),
             (_, 2) if is_grey && self.has_alpha => {
@@ -133,10 +139,13 @@ impl Header {
                 };
                 page.map_or_else(
                     || refuse("has its channels in separate planes".into()),
-                    |page| Ok(Some(Page::Grey(page))),
+                    |page| Ok(Some(Page::Pixels(page))),
                 )
             }
-            (2 | 5, _) => Ok(None),
+            (RGB, 3..) if matches!(bits, 8 | 16) && self.is_planar && self.is_tiled => {
+                self.colours(bytes).map(|colours| Some(Page::Pixels(colours)))
+            }
+            (RGB | 5, _) => Ok(None),
             (6, _) => refuse("has YCbCr colours".into()),
             (8..=10, _) => refuse("has Lab colours".into()),
             _ => refuse(format!("has {samples} channels that are neither grey nor RGB")),
@@ -152,6 +161,39 @@ impl Header {
             _ => Vec::new(),
         };
         GrayImage::from_vec(width, height, values).ok_or_else(|| Failure::Corrupt("pixels are missing".into()))
+    }
+
+    /// Red, green and blue from tiles of their own. The decoder takes the tiles at the lower border of green and blue for
+    /// inner ones, and stops with a panic.
+    fn colours(&self, bytes: &[u8]) -> Result<DynamicImage, Failure> {
+        let (width, height) = self.size;
+        fits(width, height, 3 * u32::from(self.bits) / 8)?;
+        let mut decoder = decoder(bytes)?;
+        let (tile_width, tile_height) = decoder.chunk_dimensions();
+        let (across, down) = (width.div_ceil(tile_width), height.div_ceil(tile_height));
+        let mut values = vec![0_u16; 3 * width as usize * height as usize];
+        for index in 0..3 * across * down {
+            let (plane, place) = (index / (across * down), index % (across * down));
+            let (left, top) = (place % across * tile_width, place / across * tile_height);
+            let tile: Vec<u16> = match decoder.read_chunk(index)? {
+                DecodingResult::U8(tile) => tile.into_iter().map(u16::from).collect(),
+                DecodingResult::U16(tile) => tile,
+                _ => return Err(Failure::Corrupt("its tiles are neither of 8 nor of 16 bits".into())),
+            };
+            let shown = tile_width.min(width - left) as usize;
+            let rows = tile.chunks_exact(decoder.chunk_data_dimensions(index).0.max(1) as usize);
+            for (y, row) in (top..height.min(top + tile_height)).zip(rows) {
+                let start = 3 * (y as usize * width as usize + left as usize) + plane as usize;
+                values[start..].iter_mut().step_by(3).zip(&row[..shown]).for_each(|(value, stored)| *value = *stored);
+            }
+        }
+        let image = if self.bits == 16 {
+            ImageBuffer::from_vec(width, height, values).map(DynamicImage::ImageRgb16)
+        } else {
+            let bytes = values.into_iter().map(|value| u8::try_from(value).unwrap_or(u8::MAX)).collect();
+            ImageBuffer::from_vec(width, height, bytes).map(DynamicImage::ImageRgb8)
+        };
+        image.ok_or_else(|| Failure::Corrupt("pixels are missing".into()))
     }
 
     /// The decoder refuses palettes, but reads the same pixels as grey.
