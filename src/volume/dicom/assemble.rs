@@ -34,7 +34,7 @@ pub(super) fn assemble(path: &Path, container: &mut Container, entries: &[Entry]
         let (_, bytes) = container.read(*index)?;
         let (mut object, _) = parse(name, &bytes, false)?;
         drop(bytes);
-        pixels::mark_rgb(&mut object, &header.pixels);
+        pixels::join_fragments(name, &mut object, header.frames.len())?;
         let pixels = Pixels::new(name, &object, &header.pixels, header.frames.len())?;
         for slice in &slices[at..at + count] {
             builder.add(&pixels, header, slice.frame, &declared_padding(entries, header, slice.frame))?;

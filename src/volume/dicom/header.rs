@@ -35,8 +35,8 @@ pub(super) struct Header {
     pub padding: Option<[i64; 2]>,
     /// Lookup table for grey values, which may be used instead of a window.
     pub table: Option<Arc<Table>>,
-    /// True for an overview image for planning.
-    pub is_localizer: bool,
+    /// The parts of ImageType.
+    kinds: Vec<String>,
     /// SeriesDescription, to compare it with the text that a user gives. It is never printed.
     pub description: String,
     /// Names and values of what tells images at one position apart.
@@ -81,6 +81,23 @@ impl Photometric {
     pub(super) fn is_grey(self) -> bool {
         matches!(self, Self::Monochrome1 | Self::Monochrome2)
     }
+
+    /// True if the samples are luminance and colour differences, which no decoder has to convert.
+    pub(super) fn is_ybr(self) -> bool {
+        matches!(self, Self::YbrFull | Self::YbrFull422)
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Monochrome1 => "MONOCHROME1",
+            Self::Monochrome2 => "MONOCHROME2",
+            Self::Palette => "PALETTE COLOR",
+            Self::Rgb => "RGB",
+            Self::YbrFull => "YBR_FULL",
+            Self::YbrFull422 => "YBR_FULL_422",
+            Self::YbrJpeg2000 => "YBR_ICT or YBR_RCT",
+        }
+    }
 }
 
 /// What RescaleType says of the values of a CT.
@@ -101,6 +118,8 @@ pub(super) struct Frame {
     pub orientation: Option<[f64; 6]>,
     /// Distance in mm of neighbouring pixels along a row, along a column.
     pub spacing: Option<[f64; 2]>,
+    /// What is to be known of this distance.
+    pub spacing_note: Option<String>,
     /// SpacingBetweenSlices or SliceThickness in mm, or why it cannot be used; for a single slice only.
     pub thickness: Result<Option<f64>, String>,
     /// Slope and intercept, as far as they are stated.
@@ -161,8 +180,9 @@ impl Header {
         Ok(Some(Self {
             padding: padding(path, object, &pixels)?,
             table,
-            is_localizer: text(object, tags::IMAGE_TYPE)
-                .is_some_and(|kind| kind.split('\\').any(|part| part.trim() == "LOCALIZER")),
+            kinds: text(object, tags::IMAGE_TYPE)
+                .map(|kind| kind.split('\\').map(|part| part.trim().to_uppercase()).collect())
+                .unwrap_or_default(),
             description: text(object, tags::SERIES_DESCRIPTION).unwrap_or_default(),
             distinct: distinct.collect(),
             modality: Modality::from_code(&modality),
@@ -178,6 +198,39 @@ impl Header {
                 && text(object, tags::PRESENTATION_LUT_SHAPE).as_deref() == Some("INVERSE"),
             has_overlay: object.iter().any(|element| element.tag().group() & 0xffe0 == 0x6000),
         }))
+    }
+}
+
+/// Parts of ImageType of images that are projections of a volume, and of images of a screen.
+const PROJECTIONS: [&str; 7] = ["PROJECTION IMAGE", "MIP", "MINIP", "MAX_IP", "MIN_IP", "MEAN_IP", "AVERAGE_IP"];
+const SCREENS: [&str; 4] = ["SCREEN SAVE", "SCREENSHOT", "DOSE_INFO", "PATIENT PROTOCOL"];
+
+impl Header {
+    fn is_of(&self, kinds: &[&'static str]) -> Option<&'static str> {
+        kinds.iter().copied().find(|kind| self.kinds.iter().any(|found| found == kind))
+    }
+
+    /// True for an overview image for planning.
+    pub(super) fn is_localizer(&self) -> bool {
+        self.is_of(&["LOCALIZER"]).is_some()
+    }
+
+    /// True if one image has all slices of a volume as tiles.
+    pub(super) fn is_mosaic(&self) -> bool {
+        self.is_of(&["MOSAIC"]).is_some()
+    }
+
+    /// What is to be known of images that are no slices of a patient.
+    pub(super) fn kind_note(&self) -> Option<String> {
+        let projection = self.is_of(&PROJECTIONS).map(|kind| {
+            format!("the images are projections of a volume (ImageType has {kind}): areas and volumes are not those of tissue")
+        });
+        projection.or_else(|| {
+            let kind = self.is_of(&SCREENS)?;
+            Some(format!(
+                "the image is one of a screen or a report (ImageType has {kind}), and may not show the patient"
+            ))
+        })
     }
 }
 
@@ -207,7 +260,7 @@ impl PixelFormat {
             ));
         }
         let samples = usize::from(unsigned(tags::SAMPLES_PER_PIXEL, "SamplesPerPixel").unwrap_or(1));
-        let photometric = photometric(path, object, samples)?;
+        let photometric = photometric(path, object, samples, &syntax)?;
         Ok(Self {
             syntax,
             size: [unsigned(tags::COLUMNS, "Columns")?.into(), unsigned(tags::ROWS, "Rows")?.into()],
@@ -222,8 +275,14 @@ impl PixelFormat {
     }
 }
 
-fn photometric(path: &Path, object: &InMemDicomObject, samples: usize) -> Result<Photometric> {
+/// What to do about colours that cannot be read.
+pub(super) const CONVERT: &str = "convert it to MONOCHROME2 or RGB, for example with DCMTK: `dcmj2pnm`, `img2dcm`";
+/// Colour spaces of the standard that cannot be read. The others may be texts of a user.
+const OTHER_COLOURS: [&str; 7] = ["YBR_PARTIAL_422", "YBR_PARTIAL_420", "YBR_FULL_420", "HSV", "ARGB", "CMYK", "XYB"];
+
+fn photometric(path: &Path, object: &InMemDicomObject, samples: usize, syntax: &str) -> Result<Photometric> {
     let code = text(object, tags::PHOTOMETRIC_INTERPRETATION).unwrap_or_default();
+    let refuse = |reason: String| Err(Error::data(path, reason, CONVERT));
     let found = match code.as_str() {
         "MONOCHROME1" => Photometric::Monochrome1,
         "MONOCHROME2" => Photometric::Monochrome2,
@@ -231,12 +290,15 @@ fn photometric(path: &Path, object: &InMemDicomObject, samples: usize) -> Result
         "RGB" => Photometric::Rgb,
         "YBR_FULL" => Photometric::YbrFull,
         "YBR_FULL_422" => Photometric::YbrFull422,
-        "YBR_ICT" | "YBR_RCT" => Photometric::YbrJpeg2000,
-        _ => {
-            let reason = "its photometric interpretation cannot be read";
-            let hint = "convert it to MONOCHROME2 or RGB, for example with DCMTK: `dcmj2pnm`, `img2dcm`";
-            return Err(Error::data(path, reason, hint));
+        "YBR_ICT" | "YBR_RCT" if syntax::is_jpeg_2000(syntax) => Photometric::YbrJpeg2000,
+        "YBR_ICT" | "YBR_RCT" => {
+            return refuse(format!("its PhotometricInterpretation is {code}, and its pixels are not JPEG 2000"));
         }
+        "" => return refuse("its header has no PhotometricInterpretation".to_owned()),
+        other if OTHER_COLOURS.contains(&other) => {
+            return refuse(format!("its PhotometricInterpretation is {code}, which cannot be read"));
+        }
+        _ => return refuse("its PhotometricInterpretation is none of the standard, and cannot be read".to_owned()),
     };
     let expected = if found.is_grey() || found == Photometric::Palette { 1 } else { 3 };
     if samples == expected {
@@ -281,13 +343,7 @@ impl<'a> Groups<'a> {
     pub(super) fn frame(&self, path: &Path, object: &'a InMemDicomObject, frame: usize) -> Result<Frame> {
         let holder = |sequence: Tag, tag: Tag| self.holder(object, frame, sequence, tag).unwrap_or(object);
         let measures = tags::PIXEL_MEASURES_SEQUENCE;
-        let mut spacing = distances(path, holder(measures, tags::PIXEL_SPACING), tags::PIXEL_SPACING)?;
-        for tag in [tags::IMAGER_PIXEL_SPACING, tags::NOMINAL_SCANNED_PIXEL_SPACING] {
-            spacing = if spacing.is_none() { distances(path, object, tag)? } else { spacing };
-        }
-        if spacing.is_none() {
-            spacing = ultrasound_spacing(path, object)?;
-        }
+        let (spacing, spacing_note) = spacing(path, object, holder(measures, tags::PIXEL_SPACING))?;
         // most series do not need it
         let thickness = |tag: Tag| match number(path, holder(measures, tag), tag) {
             Ok(mm) => Ok(mm.map(f64::abs).filter(|mm| *mm > 0.0)),
@@ -319,6 +375,7 @@ impl<'a> Groups<'a> {
             orientation: directions(path, holder(tags::PLANE_ORIENTATION_SEQUENCE, orientation))?,
             // the first number of DICOM is the distance between rows
             spacing: spacing.map(|[between_rows, between_columns]| [between_columns, between_rows]),
+            spacing_note,
             thickness,
             rescale,
             rescale_type: match unit.as_deref() {
@@ -449,6 +506,49 @@ const DISTINCT: [Tag; 8] = [
     tags::INVERSION_TIME,
     tags::ACQUISITION_NUMBER,
 ];
+
+/// Distance in mm between rows and columns, and what is to be known of it. That of a radiograph is stated at the detector,
+/// where the patient is magnified (PS3.3, 10.7).
+fn spacing(
+    path: &Path,
+    object: &InMemDicomObject,
+    measures: &InMemDicomObject,
+) -> Result<(Option<[f64; 2]>, Option<String>)> {
+    let of_pixels = distances(path, measures, tags::PIXEL_SPACING)?;
+    let at_detector = distances(path, object, tags::IMAGER_PIXEL_SPACING)?;
+    let is_calibrated = object.get(tags::PIXEL_SPACING_CALIBRATION_TYPE).is_some();
+    if of_pixels.is_some() {
+        let is_of_detector = of_pixels == at_detector && !is_calibrated;
+        let note = "PixelSpacing is the size of a pixel at the detector (ImagerPixelSpacing): the patient is smaller, by a \
+                    factor that was not applied";
+        return Ok((of_pixels, is_of_detector.then(|| note.to_owned())));
+    }
+    if let Some(mm) = at_detector {
+        let factor = number(path, object, tags::ESTIMATED_RADIOGRAPHIC_MAGNIFICATION_FACTOR)?;
+        let Some(factor) = factor else {
+            let note = "the file has the size of a pixel at the detector (ImagerPixelSpacing), which is used; the patient is \
+                        smaller, by a factor that the file does not say";
+            return Ok((Some(mm), Some(note.to_owned())));
+        };
+        if !(0.1..=100.0).contains(&factor) {
+            return Err(wrong(
+                path,
+                format!("EstimatedRadiographicMagnificationFactor is {factor}, which is out of range"),
+            ));
+        }
+        let note = format!(
+            "the file has the size of a pixel at the detector (ImagerPixelSpacing); it is divided by \
+             EstimatedRadiographicMagnificationFactor ({factor})"
+        );
+        return Ok((Some(mm.map(|mm| mm / factor)), Some(note)));
+    }
+    if let Some(mm) = distances(path, object, tags::NOMINAL_SCANNED_PIXEL_SPACING)? {
+        let note = "the file has the size of a pixel on the scanned film (NominalScannedPixelSpacing), which is used; the \
+                    patient may be larger or smaller";
+        return Ok((Some(mm), Some(note.to_owned())));
+    }
+    Ok((ultrasound_spacing(path, object)?, None))
+}
 
 /// Distance in mm between rows and columns of an ultrasound image with one region whose unit is centimetres.
 fn ultrasound_spacing(path: &Path, object: &InMemDicomObject) -> Result<Option<[f64; 2]>> {

@@ -117,12 +117,12 @@ fn num_frames(entries: &[Entry]) -> usize {
 
 /// The images that are no localizers, if there are any.
 fn without_localizers(entries: Vec<Entry>, notes: &mut Vec<String>) -> Vec<Entry> {
-    let count = entries.iter().filter(|entry| entry.header.is_localizer).count();
+    let count = entries.iter().filter(|entry| entry.header.is_localizer()).count();
     if count == 0 || count == entries.len() {
         return entries;
     }
     notes.push(format!("{count} localizer images were left out"));
-    entries.into_iter().filter(|entry| !entry.header.is_localizer).collect()
+    entries.into_iter().filter(|entry| !entry.header.is_localizer()).collect()
 }
 
 /// A series without identifiers.
@@ -136,6 +136,7 @@ fn describe(entries: &[Entry]) -> String {
 
 /// Arranges the slices of a series. `selected` is a frame (from 1) of a file whose frames are not slices of a volume.
 pub(super) fn arrange(path: &Path, entries: &[Entry], selected: Option<u32>) -> Result<Layout> {
+    check_mosaic(entries)?;
     check_equal(path, entries)?;
     let all: Vec<Slice> = (0..entries.len())
         .flat_map(|entry| (0..entries[entry].header.frames.len()).map(move |frame| Slice { entry, frame }))
@@ -156,7 +157,7 @@ pub(super) fn arrange(path: &Path, entries: &[Entry], selected: Option<u32>) -> 
     if frame.spacing.is_none() {
         notes.push("the file does not say the size of its pixels; 1 mm is assumed".to_owned());
     }
-    note_overlay(entries, &mut notes);
+    note_kind(entries, frame, &mut notes);
     let grid = single_grid(entries[0].header.pixels.size, frame.spacing);
     Ok(Layout { slices: vec![slice], grid, notes })
 }
@@ -194,10 +195,23 @@ fn lacking(frame: &Frame) -> Option<&'static str> {
     needed.into_iter().find(|(is_missing, _)| *is_missing).map(|(_, name)| name)
 }
 
-fn note_overlay(entries: &[Entry], notes: &mut Vec<String>) {
+/// Adds notes about the kind of images, and the size of the pixels of a frame.
+fn note_kind(entries: &[Entry], frame: &Frame, notes: &mut Vec<String>) {
+    notes.extend(entries[0].header.kind_note());
+    notes.extend(frame.spacing_note.clone());
     if entries.iter().any(|entry| entry.header.has_overlay) {
         notes.push("graphic overlays of the files are ignored".to_owned());
     }
+}
+
+/// Fails for an image of tiles.
+fn check_mosaic(entries: &[Entry]) -> Result<()> {
+    let Some(entry) = entries.iter().find(|entry| entry.header.is_mosaic()) else { return Ok(()) };
+    let reason =
+        "it is a mosaic (ImageType has MOSAIC): its image shows all slices of a volume as tiles, and is no slice";
+    let hint = "convert the folder of the series with dcm2niix, which separates the tiles (`dcm2niix -z y -o OUT FOLDER`), and \
+                give one volume of the result";
+    Err(Error::data(&entry.name, reason, hint))
 }
 
 /// Fails if images have another size or kind than the first one.
@@ -258,7 +272,7 @@ fn stack(path: &Path, entries: &[Entry], slices: Vec<Slice>) -> Result<Layout> {
         [_] => scale(normal, thickness(first, &mut notes)),
         _ => step(path, &positions, normal, &mut notes)?,
     };
-    note_overlay(entries, &mut notes);
+    note_kind(entries, first, &mut notes);
     let [x, y] = first.spacing.unwrap_or([1.0, 1.0]);
     let steps = [scale(row, x), scale(column, y), step].map(swap_lps_ras);
     let [width, height] = entries[0].header.pixels.size;

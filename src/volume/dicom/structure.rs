@@ -4,6 +4,7 @@
 //! hostile file could make it use gigabytes of memory or overflow the stack. Source: DICOM PS3.5, chapter 7.
 
 use std::borrow::Cow;
+use std::cell::{Cell, RefCell};
 use std::io::Read;
 use std::ops::Range;
 
@@ -18,6 +19,8 @@ use super::syntax::{self, BIG_ENDIAN, DEFLATED, EXPLICIT, IMPLICIT};
 
 /// Deepest nesting of sequences. Enhanced multi-frame files have 3 to 6 levels.
 const MAX_DEPTH: usize = 24;
+/// Most sequences that are tried in several encodings.
+const MAX_ODD: usize = 256;
 /// What the UID of Deflated Explicit VR Little Endian adds to that of Explicit VR Little Endian.
 const DEFLATED_PART: &str = ".99";
 /// Bytes before the first element of a file: the preamble and the magic number.
@@ -116,7 +119,9 @@ pub(super) struct Checked<'a> {
 /// What is wrong.
 pub(super) fn check(bytes: &[u8]) -> Result<Checked<'_>, Damage> {
     let start = start(bytes);
-    let meta = Walker { bytes, is_implicit: false, is_big: false };
+    let (unknown_of_meta, num_odd_of_meta) = (RefCell::default(), Cell::default());
+    let meta =
+        Walker { bytes, is_implicit: false, is_big: false, unknown: &unknown_of_meta, num_odd: &num_odd_of_meta };
     let (dataset, place) = meta.file_meta(start)?;
     let stated = std::str::from_utf8(&bytes[place.clone()]).unwrap_or_default();
     let found = encoding::of(bytes.get(dataset..).unwrap_or_default());
@@ -140,13 +145,17 @@ pub(super) fn check(bytes: &[u8]) -> Result<Checked<'_>, Damage> {
     // the parser needs a magic number, the length of the file meta and the right syntax
     let is_bare = start == 0 || note.is_some();
     let from = if is_bare { dataset } else { 0 };
-    let walker = |is_implicit, is_big| Walker { bytes, is_implicit, is_big };
+    let (unknown, num_odd) = (RefCell::default(), Cell::default());
+    let walker = |is_implicit, is_big| Walker { bytes, is_implicit, is_big, unknown: &unknown, num_odd: &num_odd };
     let [start, end] = match used {
         IMPLICIT => walker(true, false).pixels(dataset)?,
         BIG_ENDIAN => walker(false, true).pixels(dataset)?,
         DEFLATED => {
-            let inflated = inflate(bytes.get(dataset..).unwrap_or_default())?;
-            let ends = Walker { bytes: &inflated, is_implicit: false, is_big: false }.pixels(0)?;
+            let mut inflated = inflate(bytes.get(dataset..).unwrap_or_default())?;
+            let ends =
+                Walker { bytes: &inflated, is_implicit: false, is_big: false, unknown: &unknown, num_odd: &num_odd }
+                    .pixels(0)?;
+            state_lengths(&mut inflated, &unknown.take(), false);
             let mut meta = if is_bare { Vec::new() } else { bytes[..dataset].to_vec() };
             if !is_bare {
                 // the UID without its last part, padded
@@ -157,8 +166,36 @@ pub(super) fn check(bytes: &[u8]) -> Result<Checked<'_>, Damage> {
         }
         _ => walker(false, false).pixels(dataset)?,
     };
-    let [header, whole] = [start, end].map(|end| Cow::Borrowed(&bytes[from..end]));
+    let unknown = unknown.take();
+    let [header, whole] = [start, end].map(|end| {
+        let mut part = Cow::Borrowed(&bytes[from..end]);
+        if !unknown.is_empty() {
+            let moved: Vec<_> = unknown.iter().map(|value| value.start - from..value.end - from).collect();
+            state_lengths(part.to_mut(), &moved, used == BIG_ENDIAN);
+        }
+        part
+    });
     Ok(Checked { header, whole, syntax: is_bare.then(|| used.to_owned()), note })
+}
+
+/// Writes the lengths of values into the four bytes before them.
+fn state_lengths(bytes: &mut [u8], values: &[Range<usize>], is_big: bool) {
+    for value in values {
+        let length = u32::try_from(value.len()).unwrap_or(UNDEFINED);
+        let length = if is_big { length.to_be_bytes() } else { length.to_le_bytes() };
+        // those of a header end before the pixel data
+        if let Some(place) = value.start.checked_sub(4).and_then(|start| bytes.get_mut(start..value.start)) {
+            place.copy_from_slice(&length);
+        }
+    }
+}
+
+/// Fails for a data set in Implicit VR Little Endian that the parser could not read safely.
+pub(super) fn check_implicit(dataset: &[u8]) -> Result<(), Damage> {
+    let (unknown, num_odd) = (RefCell::default(), Cell::default());
+    let end =
+        Walker { bytes: dataset, is_implicit: true, is_big: false, unknown: &unknown, num_odd: &num_odd }.pixels(0)?[1];
+    if end == dataset.len() { Ok(()) } else { Err(Damage::Truncated) }
 }
 
 fn inflate(source: &[u8]) -> Result<Vec<u8>, Damage> {
@@ -173,6 +210,11 @@ struct Walker<'a> {
     bytes: &'a [u8],
     is_implicit: bool,
     is_big: bool,
+    /// Values of sequences without a length whose value representation is unknown (UN), which the parser cannot read. Its
+    /// vendors use them for private attributes.
+    unknown: &'a RefCell<Vec<Range<usize>>>,
+    /// How many of these sequences are not written as the standard says.
+    num_odd: &'a Cell<usize>,
 }
 
 /// Tag, value representation (`None` if implicit), length and start of the value of an element.
@@ -285,9 +327,30 @@ impl Walker<'_> {
             let size = element.vr.map_or_else(|| size_in_dictionary(element.tag), number_size);
             return if element.length.is_multiple_of(size) { element.end(limit) } else { Err(Damage::Length) };
         }
-        // the items of an unknown value representation have implicit ones
-        let is_implicit = self.is_implicit || element.vr.is_some_and(|vr| &vr == b"UN");
-        Self { is_implicit, ..*self }.sequence(element, depth + 1, limit)
+        match element.vr {
+            Some([b'U', b'N']) => self.unknown_sequence(element, depth + 1, limit),
+            _ => self.sequence(element, depth + 1, limit),
+        }
+    }
+
+    /// A sequence whose value representation is unknown (PS3.5, 6.2.2): its items are in Implicit VR Little Endian. Some
+    /// programs write them in the encoding of the file.
+    fn unknown_sequence(&self, element: &Element, depth: usize, limit: usize) -> Result<usize, Damage> {
+        let known = self.unknown.borrow().len();
+        let end = |walker: Self| {
+            let end = walker.sequence(element, depth, limit);
+            // the parser gets the whole value as bytes
+            self.unknown.borrow_mut().truncate(known);
+            end
+        };
+        let end = end(Self { is_implicit: true, is_big: false, ..*self }).or_else(|damage| {
+            self.num_odd.set(self.num_odd.get() + 1);
+            let others =
+                [Self { is_implicit: true, ..*self }, *self].into_iter().filter(|_| self.num_odd.get() <= MAX_ODD);
+            others.map(end).find_map(Result::ok).ok_or(damage)
+        })?;
+        self.unknown.borrow_mut().push(element.value..end);
+        Ok(end)
     }
 
     fn sequence(&self, element: &Element, depth: usize, limit: usize) -> Result<usize, Damage> {

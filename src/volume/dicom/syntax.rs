@@ -5,8 +5,9 @@
 //! | Implicit VR Little Endian, Explicit VR Little Endian, Explicit VR Big Endian | yes | |
 //! | Deflated Explicit VR Little Endian, Encapsulated Uncompressed, Deflated Image Frame | yes | flate2 |
 //! | RLE Lossless | yes | dicom-rs |
-//! | JPEG Baseline (8 bit), JPEG Lossless (processes 14 and 14 SV1) | yes | jpeg-decoder |
-//! | JPEG Extended (process 2 and 4) | 8 bit only | jpeg-decoder |
+//! | JPEG Baseline (8 bit) | yes | libjpeg |
+//! | JPEG Extended (process 2 and 4) | 8 bit only | libjpeg |
+//! | JPEG Lossless (processes 14 and 14 SV1) | yes | `lossless_jpeg` |
 //! | JPEG 2000 (lossless only, lossy), JPEG 2000 Part 2 | yes, part 2 without its extensions | OpenJPEG |
 //! | High-Throughput JPEG 2000 | yes | OpenJPEG 2.5 |
 //! | JPEG-LS (lossless, near-lossless) | with the cargo feature `jpeg-ls` | CharLS 2.4 |
@@ -96,10 +97,10 @@ pub(super) const BIG_ENDIAN: &str = "1.2.840.10008.1.2.2";
 /// RLE Lossless.
 pub(super) const RLE: &str = "1.2.840.10008.1.2.5";
 
-/// True for JPEG Baseline and Extended.
-pub(super) fn is_lossy_jpeg(uid: &str) -> bool {
-    matches!(uid, "1.2.840.10008.1.2.4.50" | "1.2.840.10008.1.2.4.51")
-}
+/// Encapsulated Uncompressed Explicit VR Little Endian.
+pub(super) const ENCAPSULATED: &str = "1.2.840.10008.1.2.1.98";
+/// Deflated Image Frame Compression.
+pub(super) const DEFLATED_FRAME: &str = "1.2.840.10008.1.2.8.1";
 
 /// True for JPEG-LS.
 fn is_jpeg_ls(uid: &str) -> bool {

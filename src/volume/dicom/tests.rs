@@ -1,8 +1,11 @@
 //! Series and images that are written here.
 
+mod colours;
 mod encodings;
+mod kinds;
 mod segments;
 mod series;
+mod unknown;
 mod values;
 
 use std::fs;
