@@ -1,5 +1,5 @@
-//! Images of an encoder that is written here. Its streams were decoded to the same samples by pylibjpeg-libjpeg 2.5 and
-//! GDCM 3.2.
+//! Images of an encoder that is written here. libjpeg-turbo 3 decodes all of its streams to the same samples, except for
+//! those whose height follows, which it refuses.
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
