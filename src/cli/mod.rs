@@ -18,6 +18,7 @@ mod hub;
 mod memory;
 mod merge;
 mod mlflow;
+mod outputs;
 mod plan;
 mod predict;
 mod predict_many;
@@ -38,7 +39,7 @@ use crate::panics;
 use crate::runtime::Runtime;
 use crate::tensor::{self, threads};
 use crate::trainer::distributed::Rendezvous;
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use context::Context;
 use env::Env;
 use memory::MemoryObserver;
@@ -106,8 +107,11 @@ impl Command {
 /// Runs the command line `args` (program name first) and returns the exit code.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let args: Vec<OsString> = args.into_iter().collect();
-    let cli = match Cli::try_parse_from(&args) {
-        Ok(cli) => cli,
+    let parsed = Cli::command().try_get_matches_from(&args);
+    let typed = |matches: &_| Cli::from_arg_matches(matches).map_err(|error| error.format(&mut Cli::command()));
+    let parsed = parsed.and_then(|matches| Ok((typed(&matches)?, matches)));
+    let (cli, matches) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => {
             let error = unknown_flag::explained(error, &Cli::command(), &args);
             let _ = error.print();
@@ -117,6 +121,10 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     if let Some(word) = other_text(&args, &cli.command) {
         let reason = "is not UTF-8, in which reports and tables name files";
         let error = Error::config(word.to_string_lossy(), reason, "rename the file or folder, or use a link to it");
+        let _ = report::write_error(&mut std::io::stderr(), &error.into(), false);
+        return 2;
+    }
+    if let Err(error) = outputs::check(&Cli::command(), &matches) {
         let _ = report::write_error(&mut std::io::stderr(), &error.into(), false);
         return 2;
     }

@@ -8,6 +8,7 @@ use super::report::Outcome;
 use crate::data::annotation::is_image;
 use crate::data::{sheet, volume};
 use crate::event::Event;
+use crate::job::outputs::{self, Output, Written};
 use crate::job::weight_files::{self, ModelChoice};
 use crate::segment::calibration::Confidence;
 use crate::segment::predict::{Prediction, Request, check_question, predict};
@@ -201,6 +202,10 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 /// Predictions on many images.
 fn many(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let jobs = args.many.jobs(&args.questions, context)?;
+    if let Some(out) = &args.volume.out {
+        let out = Output { name: "--out".to_owned(), path: out.clone(), written: Written::Folder };
+        outputs::check_listed("--images", jobs.iter().map(|job| job.image.as_path()), &out)?;
+    }
     let described = if has_dicom(&jobs)? { weight_files::described(&args.run.run, &context.runtime)? } else { None };
     let volume = match described {
         Some(description) => args.volume.with_training(&description, context)?,

@@ -31,6 +31,7 @@ pub mod lock;
 pub mod machine;
 pub mod measure;
 pub mod memory;
+pub mod outputs;
 pub mod planned;
 pub mod resume;
 pub mod rows;

@@ -25,6 +25,7 @@ mod memory;
 mod merge;
 mod mlflow;
 mod negatives;
+mod outputs;
 mod phantom_volumes;
 mod plan;
 mod predict_many;

@@ -225,12 +225,14 @@ fn unusable_lists_are_refused_before_the_model_is_loaded() {
     assert!(refused(&folder("many-empty"), &["--question", "a"]).contains("has no file that ends in .png"));
     assert!(refused(&images, &["--question", " "]).contains("the question is empty"));
     // one image
-    let mask = images.join("a.png");
+    let mask = images.join("old.png");
+    fs::copy(images.join("a.png"), &mask).unwrap();
     let mut single = prsmed();
-    single.args(["predict", "--question", "a", "--no-overwrite", "--image"]).arg(&mask).arg("--mask-out").arg(&mask);
+    single.args(["predict", "--question", "a", "--no-overwrite", "--image"]).arg(images.join("a.png"));
+    single.arg("--mask-out").arg(&mask);
     let before = fs::read(&mask).unwrap();
     let error = error_text(&run(single.arg(&trained().0)));
-    assert!(error.contains("a.png` exists") && fs::read(&mask).unwrap() == before, "{error}");
+    assert!(error.contains("old.png` exists") && fs::read(&mask).unwrap() == before, "{error}");
     let copy = copy(&images, "many-copy");
     let mut two = prsmed();
     two.args(["predict", "--question", "a", "--question", "b", "--image"]).arg(copy.join("a.png")).arg(&trained().0);
