@@ -9,10 +9,13 @@
 //! number that `sacrebleu` and `evaluate` report.
 //!
 //! Deviations: METEOR matches exact words and stems but no WordNet synonyms, hence its name. It splits sentences at a
-//! period before a capital letter instead of with nltk's trained model.
+//! period before a capital letter instead of with nltk's trained model. `rouge_score` knows no letters but those of
+//! ASCII; here words of all scripts count. In scripts without spaces every character is a word.
 
 use std::collections::HashMap;
+use std::sync::LazyLock;
 
+use regex::Regex;
 use serde::{Deserialize, Serialize};
 
 use crate::porter::stem;
@@ -210,12 +213,16 @@ fn is_python_space(c: char) -> bool {
     c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
 }
 
+/// Words of letters, marks and digits, and single characters of scripts that are written without spaces.
+static ROUGE_TOKEN: LazyLock<Regex> = LazyLock::new(|| {
+    let unspaced = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}";
+    Regex::new(&format!(r"[{unspaced}--\p{{M}}]\p{{M}}*|[\w--_--[{unspaced}]]+")).expect("a regular expression")
+});
+
 fn rouge_tokens(text: &str) -> Vec<String> {
-    text.to_lowercase()
-        .split(|c: char| !(c.is_ascii_lowercase() || c.is_ascii_digit()))
-        .filter(|token| !token.is_empty())
-        .map(|token| if token.len() > 3 { stem(token) } else { token.to_owned() })
-        .collect()
+    let lower = text.to_lowercase();
+    let tokens = ROUGE_TOKEN.find_iter(&lower).map(|found| found.as_str());
+    tokens.map(|token| if token.len() > 3 && token.is_ascii() { stem(token) } else { token.to_owned() }).collect()
 }
 
 /// Words like those of nltk's `word_tokenize` for plain English: punctuation and clitics (`n't`, `'s`) are separate
@@ -416,6 +423,30 @@ mod tests {
         assert!(stems.len() > 1000);
         let wrong: Vec<_> = stems.iter().filter(|(word, expected)| stem(word) != **expected).collect();
         assert!(wrong.is_empty(), "{wrong:?}");
+    }
+
+    #[test]
+    fn words_of_all_scripts_count() {
+        for text in [
+            "घाउ तस्बिरको बीचमा छ।",
+            "Tổn thương nằm ở giữa ảnh, gần bờ phải.",
+            "Очаг находится в центре снимка.",
+            "الآفة في مركز الصورة",
+            "病变位于图像中央。",
+            "รอยโรคอยู่ตรงกลางภาพ",
+        ] {
+            assert!((rouge1_f1(text, text) - 1.0).abs() < 1e-12, "{text}");
+        }
+        for (answer, reference, expected) in [
+            ("größer links", "größer rechts", 0.5),
+            ("विक्षत केन्द्र मा", "विक्षत बायाँ मा", 2.0 / 3.0),
+            ("病变在左", "病变在右", 0.75),
+            ("4 µm", "4 mm", 0.5),
+            ("left_upper", "left upper", 1.0),
+            ("।。 …", "।。 …", 0.0),
+        ] {
+            assert!((rouge1_f1(answer, reference) - expected).abs() < 1e-12, "{answer} / {reference}");
+        }
     }
 
     #[test]
