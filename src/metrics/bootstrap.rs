@@ -12,6 +12,9 @@ use std::collections::HashMap;
 
 /// Number of bootstrap samples.
 const DRAWS: usize = 2000;
+/// Fewest groups that have an interval: of two or three, it would reach from the smallest to the largest value, and miss
+/// the mean in one of two or four cases.
+const MIN_GROUPS: usize = 4;
 /// Seed of every bootstrap: equal scores give equal intervals.
 const SEED: u64 = 0;
 
@@ -46,10 +49,11 @@ impl Bootstrap {
         self.group_of[item]
     }
 
-    /// The interval of a statistic of the groups' weights (how often each group was drawn). `None` with fewer than two
-    /// groups, or if the statistic is defined for less than half of the draws.
+    /// The interval of a statistic of the groups' weights (how often each group was drawn). `None` with fewer than four
+    /// groups, if the statistic is defined for less than half of the draws, or if it is the same in all of them: draws
+    /// without spread would look like certainty.
     pub fn interval(&self, statistic: impl Fn(&[f64]) -> Option<f64>) -> Option<Interval> {
-        if self.num_groups < 2 {
+        if self.num_groups < MIN_GROUPS {
             return None;
         }
         let mut stream = rng::stream(SEED, "bootstrap over groups", &[]);
@@ -65,7 +69,9 @@ impl Bootstrap {
         if found.len() < DRAWS / 2 {
             return None;
         }
-        Some(Interval { low: quantile(&found, 0.025)?, high: quantile(&found, 0.975)? })
+        let interval = Interval { low: quantile(&found, 0.025)?, high: quantile(&found, 0.975)? };
+        let is_wide = interval.high - interval.low > 1e-12 * interval.high.abs().max(1.0);
+        is_wide.then_some(interval)
     }
 
     /// The interval of the mean of the items that have a value.
@@ -79,7 +85,7 @@ impl Bootstrap {
         let sums: Vec<Vec<(usize, f64, f64)>> = classes.iter().map(|items| self.sums(items, values)).collect();
         // only groups with a value can change the mean
         let with_value = sums.iter().flatten().map(|(group, ..)| *group).collect::<std::collections::HashSet<_>>();
-        if with_value.len() < 2 {
+        if with_value.len() < MIN_GROUPS {
             return None;
         }
         self.interval(|weights| {
@@ -138,22 +144,39 @@ mod tests {
     }
 
     #[test]
-    fn one_group_or_missing_values_have_no_interval() {
+    fn too_few_groups_or_values_have_no_interval() {
         let one = Bootstrap::new(["a", "a"].into_iter());
         assert_eq!(one.mean(&some(&[0.1, 0.9])), None);
-        let two = Bootstrap::new(["a", "b"].into_iter());
-        assert_eq!(two.num_groups(), 2);
-        assert_eq!(two.mean(&[Some(0.5), None]), None, "one patient has a value");
-        assert!(two.mean(&some(&[0.1, 0.9])).is_some());
+        let three = Bootstrap::new(["a", "b", "c", "c"].into_iter());
+        assert_eq!(three.num_groups(), 3);
+        assert_eq!(three.mean(&some(&[0.1, 0.9, 0.4, 0.5])), None);
+        let four = Bootstrap::new(["a", "b", "c", "d"].into_iter());
+        assert_eq!(four.mean(&[Some(0.5), None, Some(0.1), Some(0.2)]), None, "three patients have a value");
+        let found = four.mean(&some(&[0.1, 0.9, 0.4, 0.5])).unwrap();
+        assert!(found.low > 0.1 && found.high < 0.9, "narrower than from the smallest to the largest: {found:?}");
+    }
+
+    #[test]
+    fn draws_without_spread_have_no_interval() {
+        let names: Vec<String> = (0..10).map(|i| i.to_string()).collect();
+        let ten = Bootstrap::new(names.iter().map(String::as_str));
+        for value in [1.0 / 6.0, 0.0, 1.0, -3.5, 0.1, 1e9] {
+            assert_eq!(ten.mean(&some(&[value; 10])), None, "{value}");
+        }
+        let mut values = [0.25; 10];
+        values[3] = 0.75;
+        assert!(ten.mean(&some(&values)).is_some(), "one value differs");
+        assert_eq!(ten.interval(|_| Some(0.5)), None);
+        assert_eq!(ten.interval(|_| None), None);
     }
 
     #[test]
     fn classes_have_the_same_weight() {
         let names: Vec<String> = (0..60).map(|i| i.to_string()).collect();
-        let values: Vec<f64> = (0..60).map(|i| if i < 50 { 1.0 } else { 0.0 }).collect();
+        let values: Vec<f64> = (0..60).map(|i| if i < 50 { 1.0 } else { 0.0 } + f64::from(i % 2) * 1e-3).collect();
         let found = Bootstrap::new(names.iter().map(String::as_str))
             .macro_mean(&[(0..50).collect(), (50..60).collect()], &some(&values))
             .unwrap();
-        assert_eq!((found.low, found.high), (0.5, 0.5));
+        assert!((found.low - 0.5).abs() < 1e-3 && (found.high - 0.5).abs() < 1e-3, "{found:?}");
     }
 }

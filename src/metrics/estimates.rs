@@ -90,7 +90,7 @@ pub struct Estimate {
     /// The mean.
     pub mean: f64,
     /// 95 % interval by the bootstrap over patients, or the exact binomial interval of fractions that are all 0 or all 1;
-    /// `None` with fewer than two patients.
+    /// `None` with fewer than four patients (two if it is exact), or if all have the same value.
     pub interval: Option<Interval>,
     /// Number of questions with a value.
     pub count: u64,
@@ -125,22 +125,23 @@ fn of_classes(items: &[&Item], bootstrap: &Bootstrap, classes: &[Vec<usize>]) ->
         let values: Vec<Option<f64>> = items.iter().map(|item| item.values[index]).collect();
         if let Some(mean) = macro_mean(classes, &values) {
             let count = values.iter().flatten().count() as u64;
-            let interval = bootstrap.macro_mean(classes, &values).map(|interval| match score.unit {
-                Unit::Fraction => exact(&values, bootstrap).unwrap_or(interval),
-                _ => interval,
-            });
+            let exact = exact(&values, bootstrap).filter(|_| score.unit == Unit::Fraction);
+            let interval = exact.or_else(|| bootstrap.macro_mean(classes, &values));
             found.insert(score.key.to_owned(), Estimate { mean, interval, count });
         }
     }
     found
 }
 
-/// Interval of fractions that are all 0 or all 1: their bootstrap has no spread, which would look like certainty. It is
-/// the exact binomial interval (Clopper and Pearson 1934) with one trial for each patient.
+/// Interval of fractions of at least two patients that are all 0 or all 1, whose bootstrap has no spread. It is the exact
+/// binomial interval (Clopper and Pearson 1934) with one trial for each patient.
 fn exact(values: &[Option<f64>], bootstrap: &Bootstrap) -> Option<Interval> {
     let all = |end: f64| values.iter().flatten().all(|value| *value == end);
     let with_value = (0..values.len()).filter(|item| values[*item].is_some());
     let patients = with_value.map(|item| bootstrap.group_of(item)).collect::<BTreeSet<_>>().len();
+    if patients < 2 {
+        return None;
+    }
     let open = 0.025_f64.powf(1.0 / patients as f64);
     match (all(0.0), all(1.0)) {
         (true, false) => Some(Interval { low: 0.0, high: 1.0 - open }),
@@ -190,7 +191,8 @@ pub struct Difference {
     pub other: f64,
     /// `other - baseline`.
     pub difference: f64,
-    /// 95 % interval of the difference by the bootstrap over patients; `None` with fewer than two patients.
+    /// 95 % interval of the difference by the bootstrap over patients; `None` with fewer than four patients, or
+    /// if all have the same difference.
     pub interval: Option<Interval>,
 }
 
@@ -303,10 +305,13 @@ mod tests {
         assert_eq!(all.keys().collect::<Vec<_>>(), ["dice"]);
         assert_eq!((all["dice"].mean, all["dice"].count), (0.5, 3));
         assert_eq!(macro_estimates(&items)["dice"].mean, 0.375);
-        let interval = all["dice"].interval.unwrap();
-        assert!(interval.low == 0.0 && interval.high == 0.75, "{interval:?}");
-        assert_eq!(estimates(&items[..2])["dice"].interval, None, "one patient");
-        assert!(table(&all, "mm").contains("0.0000 .. 0.7500"), "{}", table(&all, "mm"));
+        assert_eq!(all["dice"].interval, None, "two patients have a value");
+        assert!(table(&all, "mm").contains(" -  "), "{}", table(&all, "mm"));
+        let items: Vec<Item> = (0..8).map(|i| item(i, "a", &(i / 2).to_string(), Some(i as f64 / 8.0))).collect();
+        let all = estimates(&items.iter().collect::<Vec<_>>());
+        let Interval { low, high } = all["dice"].interval.expect("four patients");
+        assert!(low > 0.0625 && high < 0.8125 && low < 0.4375 && high > 0.4375, "{low} {high}");
+        assert!(table(&all, "mm").contains(&format!("{low:.4} .. {high:.4}")), "{}", table(&all, "mm"));
     }
 
     #[test]
@@ -340,9 +345,12 @@ mod tests {
         };
         let found = differences(&run(0.0), &run(0.1)).unwrap();
         assert_eq!((found.len(), found[0].count), (1, 30));
-        let interval = found[0].interval.unwrap();
-        assert!((interval.low - 0.1).abs() < 1e-9 && (interval.high - 0.1).abs() < 1e-9, "{interval:?}");
         assert!((found[0].difference - 0.1).abs() < 1e-9);
+        assert_eq!(found[0].interval, None, "equal differences");
+        let mut other = run(0.1);
+        other[3].values[0] = Some(0.9);
+        let interval = differences(&run(0.0), &other).unwrap()[0].interval.unwrap();
+        assert!((interval.low - 0.1).abs() < 1e-9 && interval.high > 0.12, "{interval:?}");
         let mut other = run(0.0);
         other[3].row = "another".into();
         assert!(differences(&run(0.0), &other).is_err());

@@ -143,7 +143,7 @@ fn difference_row(row: &Difference, length: &str) -> DifferenceRow {
             Some(Interval { low, .. }) if low > 0.0 => "higher",
             Some(Interval { high, .. }) if high < 0.0 => "lower",
             Some(_) => "no difference shown",
-            None => "too few patients",
+            None => "no interval",
         },
         count: row.count,
     }

@@ -241,10 +241,9 @@ fn cards(all: &Estimates, length: &str) -> Vec<Card> {
             width: 100.0 * (high.min(1.0) - low.max(0.0)).max(0.0),
             mean: (100.0 * mean - 0.6).clamp(0.0, 98.8),
         };
-        let interval_text = interval.as_ref().map_or_else(
-            || "one patient: no interval".to_owned(),
-            |interval| format!("95 %: {}", range(Some(interval))),
-        );
+        let interval_text = interval
+            .as_ref()
+            .map_or_else(|| "no interval".to_owned(), |interval| format!("95 %: {}", range(Some(interval))));
         Some(Card {
             title: heading(key, length),
             value: number(Some(*mean)),
