@@ -8,6 +8,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::ffi::OsStr;
 use std::path::{Component, Path, PathBuf};
 use std::{fs, io};
 
@@ -19,9 +20,10 @@ use prsmed_base::files;
 /// File extensions of readable images, in order of preference when several images have the same name.
 pub const EXTENSIONS: [&str; 5] = ["png", "jpg", "jpeg", "tif", "tiff"];
 
-/// Whether a file is an image that can be read, by its extension.
+/// Whether a file is an image that can be read, by its name.
 pub fn is_image(path: &Path) -> bool {
-    path.extension().is_some_and(|own| EXTENSIONS.iter().any(|known| own.eq_ignore_ascii_case(known)))
+    let is_known = |own: &OsStr| EXTENSIONS.iter().any(|known| own.eq_ignore_ascii_case(known));
+    !files::is_hidden(path) && path.extension().is_some_and(is_known)
 }
 
 /// Most bytes of a cell.
@@ -72,8 +74,7 @@ pub fn files(root: &Path, annotations: Option<&Path>) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(&folder).map_err(Error::io(&folder, "read"))? {
         let path = entry.map_err(Error::io(&folder, "read"))?.path();
-        let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
-        if !hidden && path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv")) {
+        if !files::is_hidden(&path) && path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv")) {
             files.push(path);
         }
     }
@@ -119,9 +120,9 @@ struct Columns {
 impl Columns {
     fn find(file: &Path, header: &csv::ByteRecord, separator: u8) -> Result<Self> {
         let names: Vec<String> = header.iter().map(|name| String::from_utf8_lossy(name).trim().to_owned()).collect();
-        let find = |column: &str| names.iter().position(|name| name.eq_ignore_ascii_case(column));
+        let find = |column: &str| csv_text::column(file, header, column);
         let need = |column: &str| {
-            find(column).ok_or_else(|| {
+            find(column)?.ok_or_else(|| {
                 let found: String = names.join(",").chars().take(MAX_SHOWN).collect();
                 let hint = if found.contains('\0') {
                     ENCODING_HINT.to_owned()
@@ -138,10 +139,10 @@ impl Columns {
             question: need(REQUIRED[1])?,
             answer: need(REQUIRED[2])?,
             split: need(REQUIRED[3])?,
-            position: find("position"),
-            present: find("present"),
-            patient: find("patient"),
-            spacing_mm: ["spacing_x_mm", "spacing_y_mm"].map(find),
+            position: find("position")?,
+            present: find("present")?,
+            patient: find("patient")?,
+            spacing_mm: [find("spacing_x_mm")?, find("spacing_y_mm")?],
             names,
             separator: separator.into(),
         })
@@ -426,6 +427,11 @@ fn texts(columns: &Columns, record: &csv::ByteRecord) -> Result<Texts, RowProble
         (Problem::BadPresent, reason)
     })?;
     let patient = optional(columns.patient, "patient")?;
+    if let Some((patient, reason)) = patient.as_deref().and_then(|patient| Some((patient, csv_text::spoiled(patient)?)))
+    {
+        let reason = format!("patient `{patient}` {reason}: {}", csv_text::SPOILED_HINT);
+        return Err((Problem::BadPatient, reason));
+    }
     let [across, down] = columns.spacing_mm;
     let spacing_mm = spacing(optional(across, "spacing_x_mm")?, optional(down, "spacing_y_mm")?)?;
     // nothing has a location that is absent or unknown

@@ -42,6 +42,44 @@ pub fn separator(text: &[u8], wanted: &[&str]) -> u8 {
     others.max_by_key(|separator| num_found(*separator)).unwrap_or(b',')
 }
 
+/// Index of the column with this name; `None` if there is none. Blanks around a name and the case of its letters do not
+/// count.
+///
+/// # Errors
+/// [`Error::Data`] if two columns have the name: one of them would be ignored.
+pub fn column<'a>(path: &Path, header: impl IntoIterator<Item = &'a [u8]>, name: &str) -> Result<Option<usize>> {
+    let is_it = |(_, found): &(usize, &[u8])| found.trim_ascii().eq_ignore_ascii_case(name.as_bytes());
+    let mut found = header.into_iter().enumerate().filter(is_it).map(|(index, _)| index);
+    match (found.next(), found.next()) {
+        (Some(first), Some(second)) => Err(Error::data_line(
+            path,
+            1,
+            format!("there are two columns `{name}`, number {} and number {}", first + 1, second + 1),
+            "keep the right one, or rename the other",
+        )),
+        (first, _) => Ok(first),
+    }
+}
+
+/// Says so if a text is not what was typed: spreadsheet programs show long numbers as `1.23457E+11` and cells that are too
+/// narrow as `####`, and save what they show, so that different numbers become one.
+pub fn spoiled(name: &str) -> Option<&'static str> {
+    let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_rounded = name.split_once("E+").is_some_and(|(number, exponent)| {
+        let (whole, rest) = number.split_once(['.', ',']).unwrap_or((number, "0"));
+        whole.len() == 1 && is_digits(whole) && is_digits(rest) && exponent.len() == 2 && is_digits(exponent)
+    });
+    if is_rounded {
+        return Some("is a number that a spreadsheet program has rounded");
+    }
+    let is_hidden = name.len() > 1 && name.bytes().all(|byte| byte == b'#');
+    is_hidden.then_some("is what a spreadsheet program shows in a cell that is too narrow")
+}
+
+/// Remedy for [`spoiled`] texts.
+pub const SPOILED_HINT: &str =
+    "write the numbers again from their source, in a column with the format `Text`, and save the table as CSV";
+
 /// The error of a file that the reader cannot read, with the remedy for what is not its encoding.
 pub fn error(path: &Path, error: &csv::Error, hint: &str) -> Error {
     let is_encoding = matches!(error.kind(), csv::ErrorKind::Utf8 { .. });
@@ -98,6 +136,75 @@ mod tests {
             ("", b','),
         ] {
             assert_eq!(char::from(separator(text.as_bytes(), &wanted)), char::from(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn two_columns_of_one_name_are_refused() {
+        let find = |header: &[&str], name: &str| {
+            let cells = header.iter().map(|cell| cell.as_bytes());
+            column(Path::new("a.csv"), cells, name).map_err(|error| error.to_string())
+        };
+        assert_eq!(find(&["image", " Split "], "split"), Ok(Some(1)));
+        assert_eq!(find(&["image", "note", "note"], "split"), Ok(None));
+        assert_eq!(find(&["split2", "patient_id", "patient"], "patient"), Ok(Some(2)));
+        for header in [["split", "image", "split"], ["split", "image", "SPLIT"], [" split", "image", "split "]] {
+            let error = find(&header, "split").expect_err("two columns");
+            assert!(error.ends_with("a.csv:1: there are two columns `split`, number 1 and number 3"), "{error}");
+        }
+        let root = Root::new();
+        root.pair("ct", "train", "a");
+        root.pair("ct", "train", "b");
+        let table = |header: &str, end: &str| {
+            root.csv(
+                "a.csv",
+                &format!("image_path,question,answer,split{header}\nct/train_masks/a.png,q,a,train{end}\n"),
+            );
+            Manifest::open(root.path(), None).map(|manifest| manifest.rows.len()).map_err(|error| error.to_string())
+        };
+        assert_eq!(table(",note,note", ",x,y"), Ok(1));
+        for (header, end, name) in [
+            (",Split", ",test", "split"),
+            (",patient,patient", ",A1,B1", "patient"),
+            (",spacing_x_mm,spacing_y_mm,spacing_x_mm", ",1,1,2", "spacing_x_mm"),
+            (",present,position,present", ",1,left,0", "present"),
+            (",answer", ",b", "answer"),
+        ] {
+            let error = table(header, end).expect_err(name);
+            assert!(error.contains(&format!("there are two columns `{name}`, number")), "{error}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_a_spreadsheet_has_rounded_are_no_patients() {
+        for name in ["1.23457E+11", "1,23457E+11", "1E+11", "9.9E+15", "####", "########"] {
+            assert!(spoiled(name).is_some(), "{name}");
+        }
+        for name in
+            ["123456789012", "1E5", "12E3", "P1.2E+11", "E+11", "1.2E+1", "12.5E+11", "1.2e11", "1.E+11", "#", "1-Jan"]
+        {
+            assert_eq!(spoiled(name), None, "{name}");
+        }
+        let root = Root::new();
+        root.pair("ct", "train", "a");
+        let open = |patient: &str| {
+            root.csv(
+                "a.csv",
+                &format!("image_path;question;answer;split;patient\nct/train_masks/a.png;q;a;train;{patient}\n"),
+            );
+            Manifest::open(root.path(), None).map(|manifest| manifest.rows[0].patient.clone())
+        };
+        assert_eq!(open("123456789012").expect("good"), Some("123456789012".to_owned()));
+        for (patient, reason) in [
+            (
+                "1.23457E+11",
+                "patient `1.23457E+11` is a number that a spreadsheet program has rounded: write the numbers",
+            ),
+            (" 1,23457E+11 ", "patient `1,23457E+11` is a number that a spreadsheet program has rounded"),
+            ("#######", "patient `#######` is what a spreadsheet program shows in a cell that is too narrow"),
+        ] {
+            let error = open(patient).expect_err(patient).to_string();
+            assert!(error.contains(reason), "{error}");
         }
     }
 

@@ -141,6 +141,8 @@ pub enum Problem {
     UnknownSplit,
     /// The column `present` is not one of `1`, `0`, `unknown`.
     BadPresent,
+    /// The patient is not what was typed: a spreadsheet program has rounded it.
+    BadPatient,
     /// A spacing is not a positive number, or only one of the two is given.
     BadSpacing,
     /// The mask path has no class folder, no `*_masks` folder, or leaves the data root.

@@ -105,7 +105,7 @@ pub fn root_of(path: &Path) -> &Path {
 pub(super) fn search(folder: &Path, found: &mut dyn FnMut(PathBuf)) -> Result<()> {
     for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "list"))? {
         let path = entry.map_err(Error::io(folder, "list"))?.path();
-        if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.')) {
+        if files::is_hidden(&path) {
             continue;
         }
         if path.is_dir() {
@@ -178,13 +178,13 @@ fn read_table(path: &Path) -> Result<Vec<(PathBuf, Option<String>)>> {
     let mut reader = csv::ReaderBuilder::new().flexible(false).delimiter(separator).from_reader(bytes.as_slice());
     let damaged = |error: csv::Error| csv_text::error(path, &error, "write a CSV file with a header line");
     let header = reader.headers().map_err(damaged)?.clone();
-    let column = |name: &str| header.iter().position(|found| found.trim() == name);
-    let Some(image) = column("image") else {
+    let column = |name: &str| csv_text::column(path, header.as_byte_record(), name);
+    let Some(image) = column("image")? else {
         let reason =
             format!("has no column `image`; its columns are: {}", header.iter().collect::<Vec<_>>().join(", "));
         return Err(Error::data(path, reason, "name the column of image files `image`, that of questions `question`"));
     };
-    let question = column("question");
+    let question = column("question")?;
     let root = path.parent().unwrap_or(Path::new(""));
     let mut rows = Vec::new();
     for record in reader.records() {

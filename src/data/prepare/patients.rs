@@ -115,7 +115,7 @@ fn table(path: &Path) -> Result<BTreeMap<String, String>> {
     let unreadable = |error: csv::Error| csv_text::error(path, &error, HINT);
     let header = reader.headers().map_err(unreadable)?.clone();
     let column = |name: &str| {
-        header.iter().position(|found| found.trim().eq_ignore_ascii_case(name)).ok_or_else(|| {
+        csv_text::column(path, header.as_byte_record(), name)?.ok_or_else(|| {
             let found: Vec<&str> = header.iter().collect();
             Error::data_line(path, 1, format!("column `{name}` is missing; the header is `{}`", found.join(",")), HINT)
         })
@@ -127,6 +127,9 @@ fn table(path: &Path) -> Result<BTreeMap<String, String>> {
         let [file, patient] = [file, patient].map(|index| record.get(index).unwrap_or_default().trim().to_owned());
         if file.is_empty() || patient.is_empty() {
             return Err(Error::data_line(path, line, "a cell is empty", HINT));
+        }
+        if let Some(reason) = csv_text::spoiled(&patient) {
+            return Err(Error::data_line(path, line, format!("patient `{patient}` {reason}"), csv_text::SPOILED_HINT));
         }
         let name = Path::new(&file).file_name().map_or(file.clone(), |name| name.to_string_lossy().into_owned());
         if let Some(other) = table.insert(name, patient.clone()).filter(|other| *other != patient) {
@@ -175,6 +178,14 @@ mod tests {
         assert!(of(&["a.png"]).unwrap_err().to_string().contains(":3: `a` has two patients, `p1` and `p2`"));
         write("file,subject\na,p1\n");
         assert!(of(&["a.png"]).unwrap_err().to_string().contains("column `patient` is missing"));
+        write("file,patient,patient\na,p1,q1\n");
+        assert!(of(&["a.png"]).unwrap_err().to_string().contains("two columns `patient`, number 2 and number 3"));
+        write("file;patient\na;1,23457E+11\nb;1,23457E+11\n");
+        let error = of(&["a.png"]).unwrap_err();
+        assert!(
+            error.to_string().contains(":2: patient `1,23457E+11` is a number that a spreadsheet program has rounded")
+        );
+        assert!(error.hint().contains("format `Text`"), "{}", error.hint());
         write("file,patient\na,\n");
         assert!(of(&["a.png"]).unwrap_err().to_string().contains("a cell is empty"));
     }
