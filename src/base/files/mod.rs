@@ -35,6 +35,12 @@ pub const MAX_IMAGE: u64 = 1 << 30;
 /// Limit of a table (CSV, JSON lines), in bytes.
 pub const MAX_TABLE: u64 = 4 << 30;
 
+/// True for a name that begins with a dot: settings and notes of other programs, such as the `._0001.png` that macOS writes
+/// beside `0001.png` on disks of other systems.
+pub fn is_hidden(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
+}
+
 /// Opens a regular file to read it. Symbolic links are followed.
 ///
 /// # Errors

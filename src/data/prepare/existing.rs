@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::item::Skipped;
 use super::options::PrepareOptions;
 use crate::manifest::{Manifest, Split};
-use prsmed_base::{Error, Result};
+use prsmed_base::{Error, Result, files};
 
 /// The rows of the data root before the preparation.
 #[derive(Debug, Default)]
@@ -132,7 +132,7 @@ fn has_rows(folder: &Path) -> Result<bool> {
     }
     for entry in fs::read_dir(folder).map_err(Error::io(folder, "read"))? {
         let path = entry.map_err(Error::io(folder, "read"))?.path();
-        if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv")) {
+        if !files::is_hidden(&path) && path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv")) {
             return Ok(true);
         }
     }

@@ -21,7 +21,7 @@ use crate::decode::{self, Refusal, StoredMask};
 use crate::findings::Findings;
 use crate::manifest::Split;
 use prsmed_base::event::{Event, Observer};
-use prsmed_base::{Error, Result};
+use prsmed_base::{Error, Result, files};
 
 /// An image and its mask file.
 #[derive(Debug, PartialEq, Eq)]
@@ -165,12 +165,12 @@ fn without_number(stem: &str) -> Option<&str> {
     without_suffix(head.trim_end()).filter(|_| has_number)
 }
 
-/// Image files of a folder with their stems, sorted by name.
+/// Image files of a folder with their stems, sorted by name. Hidden files are notes of other programs.
 fn list_images(folder: &Path, skipped: &mut Vec<Skipped>) -> Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "read"))? {
         let path = entry.map_err(Error::io(folder, "read"))?.path();
-        if path.is_dir() {
+        if path.is_dir() || files::is_hidden(&path) {
             continue;
         }
         match path.file_stem().and_then(OsStr::to_str) {
@@ -218,8 +218,16 @@ fn matched(image_folder: &Path, mask_folder: &Path) -> Result<Matched> {
     let mut masks;
     let is_one_folder = image_folder.canonicalize().ok() == mask_folder.canonicalize().ok();
     if is_one_folder {
-        let is_mask = |stem: &str| without_suffix(stem).or_else(|| without_number(stem)).is_some();
-        (masks, images) = images.into_iter().partition(|(stem, _)| is_mask(stem));
+        let stems: BTreeSet<&str> = images.iter().map(|(stem, _)| stem.as_str()).collect();
+        let with_mask: BTreeSet<String> =
+            stems.iter().filter_map(|stem| without_suffix(stem)).map(str::to_owned).collect();
+        // an image's own name may look like that of a mask; then it has a mask, and there is no image that it belongs to
+        let is_mask = |stem: &str| {
+            let head = without_suffix(stem).or_else(|| without_number(stem));
+            head.is_some_and(|head| stems.contains(head) || !with_mask.contains(stem))
+        };
+        let (of_masks, of_images) = images.iter().cloned().partition(|(stem, _)| is_mask(stem));
+        (masks, images) = (of_masks, of_images);
     } else {
         masks = list_images(mask_folder, &mut skipped)?;
     }

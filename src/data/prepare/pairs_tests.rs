@@ -291,6 +291,63 @@ fn masks_that_may_belong_to_a_used_image_are_named() {
 }
 
 #[test]
+fn images_whose_names_end_like_masks_have_masks_in_the_same_folder() {
+    let mut f = folders();
+    f.masks = f.images.clone();
+    for name in ["case_seg_1", "case_seg", "x_label", "y_gt", "plain", "p"] {
+        f.image(&format!("{name}.png"));
+        f.mask(&format!("{name}_mask.png"), 255, &[FIRST]);
+    }
+    // a mask of `p`, not an image with the mask `p_seg_mask`
+    f.mask("p_seg_1.png", 255, &[SECOND]);
+    let report = run(&f).unwrap();
+    assert_eq!((report.images, report.skipped.as_slice()), (6, [].as_slice()));
+    let pixels = ["case_seg_1", "case_seg", "x_label", "y_gt", "plain", "p"].map(|name| written(&f, name));
+    assert_eq!(pixels, [100, 100, 100, 100, 100, 200]);
+}
+
+#[test]
+fn names_with_dots_and_names_that_begin_with_another_keep_their_masks() {
+    let f = folders();
+    let names = ["1.3.6.1.71_42", "1.3.6.1.72_42", "1.3.6.1.71_42.1", "1", "11", "1_1", "1.png", "a", "a.b", "a.c"];
+    for (index, name) in names.iter().enumerate() {
+        let right = 2 + u32::try_from(index).unwrap();
+        f.image(&format!("{name}.png"));
+        f.mask(&format!("{name}.png"), 255, &[(2, 2, right, 11)]);
+    }
+    let report = run(&f).unwrap();
+    assert_eq!((report.images, report.skipped.as_slice()), (names.len(), [].as_slice()));
+    for (index, name) in names.iter().enumerate() {
+        assert_eq!(written(&f, name), 10 * (index + 1), "{name}");
+    }
+}
+
+#[test]
+fn notes_of_other_systems_are_no_images() {
+    const NOTE: &[u8] = b"\0\x05\x16\x07\0\x02\0\0Mac OS X        ";
+    for is_one_folder in [false, true] {
+        let mut f = folders();
+        if is_one_folder {
+            f.masks = f.images.clone();
+        }
+        for name in ["a", "b"] {
+            f.image(&format!("{name}.png"));
+            f.mask(&format!("{name}_mask.png"), 255, &[FIRST]);
+        }
+        // more notes than images: these would be pairs that cannot be used
+        for note in ["a.png", "b.png", "c.png", "a_mask.png", "b_mask.png", "c_mask.png"] {
+            for folder in [&f.images, &f.masks] {
+                fs::write(folder.join(format!("._{note}")), NOTE).unwrap();
+            }
+        }
+        fs::write(f.images.join(".DS_Store"), "x").unwrap();
+        fs::write(f.masks.join(".a.tif"), "x").unwrap();
+        let report = run(&f).unwrap();
+        assert_eq!((report.images, report.skipped.as_slice()), (2, [].as_slice()), "{is_one_folder}");
+    }
+}
+
+#[test]
 fn files_in_other_formats_have_a_remedy() {
     for ending in ["gif", "BMP", "webp"] {
         for of_images in [false, true] {

@@ -87,7 +87,7 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "read"))? {
         let path = entry.map_err(Error::io(folder, "read"))?.path();
-        if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.')) {
+        if !files::is_hidden(&path) {
             paths.push(path);
         }
     }

@@ -119,8 +119,7 @@ fn short_name(path: &Path, name: &Path) -> String {
 
 /// Refuses a file that is no DICOM file by its content, and one by its name. Hidden files are notes of other programs.
 fn check_name(name: &Path) -> Result<()> {
-    let is_hidden = name.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
-    if is_hidden || !(has_extension(name, "dcm") || has_extension(name, "ima")) {
+    if files::is_hidden(name) || !(has_extension(name, "dcm") || has_extension(name, "ima")) {
         return Ok(());
     }
     let hint = "copy the file again, or remove it if it is no image";
