@@ -2,7 +2,7 @@
 //!
 //! A volume is one item: its Dice counts voxels of all slices together, and distances are those between surfaces. Masks
 //! are scored where the truth has foreground. Volumes without it count for the share of false masks only. Distances use
-//! the spacing along the voxel axes, which is exact for grids with orthogonal axes.
+//! the spacing along the voxel axes, which is exact for grids with orthogonal axes. Other grids have no distances.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,13 +11,16 @@ use serde::Serialize;
 
 use crate::data::labels::Labels;
 use crate::data::prepare::stem_without_suffix;
-use crate::data::volume::{Geometry, LabelMap, MaskFormat, labels};
+use crate::data::volume::{Geometry, Grid, LabelMap, MaskFormat, labels};
 use crate::event::{Event, Observer};
 use crate::metrics::estimates::{AUROC, Estimates, Item, SCORES, Values, estimates, range};
 use crate::metrics::grid::{Size, Spacing};
 use crate::metrics::mask_scores::MaskScores;
 use crate::metrics::text_table::aligned;
 use crate::{Error, Result};
+
+/// Largest deviation of two voxel axes from a right angle, in degrees. It changes no distance by more than 1 %.
+const MAX_SKEW: f64 = 0.5;
 
 /// What is compared, and how.
 #[derive(Debug, Clone, Copy)]
@@ -221,7 +224,8 @@ fn score(pair: &MaskPaths, options: CompareOptions, observer: &dyn Observer) -> 
     let both = is_predicted.iter().zip(&is_true).filter(|(a, b)| **a && **b).count();
     let sum = num_true + num_predicted;
     let part = |value: usize, all: usize| (num_true > 0).then(|| value as f64 / all as f64);
-    let border = scores.and_then(|scores| scores.border);
+    let has_distances = scores.is_some() && has_distances(&pair.truth, &grid, observer);
+    let border = scores.and_then(|scores| scores.border).filter(|_| has_distances);
     let lesions = scores.map(|scores| scores.lesions);
     Ok(VolumeScore {
         volume: pair.name.clone(),
@@ -232,7 +236,7 @@ fn score(pair: &MaskPaths, options: CompareOptions, observer: &dyn Observer) -> 
         predicted_ml: num_predicted as f64 * grid.voxel_ml(),
         dice: part(2 * both, sum),
         iou: part(both, sum - both),
-        surface_dice: scores.map(|scores| scores.surface_dice),
+        surface_dice: scores.map(|scores| scores.surface_dice).filter(|_| has_distances),
         hd95: border.map(|border| border.hd95),
         hd: border.map(|border| border.hd),
         assd: border.map(|border| border.assd),
@@ -243,6 +247,20 @@ fn score(pair: &MaskPaths, options: CompareOptions, observer: &dyn Observer) -> 
         lesion_f1: lesions.and_then(|lesions| lesions.f1()),
         volume_error_frac: scores.and_then(|scores| scores.area_error_frac),
     })
+}
+
+/// Whether distances can be measured along the axes of a grid. A note says so if not.
+fn has_distances(path: &Path, grid: &Grid, observer: &dyn Observer) -> bool {
+    let skew = grid.affine.skew();
+    if skew > MAX_SKEW {
+        observer.on(&Event::Note(format!(
+            "{}: the axes of its voxels are {skew:.1} degrees from a right angle, as those of a CT with a tilted gantry, so \
+             it has no surface Dice, HD95, Hausdorff distance and ASSD (resample mask and label map to a grid with right \
+             angles)",
+            path.display()
+        )));
+    }
+    skew <= MAX_SKEW
 }
 
 /// The voxels with one of the labels. Without chosen labels, a file may have one label only.

@@ -55,6 +55,54 @@ fn distances_are_in_mm_along_each_axis() {
 }
 
 #[test]
+fn grids_without_right_angles_have_no_distances() {
+    /// Notes.
+    struct Notes(std::sync::Mutex<Vec<String>>);
+
+    impl Observer for Notes {
+        fn on(&self, event: &Event) {
+            if let Event::Note(text) = event {
+                self.0.lock().unwrap().push(text.clone());
+            }
+        }
+    }
+
+    let folder = tempfile::tempdir().unwrap();
+    let [truth, prediction] = ["t.nii.gz", "p.nii.gz"].map(|name| folder.path().join(name));
+    // the rows of a tilted gantry rise or fall; a volume that is turned as a whole has right angles
+    let tilted = |degrees: f64| {
+        let (sin, cos) = degrees.to_radians().sin_cos();
+        [[0.5, 0.0, 0.0], [0.0, 0.8 * cos, -0.8 * sin], [0.0, 0.0, 3.0]]
+    };
+    let (sin, cos) = 20_f64.to_radians().sin_cos();
+    let turned = [[0.5, 0.0, 0.0], [0.0, 0.8 * cos, -0.8 * sin], [0.0, 3.0 * sin, 3.0 * cos]];
+    let in_plane = [[0.5, 0.1, 0.0], [0.0, 0.8, 0.0], [0.0, 0.0, 3.0]];
+    for (steps, skew) in [
+        (tilted(15.0), Some("15.0")),
+        (tilted(-30.0), Some("30.0")),
+        (in_plane, Some("11.3")),
+        (tilted(0.3), None),
+        (turned, None),
+    ] {
+        let grid = Grid { affine: Affine::from_columns(steps, [0.0; 3]), ..grid(false) };
+        write::nifti_labels(&truth, &cuboid([2, 2, 1], [7, 6, 4], 1), &grid).unwrap();
+        write::nifti_labels(&prediction, &cuboid([2, 3, 2], [7, 7, 5], 1), &grid).unwrap();
+        let notes = Notes(std::sync::Mutex::default());
+        let (found, _) = pairs(&prediction, &truth).unwrap();
+        let summary = compare(&found, options(), &notes).unwrap();
+        let score = &summary.scores[0];
+        assert!((score.dice.unwrap() - 0.6).abs() < 1e-9 && score.lesion_recall == Some(1.0), "{score:?}");
+        let distances = [score.hd95, score.hd, score.assd, score.surface_dice];
+        assert!(distances.iter().all(|distance| distance.is_some() == skew.is_none()), "{skew:?}: {score:?}");
+        assert_eq!(summary.estimates.contains_key("hd95"), skew.is_none());
+        let notes = notes.0.lock().unwrap().join("\n");
+        let expected =
+            skew.map(|skew| format!("t.nii.gz: the axes of its voxels are {skew} degrees from a right angle"));
+        assert!(expected.map_or(notes.is_empty(), |expected| notes.contains(&expected)), "{notes}");
+    }
+}
+
+#[test]
 fn a_prediction_with_flipped_axes_is_compared_by_position() {
     let folder = tempfile::tempdir().unwrap();
     let [truth, prediction] = ["t.nii.gz", "p.nii.gz"].map(|name| folder.path().join(name));

@@ -88,6 +88,15 @@ impl Affine {
         letters.iter().collect()
     }
 
+    /// Largest deviation of two voxel axes from a right angle, in degrees.
+    pub fn skew(&self) -> f64 {
+        let spacing = self.spacing();
+        let cosine = |[a, b]: [usize; 2]| dot(self.step(a), self.step(b)) / (spacing[a] * spacing[b]);
+        let largest =
+            [[0, 1], [0, 2], [1, 2]].map(cosine).into_iter().fold(0.0, |most: f64, value| most.max(value.abs()));
+        largest.min(1.0).asin().to_degrees()
+    }
+
     /// The steps as unit vectors; `None` if they are not orthogonal.
     pub(crate) fn unit_steps(&self) -> Option<[[f64; 3]; 3]> {
         let spacing = self.spacing();
