@@ -6,6 +6,7 @@ use super::failure::{Failure, Reply, query_of};
 use super::options::MAX_VOLUME;
 use super::picture::Picture;
 use super::upload::{Upload, uploaded};
+use crate::data::decode;
 use crate::data::volume::limits::TOO_MANY;
 use crate::data::volume::{self, Segment, Volume, write};
 use crate::{Error, Result};
@@ -27,11 +28,12 @@ use std::path::{Path as FilePath, PathBuf};
 /// [`Error::Data`] for another file, and for too large slices; as [`volume::open`].
 pub(super) fn read(bytes: Upload, max_pixels: u64) -> Result<Volume> {
     let file = InMemory::new(&bytes)?;
-    drop(bytes);
     if !volume::is_volume(&file.path)? {
-        let reason = "is not a PNG, JPEG or TIFF image, nor a NIfTI or DICOM file";
-        return Err(Error::data(uploaded(), reason, "convert an image to PNG, and a volume to NIfTI"));
+        let expected = "a PNG, JPEG or TIFF image, nor a NIfTI or DICOM file";
+        let hint = "convert an image to PNG, and a volume to NIfTI";
+        return Err(decode::unknown_format(uploaded(), &bytes, expected, hint));
     }
+    drop(bytes);
     // The product of the pixels of the slices along the three axes is the square of the number of voxels. A file whose
     // header has more voxels than this is refused before they are decoded.
     let most = usize::try_from(max_pixels.saturating_pow(3).isqrt()).unwrap_or(MAX_VOLUME);

@@ -9,6 +9,7 @@
 //!
 //! Masks keep what images lose: see [`StoredMask`].
 
+mod content;
 mod jpeg;
 mod png;
 mod shared;
@@ -22,6 +23,7 @@ use ::image::{DynamicImage, GrayImage, ImageFormat, ImageReader, Rgb, RgbImage};
 
 pub use super::mask_file::{Refusal, StoredMask};
 use crate::foreground::Labels;
+pub use content::unknown_format;
 use prsmed_base::error::{Error, Result};
 use prsmed_base::files;
 use prsmed_base::panics::guard_file;
@@ -106,7 +108,7 @@ pub fn image_of(bytes: &[u8], name: &Path, max_pixels: u64) -> Result<DynamicIma
 /// As [`image()`].
 pub fn dimensions(path: &Path) -> Result<(u32, u32)> {
     let bytes = bytes_of(path)?;
-    let format = format_of(&bytes).ok_or_else(|| unknown_format(path))?;
+    let format = known_format(&bytes, path)?;
     guard_file(path, ANOTHER_PROGRAM, || {
         let (width, height) = stored_size(&bytes, format).map_err(|failure| failure.of(path))?;
         Ok(if is_sideways(orientation(&bytes, format)) { (height, width) } else { (width, height) })
@@ -205,12 +207,13 @@ fn decode(path: &Path, palette: Palette) -> Result<Decoded> {
     decode_bytes(&bytes_of(path)?, path, palette)
 }
 
-fn unknown_format(path: &Path) -> Error {
-    Error::data(path, "is not a PNG, JPEG or TIFF image", "convert it to PNG")
+fn known_format(bytes: &[u8], path: &Path) -> Result<ImageFormat> {
+    let unknown = || unknown_format(path, bytes, "a PNG, JPEG or TIFF image", "convert it to PNG");
+    format_of(bytes).ok_or_else(unknown)
 }
 
 fn decode_bytes(bytes: &[u8], path: &Path, palette: Palette) -> Result<Decoded> {
-    let format = format_of(bytes).ok_or_else(|| unknown_format(path))?;
+    let format = known_format(bytes, path)?;
     guard_file(path, ANOTHER_PROGRAM, || decode_as(format, bytes, path, palette))
 }
 

@@ -225,7 +225,15 @@ impl Kind {
         };
         let reason =
             format!("its voxels are {other}; integers and floating-point numbers of up to 64 bits can be read");
-        Err(Error::data(path, reason, "convert it, for example with nibabel: `image.set_data_dtype(numpy.float32)`"))
+        let (what, values) = match code {
+            128 | 2304 => ("one of its colours", "numpy.asarray(image.dataobj)[\"R\"]"),
+            32 | 1792 | 2048 => ("its magnitude", "abs(numpy.asarray(image.dataobj)).astype(numpy.float32)"),
+            _ => ("its values", "numpy.asarray(image.dataobj).astype(numpy.float32)"),
+        };
+        let hint = format!(
+            "save {what}, for example with nibabel: `nibabel.save(nibabel.Nifti1Image({values}, image.affine), path)`"
+        );
+        Err(Error::data(path, reason, hint))
     }
 
     fn size(self) -> usize {
