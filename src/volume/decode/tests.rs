@@ -205,3 +205,28 @@ fn labels_of_16_bit_masks_are_kept() {
         assert_eq!(foreground.pixels().filter(|pixel| pixel.0 == [255]).count(), 180, "{value}");
     }
 }
+
+/// White is zero (also as fax), differences of neighbours in the byte order of the file, and four colours.
+#[test]
+fn files_of_public_reports_have_the_pixels_of_pillow() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/reports");
+    for (name, tolerance) in [
+        ("white-is-zero-1.tif", 0),
+        ("white-is-zero-fax4.tif", 0),
+        ("white-is-zero-8.tif", 0),
+        ("white-is-zero-16.tif", 0),
+        ("big-endian-lzw.tif", 0),
+        ("big-endian-deflate-tiles.tif", 0),
+        ("big-endian-lzw-rgb.tif", 0),
+        ("cmyk-adobe.jpg", 4),
+        ("cmyk-plain.jpg", 4),
+        ("ycck.jpg", 4),
+    ] {
+        let stem = name.split('.').next().unwrap_or_default();
+        let [found, expected] = [name.to_owned(), format!("{stem}.expected.png")]
+            .map(|name| image(&folder.join(name)).expect("decoded").into_rgb8());
+        assert_eq!(found.dimensions(), (24, 16), "{name}");
+        let largest = found.iter().zip(expected.iter()).map(|(a, b)| a.abs_diff(*b)).max();
+        assert!(largest <= Some(tolerance), "{name}: {largest:?}");
+    }
+}

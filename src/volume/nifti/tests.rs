@@ -361,3 +361,43 @@ fn a_far_value_of_many_voxels_is_not_part_of_percentiles() {
     }
     assert_eq!(of_values(|at| if at < 4 { 285.0 } else { 300.0 + f32::from(at) }).notes, [""; 0]);
 }
+
+#[test]
+fn voxels_that_are_no_real_numbers_have_a_remedy_that_works() {
+    let folder = Folder::new();
+    for (datatype, what, remedy) in [
+        (
+            128,
+            "colours (RGB)",
+            "`nibabel.save(nibabel.Nifti1Image(numpy.asarray(image.dataobj)[\"R\"], image.affine), path)`",
+        ),
+        (2304, "colours (RGB)", "save one of its colours"),
+        (32, "complex numbers", "abs(numpy.asarray(image.dataobj)).astype(numpy.float32)"),
+        (1792, "complex numbers", "save its magnitude"),
+        (1536, "data type 1536", "save its values"),
+    ] {
+        let path = folder.write("a.nii", &file(datatype, &[0; 16 * COUNT], |_| {}));
+        let error = super::super::open(&path).expect_err(what);
+        assert!(error.to_string().contains(&format!("its voxels are {what}; ")), "{error}");
+        assert!(error.hint().contains(remedy), "{}", error.hint());
+    }
+}
+
+#[test]
+fn lengths_in_other_units_become_millimetres() {
+    let folder = Folder::new();
+    for (unit, factor) in [(0_u8, 1.0), (1, 0.001), (2, 1.0), (3, 1000.0), (3 | 16, 1000.0)] {
+        let bytes = file(2, &counted(), |header| {
+            header[123] = unit;
+            put_floats(header, 80, &[0.8 * factor, 0.8 * factor, 3.0 * factor]);
+            let rows = [0.8, 0.0, 0.0, 5.0, 0.0, 0.8, 0.0, 6.0, 0.0, 0.0, 3.0, 7.0].map(|value: f32| value * factor);
+            put_floats(header, 280, &rows);
+        });
+        let volume = super::super::open(&folder.write("a.nii", &bytes)).expect("read");
+        let expected = [0.8, 0.8, 3.0, 5.0, 6.0, 7.0];
+        let found = [volume.grid.spacing(), volume.grid.affine.origin()].concat();
+        assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5), "{unit}: {found:?}");
+        let says = volume.notes.iter().any(|note| note.contains("converted to millimetres"));
+        assert_eq!(says, factor != 1.0, "{unit}: {:?}", volume.notes);
+    }
+}
