@@ -32,7 +32,7 @@ impl Intensities {
 
     /// The classes to which the training has put this question; all classes for another question.
     fn about(&self, question: &str) -> Vec<(&str, Intensity)> {
-        let asked = self.questions.as_ref().map(|known| known.classes_of(question)).unwrap_or_default();
+        let asked = self.questions.as_ref().map(|known| known.classes_of_question(question)).unwrap_or_default();
         let all = || self.classes.iter().map(|(class, intensity)| (class.as_str(), *intensity));
         let own: Vec<_> = all().filter(|(class, _)| asked.contains(class)).collect();
         if own.is_empty() { all().collect() } else { own }

@@ -150,7 +150,7 @@ impl KnownQuestions {
     }
 
     /// The classes of the training rows with this question, in the same words; none for another question.
-    pub fn classes_of(&self, question: &str) -> BTreeSet<&str> {
+    pub fn classes_of_question(&self, question: &str) -> BTreeSet<&str> {
         let asked = words(question);
         let same = |(known, _): &(&(String, u64), _)| words(&known.0) == asked;
         let rows = self.saved.questions.iter().zip(&self.saved.classes).filter(same);
