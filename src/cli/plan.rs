@@ -306,7 +306,7 @@ fn planned(args: &Args, job: Job, machine: &Machine, context: &Context) -> Resul
         }
         Task::Train | Task::Eval | Task::Predict => {
             let mut config = args.settings.resolved_with_note(Vec::new(), machine, context)?.config;
-            weight_files::check_architectures(&config.model, &context.runtime)?;
+            weight_files::check_architectures(&mut config, &context.runtime)?;
             config.train.divide_among(machine.num_ranks())?;
             let sizes = config.planned_sizes()?;
             let (dry_run, plan) = config.plan_sized(job, &sizes, config.longest_example(), machine)?;

@@ -108,9 +108,9 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         return all_gpus(args, flags, context);
     }
     let machine = args.machine.machine(context)?;
-    let resolved = args.settings.resolved_with_note(flags, &machine, context)?;
+    let mut resolved = args.settings.resolved_with_note(flags, &machine, context)?;
+    weight_files::check_architectures(&mut resolved.config, &context.runtime)?;
     let config = &resolved.config;
-    weight_files::check_architectures(&config.model, &context.runtime)?;
     let may_shrink = args.image_size.is_none() && args.objective == Objective::Speed;
     let effective_batch = args.effective_batch.map_or(config.samples_of_a_step(), usize::from);
     let search = || search_for(&resolved, &machine, effective_batch, may_shrink);

@@ -76,13 +76,13 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
             let hint = "leave it out, or ask with `--for gpus` how many such GPUs are needed";
             return Err(Error::config("--gpu", "is what `--for gpu` finds", hint).into());
         }
-        let resolved = args.settings.resolved(Vec::new())?;
-        weight_files::check_architectures(&resolved.config.model, &context.runtime)?;
+        let mut resolved = args.settings.resolved(Vec::new())?;
+        weight_files::check_architectures(&mut resolved.config, &context.runtime)?;
         return smallest_gpu(args, &resolved, context);
     }
     let machine = args.machine.machine(context)?;
-    let config = args.settings.resolved_with_note(Vec::new(), &machine, context)?.config;
-    weight_files::check_architectures(&config.model, &context.runtime)?;
+    let mut config = args.settings.resolved_with_note(Vec::new(), &machine, context)?.config;
+    weight_files::check_architectures(&mut config, &context.runtime)?;
     let number = match args.unknown {
         Unknown::MicroBatch => Number::MicroBatch,
         Unknown::ImageSize => Number::ImageSize,

@@ -140,9 +140,9 @@ fn check(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     how.resume = args.resume.resume();
     how.plans = args.plan.is_made();
     let resolved = resolve(args, &how, context)?.fit_precision(PRECISION, &how.machine)?;
-    let resolved = plan::noted(resolved, PRECISION, context);
+    let mut resolved = plan::noted(resolved, PRECISION, context);
     if !how.resume.resumes() {
-        weight_files::check_architectures(&resolved.config.model, &runtime)?;
+        weight_files::check_architectures(&mut resolved.config, &runtime)?;
     }
     let rows = args.data.rows(&args.extra)?;
     job::check(&how, |how| SegmenterTraining::new(resolved, &rows, how))?;

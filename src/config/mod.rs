@@ -74,6 +74,12 @@ pub trait Settings: Default + Clone + serde::Serialize + serde::de::DeserializeO
         Ok(())
     }
 
+    /// This config with what `other` has beside its settings.
+    #[must_use]
+    fn beside(self, _other: &Self) -> Self {
+        self
+    }
+
     /// Refuses values out of range, and settings that cannot be used together.
     ///
     /// # Errors
@@ -109,7 +115,7 @@ pub trait Settings: Default + Clone + serde::Serialize + serde::de::DeserializeO
         }
         let config: Self = typed(&table).map_err(|reason| Error::config(sets, reason, ""))?;
         config.check()?;
-        Ok(config)
+        Ok(config.beside(self))
     }
 
     /// `key=value` of every setting in which it differs from `other`.
@@ -147,6 +153,10 @@ impl Settings for RunConfig {
 
     fn check_together(&self) -> Result<()> {
         check::check(self)
+    }
+
+    fn beside(self, other: &Self) -> Self {
+        Self { configs: other.configs.clone(), ..self }
     }
 }
 

@@ -91,7 +91,7 @@ impl Bench {
             return Err(Error::config("--answer-tokens", reason, "give a text at least two ids more than its answer"));
         }
         let example = Example { text_tokens, answer_tokens, ..longest };
-        let sizes = init::planned_sizes(&config.model, config.lora, example.num_classes)?;
+        let sizes = init::planned_sizes(&config.model, &config.configs, config.lora, example.num_classes)?;
         let machine = match device {
             Device::Cpu => Machine::Cpu(Host::detect()),
             _ => machine::here(runtime)?,

@@ -103,7 +103,7 @@ impl<'a> super::Job for SegmenterTraining<'a> {
             (checkpoint, _) => checkpoint.map(Path::to_owned),
         };
         if weights.is_none() {
-            weight_files::check_architectures(&self.config.model, runtime)?;
+            weight_files::check_architectures(&mut self.config, runtime)?;
         }
         weight_files::check(needs::of_training(&self.config.model, weights.as_deref())?, runtime)
     }

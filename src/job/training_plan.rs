@@ -52,7 +52,7 @@ impl RunConfig {
     /// # Errors
     /// [`crate::Error::Config`] for sizes that do not fit.
     pub fn planned_sizes(&self) -> Result<prsmed::Config> {
-        init::planned_sizes(&self.model, self.lora, CLASSES)
+        init::planned_sizes(&self.model, &self.configs, self.lora, CLASSES)
     }
 
     /// Runs `job` with these settings on the meta device; `costs` as in [`dry_run::plan`].
@@ -60,7 +60,7 @@ impl RunConfig {
     /// # Errors
     /// [`crate::Error::Config`] for sizes that do not fit.
     pub fn dry_run(&self, job: Job, example: Example, machine: &Machine, costs: bool) -> Result<DryRun> {
-        let sizes = init::planned_sizes(&self.model, self.lora, example.num_classes)?;
+        let sizes = init::planned_sizes(&self.model, &self.configs, self.lora, example.num_classes)?;
         self.dry_run_sized(job, &sizes, example, machine, costs)
     }
 
@@ -152,7 +152,7 @@ impl RunConfig {
     pub fn with_cache_for(&self, manifest: &Manifest) -> Self {
         const TURNED: usize = 8;
         // building the model reports wrong sizes
-        let Ok(sizes) = init::planned_sizes(&self.model, self.lora, manifest.modalities.len()) else {
+        let Ok(sizes) = init::planned_sizes(&self.model, &self.configs, self.lora, manifest.modalities.len()) else {
             return self.clone();
         };
         let pixels = setup::pixels(&self.model, &sizes);

@@ -100,9 +100,9 @@ pub fn for_this_gpu(sets: Vec<(String, String)>, how: &How, checks_files: bool) 
     let (ranks, machine) = (how.ranks, &how.machine);
     let resolve =
         |sets: Vec<(String, String)>| Sources { default_preset: "full".into(), sets, ..Sources::default() }.resolve();
-    let full = resolve(sets.clone())?;
+    let mut full = resolve(sets.clone())?;
     if checks_files && !how.resume.resumes() {
-        weight_files::check_architectures(&full.config.model, how.runtime)?;
+        weight_files::check_architectures(&mut full.config, how.runtime)?;
         weight_files::check(needs::of_model(&full.config.model), how.runtime)?;
     }
     let search = || {
@@ -121,5 +121,7 @@ pub fn for_this_gpu(sets: Vec<(String, String)>, how: &How, checks_files: bool) 
     let search = || how.runtime.with_patience(SEARCHING, search);
     let chosen = ranks.gather_if_all(main_only(ranks, search).map(Option::unwrap_or_default))?.swap_remove(0);
     // the user's settings have priority; the plan that follows checks if they fit
-    resolve(chosen.into_iter().chain(sets).collect())
+    let mut found = resolve(chosen.into_iter().chain(sets).collect())?;
+    found.config.configs = full.config.configs;
+    Ok(found)
 }

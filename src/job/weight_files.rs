@@ -1,10 +1,11 @@
 //! The list of weight files that a job needs, shown before anything is downloaded or planned.
 
 use crate::Result;
+use crate::config::RunConfig;
 use crate::event::Event;
 use crate::hub::{self, Checked, Files, Need};
 use crate::runtime::Runtime;
-use crate::segment::setup::{self, Build, Description, ModelConfig, RunOverrides};
+use crate::segment::setup::{self, Build, Description, RunOverrides};
 use crate::segment::{Assembly, needs};
 use crate::tensor::Device;
 use crate::tensor::weights::read_unchanged;
@@ -63,15 +64,15 @@ pub fn read_run<T>(
     read(&runtime.locate(&run.spec)?)
 }
 
-/// Refuses parts of `model` that are not supported: by the `config.json` and the chat template of those on the hub, and
-/// by the keys of an image encoder on this machine. Downloads no weights.
+/// Refuses parts of the model that are not supported: by their `config.json`, which it downloads of those on the hub and
+/// adds to `config` for plans, and by the keys of an image encoder on this machine. Downloads no weights.
 ///
 /// # Errors
 /// [`crate::Error::Weights`] naming the part.
-pub fn check_architectures(model: &ModelConfig, runtime: &Runtime) -> Result<()> {
-    let config = Files::Matching(&["config.json", "tokenizer_config.json*", "chat_template.jinja*"]);
-    let fetch = |spec: &str| hub::resolve(spec, &config, runtime.hub(), runtime.observer().as_ref());
-    for warning in setup::check_parts(model, &fetch)? {
+pub fn check_architectures(config: &mut RunConfig, runtime: &Runtime) -> Result<()> {
+    let files = Files::Matching(&["config.json", "tokenizer_config.json*", "chat_template.jinja*"]);
+    let fetch = |spec: &str| hub::resolve(spec, &files, runtime.hub(), runtime.observer().as_ref());
+    for warning in setup::check_parts(&config.model, &mut config.configs, &fetch)? {
         runtime.warn(warning);
     }
     Ok(())

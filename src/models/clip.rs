@@ -28,6 +28,9 @@ pub struct Config {
     /// Epsilon of the layer norms.
     #[serde(default = "default_eps")]
     pub layer_norm_eps: f64,
+    /// Activation of the MLP.
+    #[serde(default, skip_serializing_if = "Activation::is_quick_gelu")]
+    pub hidden_act: Activation,
     /// Scale of random class and position embeddings. (Random positions start as fixed sines.)
     #[serde(default = "default_range")]
     pub initializer_range: f64,
@@ -52,6 +55,7 @@ impl Config {
             image_size: 336,
             patch_size: 14,
             layer_norm_eps: 1e-5,
+            hidden_act: Activation::QuickGelu,
             initializer_range: default_range(),
         }
     }
@@ -62,7 +66,7 @@ impl Config {
             mlp_dim: self.intermediate_size,
             num_heads: self.num_attention_heads,
             eps: self.layer_norm_eps,
-            activation: Activation::QuickGelu,
+            activation: self.hidden_act,
         }
     }
 
@@ -73,16 +77,22 @@ impl Config {
 }
 
 /// Activation between the two layers of an MLP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// `x sigmoid(1.702 x)`.
+    #[default]
     QuickGelu,
     /// GELU by the error function.
     Gelu,
 }
 
 impl Activation {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    fn is_quick_gelu(&self) -> bool {
+        *self == Self::QuickGelu
+    }
+
     fn apply(self, xs: &Tensor) -> Tensor {
         match self {
             Self::QuickGelu => xs * (xs * 1.702).sigmoid(),

@@ -1,19 +1,20 @@
 //! Architectures of models that can be read, by their `config.json` and by the keys of their weights.
 //!
-//! A language model has one tokenizer and one prompt template, PRS-Med's (`data::text`). Models that expect another
-//! template are refused: Vicuna in LLaVA-1.5 by its architecture, Zephyr by the chat template of its tokenizer.
+//! A language model has one tokenizer and one prompt template, PRS-Med's (`data::text`), which its adapters learn. The
+//! chat template of its tokenizer is not used.
 
+use super::base_config::Fields;
 use super::config::{ModelConfig, RANDOM};
 use super::needs::LLAVA_MED;
+use super::weights::{EMBEDDING, Found};
 use crate::hub::Spec;
 use crate::models::prsmed::TOWER_PREFIX;
 use crate::models::{clip, mistral};
 use crate::tensor::weights::{Archive, read_config};
-use crate::{Error, Result, files};
+use crate::{Error, Result};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 pub(super) const CONFIG_HINT: &str = "use the `config.json` of the model's own repository";
 /// More layers than any published vision tower has.
@@ -33,88 +34,105 @@ const TOWERS: &Known = &[
 /// The image encoder of the default settings.
 const TINY_SAM: &str = "hub:merve/tinysam";
 
-/// Folders with the `config.json` of repositories on the hub that this process has read, by spec.
-static CONFIGS: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+/// Folders with the `config.json` of parts that were read, by spec. Those of parts on the hub have no weights.
+pub type Configs = BTreeMap<String, PathBuf>;
 
-/// The folder with the `config.json` of `spec`, if [`check_parts`] has read it.
-pub(super) fn config_folder(spec: &str) -> Option<PathBuf> {
-    CONFIGS.lock().unwrap_or_else(PoisonError::into_inner).get(spec).cloned()
-}
-
-/// Reads the `config.json` of parts, of those on the hub with `fetch`, and the keys of an image encoder on this machine. Weights are
-/// not downloaded. Returns a warning for each `config.json` that could not be read. The configs of [`LLAVA_MED`] and
-/// TinySAM are known.
+/// Reads the `config.json` of parts, of those on the hub with `fetch`, and the keys of an image encoder on this machine.
+/// Weights are not downloaded. Adds the folders to `configs`; parts that it has are not read again. Returns warnings: a
+/// `config.json` that could not be read, fields and templates that are not used. The configs of [`LLAVA_MED`] and TinySAM
+/// are known.
 ///
 /// # Errors
 /// [`Error::Config`] for an architecture that is not supported.
-pub fn check_parts(model: &ModelConfig, fetch: &dyn Fn(&str) -> Result<PathBuf>) -> Result<Vec<String>> {
+pub fn check_parts(
+    model: &ModelConfig,
+    configs: &mut Configs,
+    fetch: &dyn Fn(&str) -> Result<PathBuf>,
+) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
-    let parts = [
-        ("model.base", &model.base, LLAVA_MED, "LLaVA-Med v1.5"),
-        ("model.vision_tower", &model.vision_tower, "", "CLIP ViT-L/14-336"),
-        ("model.image_encoder", &model.image_encoder, TINY_SAM, "TinyViT"),
-    ];
-    for (key, spec, default, of) in parts {
+    for (key, spec, default) in [
+        ("model.base", &model.base, LLAVA_MED),
+        ("model.vision_tower", &model.vision_tower, ""),
+        ("model.image_encoder", &model.image_encoder, TINY_SAM),
+    ] {
         let is_default = !default.is_empty() && spec.split('@').next() == Some(default);
-        if spec.is_empty() || spec == RANDOM || is_default || config_folder(spec).is_some() {
+        if spec.is_empty() || spec == RANDOM || is_default || configs.contains_key(spec) {
             continue;
         }
-        let named = |error: Error| {
+        let found = if key == "model.image_encoder" {
+            find_encoder(spec, fetch, &mut warnings)?
+        } else {
+            find_config(key, spec, fetch, &mut warnings)?
+        };
+        let Some(folder) = found else { continue };
+        let checked = match key {
+            "model.base" => check_base(&folder),
+            "model.vision_tower" => check_tower(&folder),
+            _ if folder.join("config.json").is_file() => check_encoder_config(&folder).map(|()| Vec::new()),
+            _ => single_file(&folder).and_then(|file| check_encoder(&Archive::open(&file)?)).map(|()| Vec::new()),
+        };
+        let notes = checked.map_err(|error| {
             let (hint, text) = (error.hint(), error.to_string());
             let reason = if let Error::Weights { reason, .. } = error { reason } else { text };
             Error::config(key, format!("`{spec}`: {reason}"), hint)
-        };
-        let is_encoder = key == "model.image_encoder";
-        let check = |folder: &Path| {
-            let checked = match key {
-                "model.base" => llm_config(folder).map(drop),
-                "model.vision_tower" => tower_config(folder).map(drop),
-                _ => check_encoder_config(folder),
-            };
-            checked.map_err(named)
-        };
-        let source = match Spec::parse(spec)? {
-            Spec::Hub(source) => source,
-            Spec::Local(path) => {
-                if is_encoder && path.exists() {
-                    check_encoder(&Archive::open(&single_file(&path)?)?).map_err(named)?;
-                } else if is_encoder {
-                    warnings.extend(encoder_by_name(spec)?);
-                } else if path.join("config.json").is_file() {
-                    check(&path)?;
-                }
-                continue;
-            }
-        };
-        let folder = match fetch(&if is_encoder { source.with_inside("") } else { source }.to_string()) {
-            Ok(folder) => folder,
-            // repositories of TinySAM have none, and nothing else can be read
-            Err(_) if is_encoder => {
-                warnings.extend(encoder_by_name(spec)?);
-                continue;
-            }
-            Err(error) => {
-                base_by_name(key, spec)?;
-                let text =
-                    format!("the `config.json` of `{spec}` could not be read: memory and times are those of {of}");
-                warnings.push(format!("{text} ({error})"));
-                continue;
-            }
-        };
-        check(&folder)?;
-        if !is_encoder {
-            CONFIGS.lock().unwrap_or_else(PoisonError::into_inner).insert(spec.clone(), folder);
-        }
+        })?;
+        warnings.extend(notes.into_iter().map(|note| format!("`{key}`: `{spec}`: {note}")));
+        configs.insert(spec.clone(), folder);
+    }
+    // problems of the weights are errors of their own
+    if let Ok(found) = Found::local(model, configs)
+        && let Ok(Some((clip, _))) = found.base_sizes()
+    {
+        found.check_length(&clip, model.max_text_tokens)?;
     }
     Ok(warnings)
 }
 
-/// Refuses a `config.json` of none of the architectures in `known`. One that names no architecture is accepted.
-fn check_architecture(json: &Value, path: &Path, known: &Known, hint: &str) -> Result<()> {
-    let named: Vec<&str> =
-        json.get("architectures").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
-    let kind = json.get("model_type").and_then(Value::as_str);
-    let (is_known, name) = match (named.first(), kind) {
+/// The folder with the `config.json` of a language model or a vision tower. Those that cannot be read are judged by
+/// their name.
+fn find_config(
+    key: &str,
+    spec: &str,
+    fetch: &dyn Fn(&str) -> Result<PathBuf>,
+    warnings: &mut Vec<String>,
+) -> Result<Option<PathBuf>> {
+    let source = match Spec::parse(spec)? {
+        Spec::Local(path) => return Ok(Some(path).filter(|path| path.join("config.json").is_file())),
+        Spec::Hub(source) => source.to_string(),
+    };
+    let error = match fetch(&source) {
+        Ok(folder) => return Ok(Some(folder)),
+        Err(error) => error,
+    };
+    base_by_name(key, spec)?;
+    let of = if key == "model.base" { "LLaVA-Med v1.5" } else { "CLIP ViT-L/14-336" };
+    let text = format!("the `config.json` of `{spec}` could not be read: memory and times are those of {of}");
+    warnings.push(format!("{text} ({error})"));
+    Ok(None)
+}
+
+/// The file or folder of an image encoder on this machine, or the folder with its `config.json`. Repositories of TinySAM have
+/// none: those without are judged by their name.
+fn find_encoder(
+    spec: &str,
+    fetch: &dyn Fn(&str) -> Result<PathBuf>,
+    warnings: &mut Vec<String>,
+) -> Result<Option<PathBuf>> {
+    let found = match Spec::parse(spec)? {
+        Spec::Local(path) => Some(path).filter(|path| path.exists()),
+        Spec::Hub(source) => fetch(&source.with_inside("").to_string()).ok(),
+    };
+    if found.is_none() {
+        warnings.extend(encoder_by_name(spec)?);
+    }
+    Ok(found)
+}
+
+/// Refuses fields of none of the architectures in `known`. A `config.json` that names no architecture is accepted.
+fn check_architecture(fields: &Fields, known: &Known, hint: &str) -> Result<()> {
+    let named = fields.get("architectures").and_then(Value::as_array);
+    let named: Vec<&str> = named.into_iter().flatten().filter_map(Value::as_str).collect();
+    let (is_known, name) = match (named.first(), fields.text("model_type")) {
         (Some(first), _) => (named.iter().any(|name| known.iter().any(|(own, _)| own == name)), *first),
         (None, Some(kind)) => (known.iter().any(|(_, own)| *own == kind), kind),
         (None, None) => return Ok(()),
@@ -123,101 +141,105 @@ fn check_architecture(json: &Value, path: &Path, known: &Known, hint: &str) -> R
         return Ok(());
     }
     let supported: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
-    Err(Error::weights(path, format!("{name} is not supported; supported: {}", supported.join(", ")), hint))
+    Err(Error::weights(fields.path(), format!("{name} is not supported; supported: {}", supported.join(", ")), hint))
 }
 
-/// Refuses a value of `json` that the program would not compute with. Absent and null values are accepted.
-fn check_value(json: &Value, path: &Path, key: &str, is_known: impl Fn(&Value) -> bool) -> Result<()> {
-    match json.get(key) {
-        Some(value) if !value.is_null() && !is_known(value) => {
-            Err(Error::weights(path, format!("`{key}` = {value} is not supported"), "use another model"))
+/// The fields of the language model in `folder`, all of which the program follows or does not know.
+pub(super) fn language_model(folder: &Path) -> Result<Fields> {
+    let fields = Fields::read(folder)?;
+    let hint = format!("use `{LLAVA_MED}`, or a model that was trained from it");
+    check_architecture(&fields, LANGUAGE_MODELS, &hint)?;
+    fields.of_language_model()
+}
+
+/// Checks the `config.json` of a language model; returns what the program does not use of it.
+fn check_base(folder: &Path) -> Result<Vec<String>> {
+    let fields = language_model(folder)?;
+    fields.llm()?;
+    // LLaVA has its own prompt templates too
+    let is_llava = check_architecture(&fields, &LANGUAGE_MODELS[1..], "").is_err();
+    let template = if is_llava { None } else { chat_template(folder) };
+    let note = |name| format!("the chat template in `{name}` is not used: the adapters learn PRS-Med's own prompts");
+    Ok(fields.unknown().into_iter().chain(template.map(note)).collect())
+}
+
+/// The file with the chat template of a language model that needs other markers than `### User:`.
+fn chat_template(folder: &Path) -> Option<&'static str> {
+    // transformers prefers this file; a damaged `tokenizer_config.json` is an error of the tokenizer
+    let (jinja, tokenizer) = ("chat_template.jinja", "tokenizer_config.json");
+    if folder.join(jinja).is_file() {
+        return Some(jinja);
+    }
+    let json = read_config(&folder.join(tokenizer), CONFIG_HINT).ok()?;
+    json.get("chat_template").filter(|template| !template.is_null()).map(|_| tokenizer)
+}
+
+const TOWER_HINT: &str = "use the repository of a CLIP vision tower";
+
+/// Checks the `config.json` of a vision tower; returns what the program does not know of it.
+fn check_tower(folder: &Path) -> Result<Vec<String>> {
+    tower_config(folder)?;
+    Ok(Fields::read(folder)?.unknown_of_tower()?.into_iter().collect())
+}
+
+/// Config of the vision tower in a CLIP repository, whose `config.json` may describe the text tower too.
+pub(super) fn tower_config(folder: &Path) -> Result<clip::Config> {
+    let fields = Fields::read(folder)?;
+    check_architecture(&fields, TOWERS, TOWER_HINT)?;
+    fields.tower(TOWER_HINT)
+}
+
+/// Sizes of the vision tower in the folder of a language model with these fields. With `without_weights`, those of the
+/// tower that the fields describe or name.
+pub(super) fn tower_of(base: &Path, fields: &Fields, without_weights: bool) -> Result<clip::Config> {
+    let described = fields.tower_section().map(|section| section.tower(CONFIG_HINT)).transpose()?;
+    if described.is_none() {
+        check_tower_name(fields)?;
+    }
+    if without_weights {
+        return Ok(described.unwrap_or_else(|| named_tower(fields)));
+    }
+    tower_sizes(&Archive::open(base)?, described)
+}
+
+/// Names of towers whose heads and activation are those of the published CLIP.
+fn is_published_tower(name: &str) -> bool {
+    let last = name.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_lowercase();
+    ["clip-vit-base-patch", "clip-vit-large-patch"].iter().any(|known| last.starts_with(known))
+        || name.to_lowercase().contains("sharegpt4v")
+}
+
+/// Refuses a tower inside a language model whose name says that it is another one than CLIP's: its shapes do not say
+/// how it is computed.
+fn check_tower_name(fields: &Fields) -> Result<()> {
+    match fields.text("mm_vision_tower") {
+        Some(name) if !is_published_tower(name) => {
+            let reason = format!("`mm_vision_tower` = \"{name}\" is not known, and no `vision_config` describes it");
+            let hint = "give the repository of this tower as `model.vision_tower` (`--vision-tower`)";
+            Err(Error::weights(fields.path(), reason, hint))
         }
         _ => Ok(()),
     }
 }
 
-/// Sizes of the language model in `folder`, from its `config.json`.
-pub(super) fn llm_config(folder: &Path) -> Result<mistral::Config> {
-    let path = folder.join("config.json");
-    let json = read_config(&path, CONFIG_HINT)?;
-    let hint = format!("use `{LLAVA_MED}`, or a model that was trained from it");
-    check_architecture(&json, &path, LANGUAGE_MODELS, &hint)?;
-    let config: mistral::Config =
-        serde_json::from_value(json.clone()).map_err(|error| Error::weights(&path, error.to_string(), CONFIG_HINT))?;
-    check_value(&json, &path, "rope_scaling", |_| false)?;
-    check_value(&json, &path, "hidden_act", |value| value == "silu")?;
-    let head_dim = config.hidden_size.checked_div(config.num_attention_heads);
-    check_value(&json, &path, "head_dim", |value| value.as_i64() == head_dim)?;
-    // LLaVA has its own prompt templates, and does not use that of the tokenizer
-    if check_architecture(&json, &path, &LANGUAGE_MODELS[1..], "").is_ok() {
-        check_chat_template(folder)?;
+/// The vision tower that the fields of a language model name; else that of LLaVA-Med.
+fn named_tower(fields: &Fields) -> clip::Config {
+    let large = clip::Config::vit_l_14_336();
+    let name = fields.text("mm_vision_tower").unwrap_or_default().to_lowercase();
+    if let Some((_, patch_size)) = name.split_once("clip-vit-base-patch") {
+        let (hidden_size, layers, heads) = (768, 12, 12);
+        return clip::Config {
+            hidden_size,
+            intermediate_size: 4 * hidden_size,
+            num_hidden_layers: layers,
+            num_attention_heads: heads,
+            image_size: 224,
+            patch_size: if patch_size.starts_with("16") { 16 } else { 32 },
+            ..large
+        };
     }
-    Ok(config)
-}
-
-/// Refuses a language model whose chat template does not have the markers of the prompts that the program writes. A
-/// folder without a chat template is accepted.
-fn check_chat_template(folder: &Path) -> Result<()> {
-    // transformers prefers this file; a damaged `tokenizer_config.json` is an error of the tokenizer
-    let jinja = || {
-        let name = "chat_template.jinja";
-        Some((name, files::read_to_string(&folder.join(name), files::MAX_SETTINGS).ok()?))
-    };
-    let of_tokenizer = || {
-        let name = "tokenizer_config.json";
-        let json = read_config(&folder.join(name), CONFIG_HINT).ok()?;
-        // a template, or a list of named ones
-        let template = json.get("chat_template").filter(|template| !template.is_null())?;
-        Some((name, template.to_string()))
-    };
-    let Some((name, text)) = jinja().or_else(of_tokenizer) else { return Ok(()) };
-    if text.contains("[INST]") {
-        return Ok(());
-    }
-    let reason = format!(
-        "the chat template in `{name}` does not contain `[INST]`: the model was trained with other prompts than \
-         `[INST] ... [/INST]`, which prsmed writes"
-    );
-    Err(Error::weights(folder, reason, format!("use a base with `[INST]` in its chat template, or `{LLAVA_MED}`")))
-}
-
-/// Config of the vision tower in a CLIP repository, whose `config.json` may describe the text tower too.
-pub(super) fn tower_config(folder: &Path) -> Result<clip::Config> {
-    let path = folder.join("config.json");
-    let hint = "use the repository of a CLIP vision tower";
-    let mut json = read_config(&path, CONFIG_HINT)?;
-    check_architecture(&json, &path, TOWERS, hint)?;
-    if let Some(vision) = json.get_mut("vision_config") {
-        json = vision.take();
-    }
-    check_value(&json, &path, "hidden_act", |value| value == "quick_gelu")?;
-    serde_json::from_value(json).map_err(|error| Error::weights(path, error.to_string(), hint))
-}
-
-/// Sizes of the vision tower in the folder of a language model. If only its `config.json` was read from the hub, the
-/// sizes of the tower that this names.
-pub(super) fn tower_of(base: &Path) -> Result<clip::Config> {
-    let archive = Archive::open(base);
-    let is_config_of_hub = || {
-        let configs = CONFIGS.lock().unwrap_or_else(PoisonError::into_inner);
-        configs.values().any(|folder| folder == base)
-    };
-    if archive.is_err() && is_config_of_hub() {
-        let json = read_config(&base.join("config.json"), CONFIG_HINT)?;
-        return Ok(named_tower(&json));
-    }
-    tower_sizes(&archive?)
-}
-
-/// The vision tower that the `config.json` of a language model describes or names; else that of LLaVA-Med.
-fn named_tower(json: &Value) -> clip::Config {
-    let described = json.get("vision_config").and_then(|vision| serde_json::from_value(vision.clone()).ok());
-    described.unwrap_or_else(|| {
-        let published = clip::Config::vit_l_14_336();
-        let name = json.get("mm_vision_tower").and_then(Value::as_str).unwrap_or_default();
-        let image_size = if name.ends_with("clip-vit-large-patch14") { 224 } else { published.image_size };
-        clip::Config { image_size, ..published }
-    })
+    let image_size = if name.ends_with("clip-vit-large-patch14") { 224 } else { large.image_size };
+    clip::Config { image_size, ..large }
 }
 
 /// The shape of a tensor with `N` dimensions.
@@ -231,36 +253,62 @@ pub(super) fn shape_of<const N: usize>(archive: &Archive, name: &str, hint: &str
     })
 }
 
-/// Sizes of the vision tower inside LLaVA's shards, from tensor shapes: LLaVA's `config.json` does not describe it.
-/// Heads are 64 wide in every CLIP.
-fn tower_sizes(archive: &Archive) -> Result<clip::Config> {
+/// Sizes of the vision tower inside a language model, from tensor shapes, and what `described` says beside them. LLaVA's
+/// `config.json` does not describe its tower, a CLIP of OpenAI, whose heads are 64 wide.
+fn tower_sizes(archive: &Archive, described: Option<clip::Config>) -> Result<clip::Config> {
     let name = |key: &str| format!("{TOWER_PREFIX}vision_model.{key}");
     let hint = "give the CLIP repository as `model.vision_tower` (`--vision-tower`)";
     let [hidden_size, _, patch_size, _] = shape_of(archive, &name("embeddings.patch_embedding.weight"), hint)?;
     let [positions, _] = shape_of(archive, &name("embeddings.position_embedding.weight"), hint)?;
     let has_layer = |i: &usize| archive.contains(&name(&format!("encoder.layers.{i}.layer_norm1.weight")));
-    let layers = (0..MOST_LAYERS).take_while(has_layer).count();
+    let layers = i64::try_from((0..MOST_LAYERS).take_while(has_layer).count()).expect("a few layers");
     // a 4-bit matrix has another shape, its bias does not
     let [intermediate_size] = shape_of(archive, &name("encoder.layers.0.mlp.fc1.bias"), hint)?;
     let patches = (positions - 1).max(0);
     let side = patches.isqrt() + i64::from(patches.isqrt().pow(2) < patches);
-    Ok(clip::Config {
-        hidden_size,
-        intermediate_size,
-        num_hidden_layers: i64::try_from(layers).expect("a few layers"),
-        num_attention_heads: (hidden_size / 64).max(1),
-        image_size: side.saturating_mul(patch_size),
-        patch_size,
-        layer_norm_eps: 1e-5,
-        initializer_range: 0.02,
-    })
+    let image_size = side.saturating_mul(patch_size);
+    let Some(described) = described else {
+        return Ok(clip::Config {
+            hidden_size,
+            intermediate_size,
+            num_hidden_layers: layers,
+            num_attention_heads: (hidden_size / 64).max(1),
+            image_size,
+            patch_size,
+            ..clip::Config::vit_l_14_336()
+        });
+    };
+    let pairs = [
+        ("hidden_size", described.hidden_size, hidden_size),
+        ("intermediate_size", described.intermediate_size, intermediate_size),
+        ("image_size", described.image_size, image_size),
+        ("patch_size", described.patch_size, patch_size),
+        // the last layer is not used, and a run does not store it
+        (
+            "num_hidden_layers",
+            described.num_hidden_layers,
+            layers + i64::from(layers + 1 == described.num_hidden_layers),
+        ),
+    ];
+    match pairs.into_iter().find(|(_, stated, stored)| stated != stored) {
+        None => Ok(described),
+        Some((key, stated, stored)) => {
+            let reason =
+                format!("`vision_config.{key}` = {stated} in its `config.json`, and its weights have {stored}");
+            Err(Error::weights(
+                archive.path(),
+                reason,
+                "weights and `config.json` must belong together: download both again",
+            ))
+        }
+    }
 }
 
 /// Refuses weights that are not those of a language model of these sizes, before memory for them is asked for.
 pub(super) fn check_llm_weights(folder: &Path, llm: &mistral::Config) -> Result<()> {
     let archive = Archive::open(folder)?;
     let hint = "download the model again; its weights and its `config.json` must belong together";
-    let embeddings = "model.embed_tokens.weight";
+    let embeddings = EMBEDDING;
     let shape: [i64; 2] = shape_of(&archive, embeddings, hint)?;
     if shape != [llm.vocab_size, llm.hidden_size] {
         let expected = [llm.vocab_size, llm.hidden_size];

@@ -1,5 +1,6 @@
 //! A new model that starts from the weights of a trained run (`model.init`), also for data with other classes.
 
+use super::architecture::Configs;
 use super::assembly::{Assembly, Build, Description, RunOverrides, pixels};
 use super::config::ModelConfig;
 use super::description::{check_adapters, check_sizes, describe, verify};
@@ -80,13 +81,18 @@ pub fn settings(folder: &Path, build: Build) -> Result<Vec<String>> {
 ///
 /// # Errors
 /// As [`setup::planned_sizes`].
-pub fn planned_sizes(config: &ModelConfig, lora: LoraConfig, num_classes: usize) -> Result<prsmed::Config> {
+pub fn planned_sizes(
+    config: &ModelConfig,
+    configs: &Configs,
+    lora: LoraConfig,
+    num_classes: usize,
+) -> Result<prsmed::Config> {
     let of_run = || {
         let is_local = !config.init.is_empty() && !config.init.starts_with("hub:");
         let folder = is_local.then(|| needs::checkpoint_of(Path::new(&config.init)).ok()).flatten()?;
         sizes(&folder, &describe(&folder).ok()?, config, lora, num_classes).ok()
     };
-    of_run().map_or_else(|| setup::planned_sizes(config, lora, num_classes), Ok)
+    of_run().map_or_else(|| setup::planned_sizes(config, configs, lora, num_classes), Ok)
 }
 
 /// Sizes of the run for `num_classes` classes, with the dropouts of the settings.

@@ -8,7 +8,7 @@ use super::adapters::{ADAPTER, Scales};
 use super::assembly::DESCRIPTION;
 use super::needs;
 use super::setup::{self, Build, Description, RunOverrides};
-use super::weights::{base_config, base_of, part_file};
+use super::weights::{EMBEDDING, HEAD, base_config, base_of, is_tied, part_file};
 use crate::data::familiarity::images::{IMAGES_FILE, KnownImages};
 use crate::data::familiarity::questions::{KnownQuestions, QUESTIONS_FILE};
 use crate::data::text::TextTokenizer;
@@ -188,6 +188,8 @@ struct Base {
     tower: Option<Archive>,
     adapters: Archive,
     scales: Scales,
+    /// Whether the embedding is the head too. The merged model has both.
+    is_tied: bool,
 }
 
 impl Base {
@@ -208,6 +210,7 @@ impl Base {
             tower: tower.map(|tower| Archive::open(&tower)).transpose()?,
             adapters: Archive::open(&folder.join(ADAPTER))?,
             scales,
+            is_tied: is_tied(&base)?,
         })
     }
 
@@ -215,15 +218,20 @@ impl Base {
     fn place<'a>(&'a self, key: &'a str) -> (&'a Archive, &'a str) {
         match (&self.tower, key.strip_prefix(TOWER_PREFIX)) {
             (Some(tower), Some(name)) => (tower, name),
+            _ if self.is_tied && key == HEAD => (&self.archive, EMBEDDING),
             _ => (&self.archive, key),
         }
     }
 
     /// All keys without those that may stay unused. A separate tower replaces the one inside the base.
     fn keys(&self) -> Vec<String> {
-        let own = self.archive.names().iter().filter(|n| self.tower.is_none() || !n.starts_with(TOWER_PREFIX));
+        let is_own = |name: &&String| {
+            (self.tower.is_none() || !name.starts_with(TOWER_PREFIX)) && !(self.is_tied && *name == HEAD)
+        };
+        let own = self.archive.names().iter().filter(is_own);
         let tower = self.tower.iter().flat_map(Archive::names).filter(|name| name.starts_with("vision_model."));
-        let keys = own.cloned().chain(tower.map(|name| format!("{TOWER_PREFIX}{name}")));
+        let head = self.is_tied.then(|| HEAD.to_owned());
+        let keys = own.cloned().chain(head).chain(tower.map(|name| format!("{TOWER_PREFIX}{name}")));
         keys.filter(|key| !key.ends_with("inv_freq") && !key.ends_with("position_ids")).collect()
     }
 

@@ -5,6 +5,7 @@
 mod adapters;
 mod architecture;
 mod assembly;
+mod base_config;
 pub mod batch;
 mod batches;
 pub mod calibration;

@@ -1,5 +1,6 @@
 //! Settings of a training run.
 
+use super::architecture::Configs;
 use super::{DataConfig, ModelConfig};
 use crate::nn::LoraConfig;
 use crate::setting::Setting;
@@ -17,6 +18,9 @@ pub struct RunConfig {
     pub train: TrainConfig,
     /// The input pipeline.
     pub data: DataConfig,
+    /// Not a setting: configs of parts on the hub, which [`check_parts`](super::setup::check_parts) reads for plans.
+    #[serde(skip)]
+    pub configs: Configs,
 }
 
 impl RunConfig {

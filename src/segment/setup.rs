@@ -1,6 +1,6 @@
 //! Builds or loads a model, from settings or from a run folder.
 
-pub use super::architecture::check_parts;
+pub use super::architecture::{Configs, check_parts};
 pub use super::assembly::{Assembly, Build, Description, RunOverrides, pixels};
 pub use super::config::{BatchNorm, ModelConfig, RANDOM, Sizes};
 pub use super::description::{check_host_layers, describe, verify};
@@ -45,6 +45,7 @@ pub fn create(
     if let Some(base) = found.base.as_ref().filter(|_| !build.allow_partial) {
         check_llm_weights(base, &sizes.llm)?;
     }
+    found.check_length(&sizes.clip, config.max_text_tokens)?;
     check_sizes(config, &sizes)?;
     check_adapters(config, &sizes)?;
     let pixels = pixels(config, &sizes);
@@ -100,6 +101,7 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Ass
 /// # Errors
 /// [`Error::Weights`] if the folder is neither.
 pub(super) fn described(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Description> {
+    refuse_without_effect(folder, overrides)?;
     let mut description =
         if is_published(folder) { weights::describe_published(folder, overrides, build)? } else { describe(folder)? };
     if let Some(base) = &overrides.base {
@@ -108,6 +110,7 @@ pub(super) fn described(folder: &Path, overrides: &RunOverrides, build: Build) -
     if let Some(tower) = &overrides.vision_tower {
         description.model.vision_tower.clone_from(tower);
     }
+    check_replacement(&description, overrides, build)?;
     if let Some(quantization) = overrides.quantization {
         description.model.quantization = quantization;
     }
@@ -128,6 +131,47 @@ pub(super) fn described(folder: &Path, overrides: &RunOverrides, build: Build) -
         description.pixels = PixelConfig { labels, ..pixels(&description.model, &description.sizes) };
     }
     Ok(description)
+}
+
+/// Refuses another base and another tower for a folder that has its own.
+fn refuse_without_effect(folder: &Path, overrides: &RunOverrides) -> Result<()> {
+    let own = folder.join("base");
+    let given = [("base", &overrides.base), ("vision_tower", &overrides.vision_tower)];
+    match given.into_iter().find_map(|(name, spec)| Some((name, spec.as_ref()?))).filter(|_| own.is_dir()) {
+        Some((name, spec)) => {
+            let reason = format!("`{spec}` would not be used: the run has its own language model and vision tower");
+            let hint = format!("leave it out, or give a run that was trained on a base; `{}` is loaded", own.display());
+            Err(Error::config(name, reason, hint))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Refuses a base or a tower that is not computed as those that the run was trained on.
+fn check_replacement(description: &Description, overrides: &RunOverrides, build: Build) -> Result<()> {
+    let name = match (&overrides.base, &overrides.vision_tower) {
+        (None, None) => return Ok(()),
+        (Some(_), _) => "base",
+        _ => "vision_tower",
+    };
+    let model = ModelConfig { image_encoder: RANDOM.into(), ..description.model.clone() };
+    let Some((clip, llm)) = Found::locate(&model, build)?.base_sizes()? else { return Ok(()) };
+    let of_run = (&description.sizes.clip, &description.sizes.llm);
+    let fields = |clip: &clip::Config, llm: &mistral::Config| {
+        let json = |value: serde_json::Result<serde_json::Value>| value.expect("plain numbers serialise");
+        [("vision tower", json(serde_json::to_value(clip))), ("language model", json(serde_json::to_value(llm)))]
+    };
+    for ((part, given), (_, own)) in fields(&clip, &llm).into_iter().zip(fields(of_run.0, of_run.1)) {
+        let own = own.as_object().into_iter().flatten();
+        let differing =
+            own.filter(|(key, _)| *key != "initializer_range").find(|(key, own)| given.get(key) != Some(own));
+        if let Some((key, own)) = differing {
+            let given = &given[key];
+            let reason = format!("`{key}` of the {part} is {given}, and the run was trained with {own}");
+            return Err(Error::config(name, reason, "give the base that the run was trained on"));
+        }
+    }
+    Ok(())
 }
 
 /// The settings of a stored run for `device`: on the CPU, copies of weights would save nothing.
@@ -192,19 +236,25 @@ fn sizes(config: &ModelConfig) -> Result<&Sizes> {
 }
 
 /// Model sizes from settings, without reading weights and without downloads. A base in a folder has the sizes of its
-/// `config.json`, a base on the hub those of LLaVA-Med v1.5, unless [`check_parts`] has read its `config.json`. An image encoder with weights has those of TinySAM.
+/// `config.json`, a base on the hub those in `configs`, which [`check_parts`] reads, else those of LLaVA-Med v1.5. An image
+/// encoder with weights has those of TinySAM.
 ///
 /// # Errors
 /// [`Error::Config`] for random parts without sizes, and for sizes that do not fit; [`Error::Weights`] for a base that
 /// does not exist or has no sizes in its `config.json`.
-pub fn planned_sizes(config: &ModelConfig, lora: LoraConfig, num_classes: usize) -> Result<prsmed::Config> {
+pub fn planned_sizes(
+    config: &ModelConfig,
+    configs: &Configs,
+    lora: LoraConfig,
+    num_classes: usize,
+) -> Result<prsmed::Config> {
     let (clip, llm) = if config.base == RANDOM {
         let sizes = sizes(config)?;
         let vocab_size = i64::try_from(sizes.vocab_size).expect("a vocabulary");
         (sizes.clip.clone(), mistral::Config { vocab_size, ..sizes.llm.clone() })
     } else {
         let published = || (clip::Config::vit_l_14_336(), mistral::Config::mistral_7b());
-        Found::local(config)?.base_sizes()?.unwrap_or_else(published)
+        Found::local(config, configs)?.base_sizes()?.unwrap_or_else(published)
     };
     let published = config.image_encoder != RANDOM;
     let encoder = if published { tiny_vit::Config::vit_t() } else { sizes(config)?.encoder.clone() };
@@ -266,24 +316,82 @@ fn assembled_sizes(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::Kind;
+    use crate::models::prsmed::TOWER_PREFIX;
+    use crate::tensor::weights::write_safetensors;
+    use crate::tensor::{Kind, Tensor};
+    use serde_json::{Value, json};
+    use std::collections::BTreeMap;
     use std::path::PathBuf;
 
+    /// A base with the sizes of the fixture's run, zeros as the tensors that give a tower its sizes, and other `fields`.
+    fn base(description: &Description, fields: &Value) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = weights::base_config(description);
+        config.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        let clip::Config { hidden_size, intermediate_size, num_hidden_layers, patch_size, .. } = description.sizes.clip;
+        let name = |key: &str| format!("{TOWER_PREFIX}vision_model.{key}");
+        let zeros = |shape: &[i64]| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
+        let mut tensors = vec![
+            (name("embeddings.patch_embedding.weight"), zeros(&[hidden_size, 3, patch_size, patch_size])),
+            (
+                name("embeddings.position_embedding.weight"),
+                zeros(&[description.sizes.clip.num_patches() + 1, hidden_size]),
+            ),
+            (name("encoder.layers.0.mlp.fc1.bias"), zeros(&[intermediate_size])),
+        ];
+        let norms = (0..num_hidden_layers).map(|i| name(&format!("encoder.layers.{i}.layer_norm1.weight")));
+        tensors.extend(norms.map(|name| (name, zeros(&[hidden_size]))));
+        let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+        write_safetensors(&folder.path().join("model.safetensors"), &tensors, &BTreeMap::new()).unwrap();
+        folder
+    }
+
     #[test]
-    fn overrides_replace_the_base_and_the_vision_tower_of_a_run() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+    fn another_base_of_a_run_is_followed_or_refused() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
         let locate = |spec: &str| -> Result<PathBuf> { Ok(PathBuf::from(spec)) };
         let build = Build::new(Device::Cpu, Kind::Float, &locate);
-        let parts = |overrides: &RunOverrides| {
-            let model = described(&folder, overrides, build).unwrap().model;
-            [model.base, model.vision_tower]
+        let of = |folder: &Path, overrides: &RunOverrides| {
+            let described = described(folder, overrides, build).map_err(|error| error.to_string())?;
+            Ok::<_, String>([described.model.base, described.model.vision_tower])
         };
-        assert_eq!(parts(&RunOverrides::default()), [RANDOM, ""]);
-        let overrides = RunOverrides {
-            base: Some("other/base".into()),
-            vision_tower: Some("other/tower".into()),
-            ..RunOverrides::default()
+        assert_eq!(of(&fixture, &RunOverrides::default()), Ok([RANDOM, ""].map(str::to_owned)));
+        let run = describe(&fixture).unwrap();
+        let with = |fields: Value| {
+            let folder = base(&run, &fields);
+            let spec = folder.path().display().to_string();
+            let overrides = RunOverrides { base: Some(spec.clone()), ..RunOverrides::default() };
+            of(&fixture, &overrides).map(|[base, _]| assert_eq!(base, spec))
         };
-        assert_eq!(parts(&overrides), ["other/base", "other/tower"]);
+        assert_eq!(with(json!({})), Ok(()));
+        let theta = with(json!({"rope_theta": 5.0})).unwrap_err();
+        assert_eq!(theta, "`base`: `rope_theta` of the language model is 5.0, and the run was trained with 10000.0");
+        let act = with(json!({"vision_config": {"hidden_act": "relu"}})).unwrap_err();
+        assert!(act.contains("`hidden_act` = \"relu\" is not supported"), "{act}");
+        let layer = with(json!({"mm_vision_select_layer": -1})).unwrap_err();
+        assert!(layer.contains("`mm_vision_select_layer` = -1 is not supported"), "{layer}");
+    }
+
+    #[test]
+    fn another_base_or_tower_of_a_run_with_its_own_is_refused() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(fixture.join("model.json"), folder.path().join("model.json")).unwrap();
+        std::fs::create_dir(folder.path().join("base")).unwrap();
+        let locate = |spec: &str| -> Result<PathBuf> { panic!("{spec} is not looked for") };
+        let build = Build::new(Device::Cpu, Kind::Float, &locate);
+        let spec = || Some("/does/not/exist".to_owned());
+        for (name, overrides) in [
+            ("base", RunOverrides { base: spec(), ..RunOverrides::default() }),
+            ("vision_tower", RunOverrides { vision_tower: spec(), ..RunOverrides::default() }),
+        ] {
+            let text = described(folder.path(), &overrides, build).unwrap_err().to_string();
+            assert!(
+                text.starts_with(&format!("`{name}`: `/does/not/exist` would not be used: the run has its own")),
+                "{text}"
+            );
+        }
+        described(folder.path(), &RunOverrides::default(), build).unwrap();
     }
 }

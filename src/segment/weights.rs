@@ -11,8 +11,9 @@
 //! | image encoder | TinySAM keys, `image_encoder.` or bare | classifier, SAM's prompt encoder and decoder, `sam.` |
 
 use super::adapters::{self, ADAPTER};
-use super::architecture::{config_folder, llm_config, shape_of, single_file, tower_config, tower_of};
+use super::architecture::{Configs, language_model, shape_of, single_file, tower_config, tower_of};
 use super::assembly::{ADAPTER_CONFIG, Assembly, Build, DESCRIPTION, Description, RunOverrides, is_published, pixels};
+use super::base_config::Fields;
 use super::config::{BatchNorm, ModelConfig, RANDOM};
 use super::description::check_sizes;
 use super::quantized::Cached;
@@ -36,6 +37,8 @@ use std::path::{Path, PathBuf};
 pub struct Found {
     /// Folder of the language model.
     pub base: Option<PathBuf>,
+    /// Whether the base is a `config.json` alone, read from the hub.
+    without_weights: bool,
     tower: Option<PathBuf>,
     /// File or folder of the image encoder.
     pub image_encoder: Option<PathBuf>,
@@ -51,6 +54,7 @@ impl Found {
             |spec: &str| if spec == RANDOM || spec.is_empty() { Ok(None) } else { (build.locate)(spec).map(Some) };
         Ok(Self {
             base: find(&config.base)?,
+            without_weights: false,
             tower: find(&config.vision_tower)?,
             image_encoder: find(&config.image_encoder)?.map(|path| single_file(&path)).transpose()?,
         })
@@ -69,27 +73,44 @@ impl Found {
     /// [`Error::Weights`] for a folder without a readable `config.json`, and for architectures that are not supported.
     pub fn base_sizes(&self) -> Result<Option<(clip::Config, mistral::Config)>> {
         let Some(base) = &self.base else { return Ok(None) };
-        let llm = llm_config(base)?;
+        let fields = language_model(base)?;
         let clip = match &self.tower {
             Some(tower) => tower_config(tower)?,
-            None => tower_of(base)?,
+            None => tower_of(base, &fields, self.without_weights)?,
         };
-        Ok(Some((clip, llm)))
+        fields.check_tower_width(clip.hidden_size)?;
+        Ok(Some((clip, fields.llm()?)))
     }
 
-    /// Finds the folders that the settings name, without downloads. Parts on the hub stay `None`, unless their
-    /// `config.json` was read by [`super::architecture::check_parts`].
+    /// Refuses texts that the base does not allow: longer than its limits with an image.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] naming the field of its `config.json`.
+    pub fn check_length(&self, clip: &clip::Config, max_text_tokens: usize) -> Result<()> {
+        let Some(base) = &self.base else { return Ok(()) };
+        let text = i64::try_from(max_text_tokens).unwrap_or(i64::MAX / 2);
+        // the placeholder of the image is an id of the text
+        language_model(base)?.check_length(clip.num_patches() + text - 1)
+    }
+
+    /// Finds the folders that the settings name, without downloads. Parts on the hub stay `None`, unless `configs` has
+    /// them.
     ///
     /// # Errors
     /// [`Error::Weights`] for a path that does not exist.
-    pub fn local(config: &ModelConfig) -> Result<Self> {
+    pub fn local(config: &ModelConfig, configs: &Configs) -> Result<Self> {
         let find = |spec: &str| match PathBuf::from(spec) {
             _ if spec == RANDOM || spec.is_empty() => Ok(None),
-            _ if spec.starts_with("hub:") => Ok(config_folder(spec)),
+            _ if spec.starts_with("hub:") => Ok(configs.get(spec).cloned()),
             path if path.exists() => Ok(Some(path)),
             path => Err(Error::weights(path, "there is no such file or folder", "check the path")),
         };
-        Ok(Self { base: find(&config.base)?, tower: find(&config.vision_tower)?, image_encoder: None })
+        Ok(Self {
+            base: find(&config.base)?,
+            without_weights: config.base.starts_with("hub:"),
+            tower: find(&config.vision_tower)?,
+            image_encoder: None,
+        })
     }
 
     /// Loads the weights. With `allow_partial`, keys that do not fit become warnings.
@@ -136,7 +157,7 @@ pub(super) fn stored_kind(config: &ModelConfig) -> Option<Kind> {
     if config.base == RANDOM {
         return None;
     }
-    let archive = Found::local(config).ok()?.base.and_then(|base| Archive::open(&base).ok());
+    let archive = Found::local(config, &Configs::new()).ok()?.base.and_then(|base| Archive::open(&base).ok());
     let info = archive.as_ref().and_then(|archive| archive.info("model.layers.0.mlp.down_proj.weight"));
     let stored = info.map(|info| info.kind).filter(|kind| matches!(kind, Kind::Half | Kind::Float));
     Some(stored.unwrap_or(Kind::BFloat16))
@@ -144,6 +165,19 @@ pub(super) fn stored_kind(config: &ModelConfig) -> Option<Kind> {
 
 /// Key prefix of the language model's layers.
 const LAYERS_PREFIX: &str = "model.layers.";
+
+/// Key of the head of the language model.
+pub(super) const HEAD: &str = "lm_head.weight";
+/// Key of the embedding of tokens.
+pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// Whether the embedding of the language model in `base` is its head too. A file of weights alone does not say it.
+pub(super) fn is_tied(base: &Path) -> Result<bool> {
+    if !base.join("config.json").is_file() {
+        return Ok(false);
+    }
+    Ok(Fields::read(base)?.of_text()?.is_tied())
+}
 
 fn load_base(
     base: &Path,
@@ -164,16 +198,25 @@ fn load_base(
     let names: HashSet<&str> = matrices.iter().map(|(name, _)| name.as_str()).collect();
     let inside = |name: &str| name.starts_with(TOWER_PREFIX);
     let separate = tower.is_some();
-    let is_own = |name: &str| (!separate || !inside(name)) && !is_elsewhere(name);
+    let is_tied = is_tied(base)?;
+    let is_own = |name: &str| !(separate && inside(name) || is_elsewhere(name) || is_tied && name == HEAD);
     let mut own = targets(store, |name| is_own(name).then(|| name.to_owned()));
     let leftover = |name: &str| {
         name.ends_with("inv_freq")
+            || is_tied && name == HEAD
             || is_elsewhere(name)
             || name.ends_with("position_ids")
             || names.contains(name)
             || inside(name) && (separate || is_unused_tower(name, &own_layers(store)))
     };
     let mut report = archive.load_with(&mut own, wanted, leftover)?;
+    if is_tied {
+        let entries = store.entries();
+        let tensor = |name: &str| entries.iter().find(|entry| entry.name == name).map(|entry| &entry.tensor);
+        if let (Some(head), Some(embedding)) = (tensor(HEAD), tensor(EMBEDDING)) {
+            no_grad(|| head.shallow_clone().copy_(embedding));
+        }
+    }
     if let Some(cached) = cached.filter(|_| !is_cached && report.missing.is_empty() && report.mis_shaped.is_empty()) {
         cached.store(&matrices, warnings);
     }

@@ -34,6 +34,7 @@ fn base(folder: &Path) -> mistral::Config {
 #[test]
 fn tensors_with_too_few_dimensions_are_errors() {
     let folder = tempfile::tempdir().unwrap();
+    let tower_of = |file: &Path| tower_of(file, &Fields::default(), false);
     let sizes = tower_of(&archive(folder.path(), &tower())).unwrap();
     assert_eq!((sizes.image_size, sizes.patch_size, sizes.num_hidden_layers), (84, 14, 1));
     for wrong in 0..3 {
@@ -50,7 +51,9 @@ fn tensors_with_too_few_dimensions_are_errors() {
 fn sizes_of_a_base_are_those_of_its_config_and_its_tower() {
     let folder = tempfile::tempdir().unwrap();
     let expected = base(folder.path());
-    let sizes = |base: Option<PathBuf>| Found { base, tower: None, image_encoder: None }.base_sizes().unwrap();
+    let sizes = |base: Option<PathBuf>| {
+        Found { base, without_weights: false, tower: None, image_encoder: None }.base_sizes().unwrap()
+    };
     let (clip, llm) = sizes(Some(folder.path().to_owned())).unwrap();
     assert_eq!((clip.hidden_size, clip.image_size, llm), (96, 84, expected));
     assert_eq!(sizes(None), None);
@@ -122,4 +125,45 @@ fn a_class_head_with_another_number_of_classes_than_names_is_an_error() {
     check(&[6]).unwrap();
     assert!(check(&[4]).unwrap_err().to_string().contains("has 4 classes, and the names of 6 are known"));
     assert!(check(&[]).unwrap_err().to_string().contains("expected 1 dimensions"));
+}
+
+#[test]
+fn a_tied_base_has_its_embedding_as_head_with_and_without_a_head_in_its_file() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+    let description = crate::segment::setup::describe(&fixture).unwrap();
+    let locate = |spec: &str| -> Result<PathBuf> { Ok(PathBuf::from(spec)) };
+    let build = Build::new(Device::Cpu, Kind::Float, &locate);
+    // every tensor has one value, those of the embedding and of the head differ
+    let new = |value: f64| {
+        let options = crate::segment::setup::build_options(&description.model, build, false);
+        let model = PrsMed::new(&description.sizes, options);
+        for (i, entry) in model.stores().base.entries().into_iter().enumerate() {
+            let _ = no_grad(|| entry.tensor.shallow_clone().fill_(value + i as f64));
+        }
+        model
+    };
+    let of = |model: &PrsMed, name: &str| {
+        model.stores().base.entries().into_iter().find(|entry| entry.name == name).unwrap().tensor
+    };
+    let stored = new(1.0);
+    let write = |is_tied: bool, has_head: bool| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut config = base_config(&description);
+        config["tie_word_embeddings"] = is_tied.into();
+        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        let entries = stored.stores().base.entries();
+        let kept = entries.iter().filter(|entry| has_head || entry.name != HEAD);
+        let tensors: Vec<(&str, &Tensor)> = kept.map(|entry| (entry.name.as_str(), &entry.tensor)).collect();
+        write_safetensors(&folder.path().join("model.safetensors"), &tensors, &BTreeMap::new()).unwrap();
+        folder
+    };
+    for (is_tied, has_head, source) in [(true, false, EMBEDDING), (true, true, EMBEDDING), (false, true, HEAD)] {
+        let (folder, model) = (write(is_tied, has_head), new(0.5));
+        load_base(folder.path(), None, &model, None, &mut Vec::new()).unwrap().into_result(folder.path()).unwrap();
+        assert!(of(&model, HEAD).equal(&of(&stored, source)), "{is_tied} {has_head}");
+        assert!(of(&model, EMBEDDING).equal(&of(&stored, EMBEDDING)));
+    }
+    let folder = write(false, false);
+    let report = load_base(folder.path(), None, &new(0.5), None, &mut Vec::new()).unwrap();
+    assert_eq!(report.missing, [HEAD]);
 }

@@ -171,7 +171,7 @@ pub fn config(bytes: &[u8]) {
             assert_eq!(again.expect("settings that were written").config, resolved.config);
             let model = &resolved.config.model;
             if model.base == RANDOM && model.image_encoder == RANDOM {
-                let _ = setup::planned_sizes(model, resolved.config.lora, 6);
+                let _ = setup::planned_sizes(model, &resolved.config.configs, resolved.config.lora, 6);
             }
         }
         if let Ok(resolved) = sources.resolve_as::<AugmentRun>() {

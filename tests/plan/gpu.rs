@@ -49,7 +49,7 @@ fn memory_of_jobs_on_cuda_is_as_planned() {
     for (preset, sets) in SETTINGS {
         let config = config_of(preset, sets);
         let example = config.longest_example();
-        let sizes = setup::planned_sizes(&config.model, config.lora, example.num_classes).unwrap();
+        let sizes = setup::planned_sizes(&config.model, &config.configs, config.lora, example.num_classes).unwrap();
         for job in [Job::Train, Job::Predict] {
             let dry_run = config.dry_run(job, example, &machine, false).unwrap();
             let (plan, tensors) = (Plan::of(&dry_run, &machine), Plan::of(&dry_run, &tensors_alone));

@@ -214,7 +214,7 @@ fn a_frozen_vision_tower_keeps_no_activations() {
     let _alone = ready();
     for train_base in [false, true] {
         let config = config_of("tiny", &format!("model.train_base={train_base}"));
-        let sizes = setup::planned_sizes(&config.model, config.lora, 6).unwrap();
+        let sizes = setup::planned_sizes(&config.model, &config.configs, config.lora, 6).unwrap();
         let options = BuildOptions {
             device: META,
             stored: BF16,

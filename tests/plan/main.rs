@@ -146,7 +146,7 @@ fn config_of(preset: &str, sets: &str) -> RunConfig {
 }
 
 fn phases(config: &RunConfig, example: Example, shorter: usize, device: Device) -> Vec<Peak> {
-    let sizes = setup::planned_sizes(&config.model, config.lora, example.num_classes).unwrap();
+    let sizes = setup::planned_sizes(&config.model, &config.configs, config.lora, example.num_classes).unwrap();
     let build = |ranks: Ranks| {
         let dry_run = SegmentDryRun::new(&config.model, &sizes, &config.train, example, (device, ranks))?;
         Ok(dry_run.with_shorter_rows(shorter).with_feature_cache(config.data.caches_features()))

@@ -118,7 +118,7 @@ fn quantization_saves_memory_in_all_layers() {
 #[test]
 fn quantizing_trained_weights_is_refused() {
     let config = config_of("tiny", "model.train_base=true model.quantization=nf4");
-    let error = setup::planned_sizes(&config.model, config.lora, 6).unwrap_err();
+    let error = setup::planned_sizes(&config.model, &config.configs, config.lora, 6).unwrap_err();
     assert!(matches!(&error, Error::Config { .. }) && error.to_string().contains("model.quantization"), "{error}");
     assert!(error.hint().contains("model.train_base=false"), "{}", error.hint());
 }

@@ -90,13 +90,13 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let resolved = args.settings.resolve([])?;
     refuse_gpu_preset_without_gpu(&resolved, &context.runtime)?;
     let toml = resolved.to_toml();
-    let config = resolved.config;
+    let mut config = resolved.config;
     let real = args.data.open(context)?;
     let synthetic = Manifest::open(&args.extra, None)?;
     let external = args.external.as_deref().map(|root| Manifest::open(root, None)).transpose()?;
     let _claim = RunLock::on("--out", &args.out, context.progress.as_ref())?;
     if segmenters.contains(&Segmenter::PrsMed) {
-        weight_files::check_architectures(&config.model, &context.runtime)?;
+        weight_files::check_architectures(&mut config, &context.runtime)?;
         weight_files::check(needs::of_model(&config.model), &context.runtime)?;
         if args.plan.is_made() {
             check_memory(

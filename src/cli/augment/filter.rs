@@ -62,7 +62,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let resolved = args.settings.resolve(args.steps.into_iter().flat_map(steps))?;
     refuse_gpu_preset_without_gpu(&resolved, &context.runtime)?;
     let toml = resolved.to_toml();
-    let config = resolved.config;
+    let mut config = resolved.config;
     let real = ablation::limited_to(args.data.open(context)?, args.real_images);
     let thresholds = generation::thresholds(&args.extra, &args.thresholds)?;
     refuse_without_pairs(&args.extra)?;
@@ -76,7 +76,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let models_lock = (!is_same(&folder, &args.extra))
         .then(|| RunLock::on("--filter-models", &folder, context.progress.as_ref()))
         .transpose()?;
-    weight_files::check_architectures(&config.model, &context.runtime)?;
+    weight_files::check_architectures(&mut config, &context.runtime)?;
     weight_files::check(needs::of_model(&config.model), &context.runtime)?;
     if args.plan.is_made() {
         check_memory(

@@ -111,12 +111,15 @@ fn header(file: &Path, bytes: &[u8]) -> Result<(usize, Metadata)> {
     if let Some(expected) = expected_size(bytes)
         && expected != found
     {
-        let what = if found < expected { "is truncated" } else { "has bytes after its last tensor" };
-        return Err(Error::weights(
-            file,
-            format!("{what}: expected {expected} bytes ({}), found {found} ({})", Bytes(expected), Bytes(found)),
-            AGAIN,
-        ));
+        let (what, hint) = if found < expected {
+            ("is truncated", AGAIN)
+        } else {
+            let again = "its header and its bytes do not belong together: delete it and download or copy it again";
+            ("has bytes after its last tensor", again)
+        };
+        let reason =
+            format!("{what}: expected {expected} bytes ({}), found {found} ({})", Bytes(expected), Bytes(found));
+        return Err(Error::weights(file, reason, hint));
     }
     Err(Error::weights(
         file,

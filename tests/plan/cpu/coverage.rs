@@ -84,7 +84,7 @@ fn of_job(config: &RunConfig, job: Job, shorter: usize) -> BTreeSet<String> {
         has_unknown_masks: config.data.questions_per_image == 3,
         largest: None,
     };
-    let sizes = setup::planned_sizes(&config.model, config.lora, example.num_classes).unwrap();
+    let sizes = setup::planned_sizes(&config.model, &config.configs, config.lora, example.num_classes).unwrap();
     let build = |ranks: prsmed::trainer::Ranks| {
         let dry_run = SegmentDryRun::new(&config.model, &sizes, &config.train, example, (META, ranks))?;
         Ok(dry_run.with_shorter_rows(shorter).with_feature_cache(config.data.caches_features()))
