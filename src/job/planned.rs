@@ -12,7 +12,6 @@ use crate::setting::Results;
 use crate::setting::table::wrapped;
 use crate::units::Bytes;
 use std::cmp::Reverse;
-use std::collections::HashSet;
 
 /// Settings whose job can be planned, and searched for a machine.
 pub trait Planned: Settings + PartialEq + 'static {
@@ -68,9 +67,7 @@ pub trait Planned: Settings + PartialEq + 'static {
             found.extend(remedy);
         }
         if harmless.len() > 1 {
-            let mut seen = HashSet::new();
-            let sets = harmless.iter().flat_map(|sets| sets.split(' ')).filter(|set| seen.insert(*set));
-            let all = Change::new(sets.collect::<Vec<_>>().join(" "), "time only");
+            let all = Change::new(combined(&harmless), "time only");
             found.extend(self.remedy(&all, facts, job, machine, plan).and_then(|(remedy, _)| remedy));
         }
         found.retain(|remedy| remedy.saves.0 > 0);
@@ -188,6 +185,18 @@ fn declared_changes<T: Planned>(job: Job) -> Vec<Change> {
         .collect()
 }
 
+/// The assignments of several changes. A key that several of them set has the value of the last one.
+fn combined(changes: &[String]) -> String {
+    let mut sets: Vec<&str> = Vec::new();
+    for set in changes.iter().flat_map(|sets| sets.split(' ')) {
+        match sets.iter_mut().find(|known| key_of(known) == key_of(set)) {
+            Some(known) => *known = set,
+            None => sets.push(set),
+        }
+    }
+    sets.join(" ")
+}
+
 fn key_of(assignment: &str) -> &str {
     assignment.split_once('=').map_or("", |(key, _)| key)
 }
@@ -200,5 +209,46 @@ fn slower(plan: &Plan, then: &Plan, job: Job) -> String {
             if (ratio - 1.0).abs() < 0.005 { String::new() } else { format!(", a step takes {ratio:.2} of the time") }
         }
         _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{AugmentRun, FinetuneRun, RunConfig, Sources};
+    use std::collections::BTreeSet;
+
+    /// Asserts that no proposal for a preset of `T` sets a key twice, alone or combined, and that each can be set.
+    fn assert_each_key_once<T: Planned>(jobs: &[Job]) {
+        for (preset, _) in T::PRESETS {
+            let sources = Sources { preset: Some((*preset).to_owned()), ..Sources::default() };
+            let config: T = sources.resolve_as().unwrap().config;
+            for &job in jobs {
+                let changes = declared_changes::<T>(job).into_iter().chain(config.changes(job));
+                let mut all: Vec<String> = changes.map(|change| change.sets).collect();
+                assert!(!all.is_empty(), "{preset}");
+                all.push(combined(&all));
+                for sets in all {
+                    let keys: Vec<&str> = sets.split(' ').map(key_of).collect();
+                    assert_eq!(keys.iter().collect::<BTreeSet<_>>().len(), keys.len(), "{} {preset}: {sets}", T::TASK);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_proposal_sets_a_key_twice() {
+        assert_each_key_once::<RunConfig>(&[Job::Train, Job::Predict]);
+        assert_each_key_once::<FinetuneRun>(&[Job::Train]);
+        assert_each_key_once::<AugmentRun>(&[Job::Augment]);
+    }
+
+    #[test]
+    fn the_last_of_several_values_counts() {
+        let all = |sets: &[&str]| combined(&sets.iter().map(|set| (*set).to_owned()).collect::<Vec<_>>());
+        assert_eq!(all(&["a=1", "b=2 a=3", "c=4"]), "a=3 b=2 c=4");
+        assert_eq!(all(&["a=1", "a=1"]), "a=1");
+        let offloaded = all(&["train.offload_optimizer=true", "train.offload_weights=true train.offload_optimizer=false"]);
+        assert_eq!(offloaded, "train.offload_optimizer=false train.offload_weights=true");
     }
 }
