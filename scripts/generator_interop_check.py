@@ -1,10 +1,11 @@
 """Checks that diffusers loads what `prsmed augment finetune` writes: every tensor is used, none is missing, and all values
-are equal.
+are equal. The two files of a LoRA must change every weight of the UNet by the same amounts.
 
     generator_interop_check.py CHECKPOINT UNET_CONFIG [CHECKPOINT UNET_CONFIG ...]
 
 Each CHECKPOINT has `unet/` (all weights), `controlnet/`, or `pytorch_lora_weights.safetensors` with `kohya_lora.safetensors`; a
-LoRA is loaded into a UNet with the sizes of UNET_CONFIG. Prints a line for each; exits with code 1 and the reason if something differs.
+LoRA is loaded into a UNet with the sizes of UNET_CONFIG, as `load_lora_weights` of a pipeline does it. Prints a line for each;
+exits with code 1 and the reason if something differs. Works with diffusers 0.30 and later.
 """
 
 import json
@@ -16,9 +17,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from diffusers import ControlNetModel, UNet2DConditionModel
-from diffusers.loaders import StableDiffusionLoraLoaderMixin, StableDiffusionXLLoraLoaderMixin
-from safetensors import safe_open
+from diffusers.loaders import StableDiffusionXLLoraLoaderMixin
 from safetensors.torch import load_file
+
+try:
+    from diffusers.loaders import StableDiffusionLoraLoaderMixin
+except ImportError:  # its name in earlier versions
+    from diffusers.loaders import LoraLoaderMixin as StableDiffusionLoraLoaderMixin
 
 
 def compare(own, theirs, what):
@@ -39,39 +44,53 @@ def network(folder, kind):
     compare(load_file(folder / "diffusion_pytorch_model.safetensors"), model.state_dict(), str(folder.name))
 
 
-def new_unet(config):
-    return UNet2DConditionModel.from_config({**json.loads(config.read_text()), "_class_name": "UNet2DConditionModel"})
-
-
-def adapters(unet):
-    return {"unet." + name.replace(".own.", "."): value for name, value in unet.state_dict().items() if "lora_" in name}
-
-
-def lora(path, config):
-    unet, own = new_unet(config), load_file(path)
-    unet.load_lora_adapter(own, prefix="unet", adapter_name="own")
-    compare(own, adapters(unet), "LoRA")
-
-
-def kohya(path, plain, config):
-    """kohya's names give the same adapters with the same scale."""
-    unet, own = new_unet(config), load_file(plain)
+def loaded(path, config):
+    """A UNet with the LoRA of a file, and the change of each of its weights."""
+    unet = UNet2DConditionModel.from_config({**json.loads(config.read_text()), "_class_name": "UNet2DConditionModel"})
     is_sdxl = unet.config.addition_embed_type == "text_time"
     loader = StableDiffusionXLLoraLoaderMixin if is_sdxl else StableDiffusionLoraLoaderMixin
-    state, alphas = loader.lora_state_dict(str(path), unet_config=unet.config)[:2]
-    loader.load_lora_into_unet(state, alphas, unet, adapter_name="own")
-    compare(own, adapters(unet), "kohya LoRA")
-    with safe_open(plain, "pt") as file:
-        settings = json.loads(file.metadata()["lora_adapter_metadata"])
-    scale = settings["unet.lora_alpha"] / settings["unet.r"]
-    scales = {module.scaling["own"] for module in unet.modules() if "own" in getattr(module, "scaling", {})}
-    if scales != {scale}:
-        raise SystemExit(f"kohya LoRA: scales {scales}, expected {scale}")
-    names = [key for key in load_file(path) if key.endswith(".lora_up.weight")]
+
+    class Pipeline(loader):
+        """What `load_lora_weights` asks of a pipeline."""
+
+        components = {}
+        hf_device_map = text_encoder = text_encoder_2 = None
+
+    pipeline = Pipeline()
+    pipeline.unet = unet
+    pipeline.load_lora_weights(str(path.parent), weight_name=path.name, adapter_name="own")
+    layers = {name: module for name, module in unet.named_modules() if "own" in getattr(module, "lora_A", {})}
+    return unet, {name: layer.get_delta_weight("own").detach() for name, layer in layers.items()}
+
+
+def lora(folder, config):
+    plain, kohya = folder / "pytorch_lora_weights.safetensors", folder / "kohya_lora.safetensors"
+    unet, changes = loaded(plain, config)
+    adapters = {"unet." + n.replace(".own.", "."): value for n, value in unet.state_dict().items() if "lora_" in n}
+    own = load_file(plain)
+    compare(own, adapters, "LoRA")
+    for name, change in changes.items():
+        # the file alone says by how much: the product of its matrices
+        product = own[f"unet.{name}.lora_B.weight"] @ own[f"unet.{name}.lora_A.weight"]
+        near(change, product, f"LoRA: {name}")
+    _, others = loaded(kohya, config)
+    if set(others) != set(changes):
+        raise SystemExit(f"kohya LoRA: changes {sorted(set(others) ^ set(changes))[:3]} in addition or not")
+    for name, change in changes.items():
+        near(others[name], change, f"kohya LoRA: {name}")
+    print(f"kohya LoRA: {2 * len(others)} tensors")
+    names = [key for key in load_file(kohya) if key.endswith(".lora_up.weight")]
     blocks = ("down_blocks_", "mid_block_", "up_blocks_")
     original = not any(block in name for name in names for block in blocks)
-    if original != is_sdxl:
+    if original != (unet.config.addition_embed_type == "text_time"):
         raise SystemExit(f"kohya LoRA: {names[0]} is no name of kohya's for this model")
+
+
+def near(one, other, what):
+    """Refuses changes of a weight that differ by more than rounding, and one that is nothing."""
+    largest = other.abs().max().item()
+    if largest == 0 or (one - other).abs().max().item() > 1e-5 * largest:
+        raise SystemExit(f"{what} is changed by {one.abs().max().item()}, expected {largest}")
 
 
 def check(folder, config):
@@ -81,8 +100,7 @@ def check(folder, config):
     if (folder / "controlnet").is_dir():
         network(folder / "controlnet", ControlNetModel)
     if (folder / "pytorch_lora_weights.safetensors").exists():
-        lora(folder / "pytorch_lora_weights.safetensors", config)
-        kohya(folder / "kohya_lora.safetensors", folder / "pytorch_lora_weights.safetensors", config)
+        lora(folder, config)
 
 
 if __name__ == "__main__":

@@ -217,11 +217,14 @@ fn read_loras(specs: &[String], runtime: &Runtime) -> Result<(Adapters, Vec<Lora
 /// The file and the strength of a `--lora FILE[=STRENGTH]`.
 fn lora_of(spec: &str) -> Result<(&str, f64)> {
     let Some((path, number)) = spec.rsplit_once('=') else { return Ok((spec, 1.0)) };
-    let wrong = || {
-        let reason = format!("`{number}` is not a number");
-        Error::config("--lora", reason, "write for example `file.safetensors=0.8`")
+    let wrong = |reason: &str| {
+        Error::config("--lora", format!("`{number}` {reason}"), "write for example `file.safetensors=0.8`")
     };
-    Ok((path, number.parse().map_err(|_| wrong())?))
+    let strength: f64 = number.parse().map_err(|_| wrong("is not a number"))?;
+    if !strength.is_finite() || strength == 0.0 {
+        return Err(wrong("is no strength, which is a finite number other than 0"));
+    }
+    Ok((path, strength))
 }
 
 /// Says that random weights make noise, and how to try the tool faster.
@@ -276,4 +279,20 @@ pub fn thresholds(folder: &Path, sets: &[String]) -> Result<Thresholds> {
     let run = AugmentRun { filter: found, ..AugmentRun::default() };
     run.check()?;
     Ok(run.filter)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_strength_is_a_finite_number_other_than_zero() {
+        let strength = |spec: &str| lora_of(spec).map(|(path, strength)| (path.to_owned(), strength));
+        assert_eq!(strength("a.safetensors").unwrap(), ("a.safetensors".to_owned(), 1.0));
+        assert_eq!(strength("a.safetensors=-0.5").unwrap(), ("a.safetensors".to_owned(), -0.5));
+        for number in ["0", "-0.0", "nan", "inf", "-inf", "1e999", "NaN", "strong", ""] {
+            let error = strength(&format!("a.safetensors={number}")).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("`--lora`: `{number}` is no")), "{error}");
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Settings of low-rank adapters (`lora.*`).
 
 use crate::setting::settings;
+use std::ops::Bound::{Excluded, Unbounded};
 
 settings! {
     /// Low-rank adapters (LoRA) of the language model (`lora.*`).
@@ -10,7 +11,7 @@ settings! {
         rank: i64 = 16, results(Changes), resume(Fixed), range(1.0..),
             memory("adapters, their gradients and their optimizer state grow with it");
         /// Scale numerator: the output of an adapter is multiplied by alpha / r.
-        alpha: f64 = 16.0, results(Changes), resume(Fixed);
+        alpha: f64 = 16.0, results(Changes), resume(Fixed), range((Excluded(0.0), Unbounded));
         /// Dropout on the input of an adapter in training.
         dropout: f64 = 0.05, results(Changes), resume(Fixed), range(0.0..1.0);
     }

@@ -101,7 +101,9 @@ impl PeftConfig {
                     None => return wrong("a positive whole number"),
                 },
                 "lora_alpha" | "lora_dropout" => match (value.as_f64(), key.as_str()) {
-                    (Some(number), "lora_alpha") => config.alpha = number,
+                    (Some(number), "lora_alpha") => {
+                        config.alpha = checked_alpha(number).map_err(|reason| format!("`{key}` {reason}"))?;
+                    }
                     (Some(number), _) => config.dropout = number,
                     (None, _) => return wrong("a number"),
                 },
@@ -119,6 +121,9 @@ impl PeftConfig {
                 "use_dora" => return Err("`use_dora` is true: DoRA adapters are not supported".into()),
                 _ => return unsupported(),
             }
+        }
+        for (_, alpha) in &config.alphas {
+            checked_alpha(*alpha).map_err(|reason| format!("`alpha_pattern` has a number that {reason}"))?;
         }
         if let Some((_, rank)) = config.ranks.iter().find(|(_, rank)| *rank < 1.0 || rank.fract() > 0.0) {
             return Err(format!("`rank_pattern` has the rank {rank}, expected positive whole numbers"));
@@ -238,6 +243,15 @@ impl Layers {
         }
         Ok(false)
     }
+}
+
+/// The alpha of an adapter, or the reason why it cannot be one.
+///
+/// # Errors
+/// The value of an alpha of 0, with which the adapter does nothing, and of one that is not finite.
+pub fn checked_alpha(alpha: f64) -> Result<f64, String> {
+    let is_usable = alpha.is_finite() && alpha.abs() > 0.0;
+    if is_usable { Ok(alpha) } else { Err(format!("is {alpha}, expected a finite number other than 0")) }
 }
 
 /// A value that switches its setting off.

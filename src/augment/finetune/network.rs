@@ -54,7 +54,7 @@ struct Saved {
     metadata: BTreeMap<String, String>,
     /// Path and content of the network's settings.
     settings: Option<(String, Value)>,
-    /// Whether the tensors are in another file too, which is read.
+    /// Whether the values are in another file too, which is read.
     is_copy: bool,
 }
 
@@ -216,16 +216,20 @@ impl Network {
                     ("ss_network_dim".to_owned(), self.config.rank.to_string()),
                     ("ss_network_alpha".to_owned(), self.config.alpha.to_string()),
                 ]);
-                let kohya = Saved {
+                saved.push(Saved {
                     file: KOHYA_FILE.to_owned(),
                     tensors: lora::kohya::tensors(&tensors, self.config.alpha, self.sizes.is_sdxl()),
                     metadata,
                     settings: None,
+                    is_copy: false,
+                });
+                saved.push(Saved {
+                    file: LORA_FILE.to_owned(),
+                    tensors: lora::with_scale_one(tensors, self.config.alpha / self.config.rank as f64),
+                    metadata: BTreeMap::new(),
+                    settings: None,
                     is_copy: true,
-                };
-                let (file, metadata) = (LORA_FILE.to_owned(), self.metadata());
-                saved.push(Saved { file, tensors, metadata, settings: None, is_copy: false });
-                saved.push(kohya);
+                });
             }
             (None, _) => {}
         }
@@ -251,27 +255,18 @@ impl Network {
         Ok(())
     }
 
-    /// The settings of the adapters as diffusers writes them to the header.
-    fn metadata(&self) -> BTreeMap<String, String> {
-        let unet = lora::Component::Unet.name();
-        let settings = json!({
-            format!("{unet}.r"): self.config.rank,
-            format!("{unet}.lora_alpha"): self.config.alpha,
-            format!("{unet}.target_modules"): self.config.targets(),
-            format!("{unet}.lora_dropout"): 0.0,
-            format!("{unet}.bias"): "none",
-            format!("{unet}.peft_type"): "LORA",
-        });
-        BTreeMap::from([(lora::METADATA.to_owned(), settings.to_string())])
-    }
-
     /// Reads the weights that [`Self::save`] wrote.
     ///
     /// # Errors
     /// [`Error::Weights`].
     pub fn load(&self, folder: &Path) -> Result<()> {
         for mut saved in self.saved().into_iter().filter(|saved| !saved.is_copy) {
-            let path = folder.join(&saved.file);
+            let mut path = folder.join(&saved.file);
+            if saved.file == KOHYA_FILE && !path.exists() {
+                // checkpoints of the first version have only this file, with the trained values
+                path = folder.join(LORA_FILE);
+                saved.tensors = self.beside.iter().flat_map(Store::entries).map(|one| (one.name, one.tensor)).collect();
+            }
             let archive = Archive::open(&path)?;
             let report = no_grad(|| archive.load(&mut saved.tensors, |_| false))?;
             report.into_result(&path)?;

@@ -50,7 +50,7 @@ settings! {
         rank: i64 = 16, results(Changes), resume(Fixed), range(1.0..),
             memory("adapters, their gradients and their optimizer state grow with it");
         /// Scale numerator of the LoRA: the output of an adapter is multiplied by alpha / rank.
-        alpha: f64 = 16.0, results(Changes), resume(Fixed);
+        alpha: f64 = 16.0, results(Changes), resume(Fixed), range((Excluded(0.0), Unbounded));
         /// Layers of the UNet's transformers that get an adapter, by the last components of their names, with commas
         /// between them. `to_q,to_k,to_v,to_out.0` are those of the attention, `ff.net.0.proj,ff.net.2` those of the
         /// feed-forward part.

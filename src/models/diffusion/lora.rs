@@ -23,8 +23,8 @@ use crate::tensor::{Kind, Tensor, no_grad};
 use crate::{Error, Result};
 use names::LoraPart;
 
-/// Key in a safetensors header that contains PEFT's settings, as diffusers writes it.
-pub(crate) const METADATA: &str = "lora_adapter_metadata";
+/// Key in a safetensors header that contains PEFT's settings, as diffusers writes it from version 0.34 on.
+const METADATA: &str = "lora_adapter_metadata";
 
 /// Remedy for adapters that do not fit.
 pub const OTHER_MODEL: &str = "use a LoRA that was trained for this model";
@@ -141,7 +141,8 @@ impl Halves {
         let rank = a[0];
         let scale = match self.alpha {
             Some(alpha) if alpha.numel() == 1 => {
-                alpha.to_kind(Kind::Double).reshape([1]).double_value(&[0]) / rank as f64
+                let alpha = alpha.to_kind(Kind::Double).reshape([1]).double_value(&[0]);
+                peft::checked_alpha(alpha).map_err(|reason| format!("has an alpha that {reason}"))? / rank as f64
             }
             Some(alpha) => return Err(format!("has an alpha of shape {:?}, which is not a number", alpha.size())),
             None => settings.scale(component, &module, rank)?,
@@ -227,6 +228,20 @@ pub fn targets<'a>(
         found.push((name, adapter));
     }
     Ok(found)
+}
+
+/// The tensors of adapters (`….lora_A.weight`, `….lora_B.weight`) for a file without settings: the second matrix is
+/// multiplied by `scale`.
+///
+/// Without settings, every version of diffusers uses alpha = rank. With settings in the header, 0.30 to 0.33 ignore them,
+/// and 0.34 to 0.39 refuse headers that lack any key of their own; with an alpha for each module, they read kohya's names
+/// only.
+pub fn with_scale_one(tensors: Vec<(String, Tensor)>, scale: f64) -> Vec<(String, Tensor)> {
+    let scaled = |(name, tensor): (String, Tensor)| {
+        let is_second = name.ends_with(".lora_B.weight") && scale.to_bits() != 1_f64.to_bits();
+        (name, if is_second { no_grad(|| tensor * scale) } else { tensor })
+    };
+    tensors.into_iter().map(scaled).collect()
 }
 
 /// Adds `strength · scale · up · down` of every adapter to the weights of `store`, in fp32, and stores the sum in the

@@ -163,6 +163,73 @@ fn a_peft_folder_has_its_settings_in_adapter_config_json() {
 }
 
 #[test]
+fn an_alpha_of_zero_or_without_a_finite_value_is_refused() {
+    for alpha in [0.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lora.safetensors");
+        let (down, up) = halves(SHAPES[0].1);
+        let alpha_tensor = Tensor::from(alpha).to_kind(Kind::Float);
+        let key = |end: &str| format!("lora_unet_{}.{end}", SHAPES[0].0.replace('.', "_"));
+        let named = [(key("lora_down.weight"), &down), (key("lora_up.weight"), &up), (key("alpha"), &alpha_tensor)];
+        write_safetensors(&path, &named, &std::collections::BTreeMap::new()).unwrap();
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains(&format!("`unet.{}` has an alpha that is {alpha}", SHAPES[0].0)), "{error}");
+    }
+    for (settings, named) in [
+        (r#"{"unet.r": 2, "unet.lora_alpha": 0}"#, "`lora_alpha` is 0"),
+        (r#"{"unet.r": 2, "unet.lora_alpha": -0.0}"#, "`lora_alpha` is -0"),
+        (r#"{"unet.r": 2, "unet.lora_alpha": 3, "unet.alpha_pattern": {"to_q": 0.0}}"#, "`alpha_pattern` has a number"),
+    ] {
+        let (_folder, path) = write(peft, false, &[(METADATA, settings.to_owned())]);
+        let error = read(&path).unwrap_err().to_string();
+        assert!(error.contains(named), "{error}");
+    }
+}
+
+/// The two files of a fine-tuning, and its file as earlier versions wrote it, change the weights alike.
+#[test]
+fn new_and_old_exports_have_the_same_scale() {
+    for (alpha, rank) in [(ALPHA, 2.0), (0.3, 2.0), (-5.0, 2.0), (2.0, 2.0)] {
+        let scale = alpha / rank;
+        let trained: Vec<(String, Tensor)> = SHAPES
+            .iter()
+            .filter(|(_, shape)| shape.len() == 2)
+            .flat_map(|(module, shape)| {
+                let (down, up) = halves(shape);
+                [(peft(module, LoraPart::Down), down), (peft(module, LoraPart::Up), up)]
+            })
+            .collect();
+        assert!(!trained.is_empty());
+        let before = trained.iter().map(|(name, tensor)| (name.clone(), tensor.copy())).collect::<Vec<_>>();
+        let old = format!(r#"{{"unet.r": 2, "unet.lora_alpha": {alpha}, "unet.peft_type": "LORA"}}"#);
+        let kohya = no_grad(|| kohya::tensors(&trained, alpha, false));
+        let share = |all: &[(String, Tensor)]| all.iter().map(|(n, t)| (n.clone(), t.shallow_clone())).collect::<Vec<_>>();
+        let files = [
+            (with_scale_one(share(&trained), scale), None),
+            (kohya, None),
+            (share(&trained), Some(old)),
+        ];
+        let folder = tempfile::tempdir().unwrap();
+        let mut changes: Vec<Vec<Tensor>> = Vec::new();
+        for (tensors, header) in files {
+            let path = folder.path().join("lora.safetensors");
+            let named: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+            let header = header.map(|text| (METADATA.to_owned(), text)).into_iter().collect();
+            write_safetensors(&path, &named, &header).unwrap();
+            let change = |adapter: &Adapter| adapter.up.matmul(&adapter.down) * adapter.scale;
+            changes.push(read(&path).unwrap().iter().map(change).collect());
+        }
+        for (one, others) in changes[0].iter().enumerate() {
+            for file in &changes[1..] {
+                let difference = (others - &file[one]).abs().max().double_value(&[]);
+                assert!(difference <= 1e-6 * others.abs().max().double_value(&[]), "{alpha}: {difference}");
+            }
+        }
+        assert!(trained.iter().zip(&before).all(|((_, now), (_, was))| now.equal(was)), "training goes on with these");
+    }
+}
+
+#[test]
 fn settings_in_a_header_are_applied_or_refused() {
     for (settings, scale) in [
         (r#"{"unet.r": 2, "unet.lora_alpha": 3, "unet.use_rslora": true}"#, Some(3.0 / 2_f64.sqrt())),
