@@ -248,7 +248,8 @@ mod tests {
         let all = |sets: &[&str]| combined(&sets.iter().map(|set| (*set).to_owned()).collect::<Vec<_>>());
         assert_eq!(all(&["a=1", "b=2 a=3", "c=4"]), "a=3 b=2 c=4");
         assert_eq!(all(&["a=1", "a=1"]), "a=1");
-        let offloaded = all(&["train.offload_optimizer=true", "train.offload_weights=true train.offload_optimizer=false"]);
+        let offloaded =
+            all(&["train.offload_optimizer=true", "train.offload_weights=true train.offload_optimizer=false"]);
         assert_eq!(offloaded, "train.offload_optimizer=false train.offload_weights=true");
     }
 }

@@ -203,12 +203,9 @@ fn new_and_old_exports_have_the_same_scale() {
         let before = trained.iter().map(|(name, tensor)| (name.clone(), tensor.copy())).collect::<Vec<_>>();
         let old = format!(r#"{{"unet.r": 2, "unet.lora_alpha": {alpha}, "unet.peft_type": "LORA"}}"#);
         let kohya = no_grad(|| kohya::tensors(&trained, alpha, false));
-        let share = |all: &[(String, Tensor)]| all.iter().map(|(n, t)| (n.clone(), t.shallow_clone())).collect::<Vec<_>>();
-        let files = [
-            (with_scale_one(share(&trained), scale), None),
-            (kohya, None),
-            (share(&trained), Some(old)),
-        ];
+        let share =
+            |all: &[(String, Tensor)]| all.iter().map(|(n, t)| (n.clone(), t.shallow_clone())).collect::<Vec<_>>();
+        let files = [(with_scale_one(share(&trained), scale), None), (kohya, None), (share(&trained), Some(old))];
         let folder = tempfile::tempdir().unwrap();
         let mut changes: Vec<Vec<Tensor>> = Vec::new();
         for (tensors, header) in files {
