@@ -267,8 +267,10 @@ impl Generation<'_> {
                 augment.as_object_mut().expect("an object").remove(key);
             }
         }
+        // earlier versions repainted a rim around new lesions too
+        let format = if matches!(self.config.mode, Mode::EditLesion | Mode::InsertLesion) { 2 } else { 1 };
         let now = json!({
-            "format": 1,
+            "format": format,
             "augment": augment,
             "filter": self.thresholds,
             "filters": self.filters,
@@ -292,7 +294,10 @@ impl Generation<'_> {
         }
         let side = side_of(self.config)?;
         let survey = |(class, images): (&str, Vec<(&Path, &Path)>)| {
-            Ok((class.to_owned(), survey::measure(&images, side, self.thresholds, self.config.seed)?))
+            Ok((
+                class.to_owned(),
+                survey::measure(&images, (side, self.config.mode), self.thresholds, self.config.seed)?,
+            ))
         };
         classes.into_iter().map(survey).collect()
     }
@@ -326,7 +331,7 @@ impl Generation<'_> {
             let Some(&last) = round.last().and_then(|batch| batch.last()) else { return Ok(()) };
             let started = Instant::now();
             let own = round.get(ranks.rank());
-            let own = own.map(|indices| self.render(work, networks, indices, (export.as_deref(), state))).transpose();
+            let own = own.map(|indices| self.render(work, networks, indices, (export.is_some(), state))).transpose();
             let is_too_large = matches!(&own, Err(Error::OutOfMemory { .. })) && round[0].len() > 1;
             if ranks.any(is_too_large)? {
                 state.batch = (round[0].len() / 2).max(1);
@@ -338,6 +343,7 @@ impl Generation<'_> {
             }
             let (mut prepared, mut images) = ranks.agree_on(own)?.unzip();
             state.seconds += started.elapsed().as_secs_f64();
+            let is_first = state.sampled == 0;
             next = last + 1;
             written = Ok(());
             for (from, indices) in round.iter().enumerate() {
@@ -351,6 +357,13 @@ impl Generation<'_> {
                     written = known
                         .map_or_else(|| work.prepare_all(indices), Ok)
                         .and_then(|prepared| self.keep(work, &prepared, &images, export, state));
+                }
+            }
+            if let Some(export) = export.as_deref().filter(|_| is_first) {
+                let pairs = state.num_pairs - export.journal().done().len();
+                let num_batches = pairs.div_ceil(state.batch * ranks.size());
+                if let Some(text) = estimate::remaining(started.elapsed(), num_batches) {
+                    self.observer.on(&Event::Note(text));
                 }
             }
         }
@@ -376,11 +389,13 @@ impl Generation<'_> {
         work: &Work,
         networks: &Networks,
         indices: &[usize],
-        (export, state): (Option<&Export>, &GenerationState),
+        (writes, state): (bool, &GenerationState),
     ) -> Result<(Vec<PreparedPair>, Tensor)> {
         let prepared = work.prepare_all(indices)?;
         let batch = guard::guard(|| Ok(self.tensors(work, networks.generator, &prepared)))?;
-        let mut estimate = export.map(|export| self.estimate(export, state));
+        // GPU work is asynchronous, so its steps cannot be timed here
+        let is_timed = state.sampled == 0 && self.device == Device::Cpu;
+        let mut estimate = writes.then(|| Estimate::new(self.observer, self.config.num_steps(), is_timed));
         let images = networks.generator.sample(&batch, networks.embeddings, || {
             if let Some(estimate) = &mut estimate {
                 estimate.step();
@@ -421,14 +436,6 @@ impl Generation<'_> {
             self.preview(state, prepared, image, decision)?;
         }
         Ok(())
-    }
-
-    /// Predicts the remaining time from the first batch.
-    fn estimate(&self, export: &Export, state: &GenerationState) -> Estimate<'_> {
-        let left = (state.num_pairs - export.journal().done().len()).div_ceil(state.batch * self.ranks.size());
-        // GPU work is asynchronous, so its steps cannot be timed here
-        let is_timed = state.sampled == 0 && self.device == Device::Cpu;
-        Estimate::new(self.observer, self.config.num_steps(), if is_timed { left } else { 0 })
     }
 
     fn tensors(&self, work: &Work, generator: &Generator, prepared: &[PreparedPair]) -> Batch {

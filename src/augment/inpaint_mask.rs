@@ -63,6 +63,9 @@ impl Default for InpaintMaskOptions {
     }
 }
 
+/// Longest ramp inside a new lesion, in model pixels.
+const LESION_RAMP_PX: f64 = 4.0;
+
 /// Widest rim that [`InpaintMask::around`] repaints around a new lesion, in model pixels.
 pub const AROUND_MAX_PX: f64 = 16.0;
 
@@ -90,6 +93,10 @@ pub struct InpaintMask {
     pub ramp_px: f64,
     /// Rule for latent cells on the border.
     pub side: Side,
+    /// The only pixels that [`paste_exact`] changes: the mask of a new lesion. The generator repaints a rim around it too,
+    /// so that the lesion fits its surroundings; those pixels stay the original's, because a lesion beyond its label
+    /// would make the label wrong. `None`: all pixels that are not preserved change.
+    pub target: Option<GrayImage>,
 }
 
 impl InpaintMask {
@@ -130,11 +137,12 @@ impl InpaintMask {
         let ramp_px = ramp.clamp(1.0, rim_px);
         let allowed = decoy::AllowedArea { to_label: &to_label, field, clear_px: rim_px + 2.0 * ramp_px, options };
         let decoys = decoy::add(&mut preserved, &within(rim_px), &allowed, rng);
-        Ok(Self { label, preserved, decoys, rim_px, ramp_px, side: Side::Preserved })
+        Ok(Self { label, preserved, decoys, rim_px, ramp_px, side: Side::Preserved, target: None })
     }
 
-    /// Repaints a lesion and its immediate surroundings, and preserves the rest. The repainted area is `source_mask`
-    /// dilated by 8-16 model pixels; the ramp lies outside of it. No pixel belongs to a preserved label.
+    /// Repaints a lesion. The generator repaints `source_mask` dilated by 8-16 model pixels, and only pixels of `source_mask`
+    /// are pasted. The ramp lies inside of it, and is at most a quarter as long as the mask is deep. No pixel belongs to a
+    /// preserved label.
     ///
     /// # Errors
     /// [`crate::Error::Shape`] when `source_mask` and `frame` differ in size.
@@ -142,12 +150,21 @@ impl InpaintMask {
         frame.check("source mask", source_mask.dimensions())?;
         let unit = frame.pixels_per_model_pixel();
         let rim_px = (rng.random_range(8.0..=AROUND_MAX_PX) * unit).max(1.0);
-        let repaint = dilate(&foreground(source_mask), rim_px);
+        let target = foreground(source_mask);
+        let repaint = dilate(&target, rim_px);
+        let deepest = squared_distances(&target, false).into_iter().max().map_or(0.0, |depth| f64::from(depth).sqrt());
+        let ramp_px = (deepest / 4.0).min(LESION_RAMP_PX * unit).max(1.0);
         let mut preserved = repaint;
         preserved.iter_mut().for_each(|value| *value = 255 - *value);
         let (width, height) = preserved.dimensions();
         let label = GrayImage::new(width, height);
-        Ok(Self { label, preserved, decoys: Vec::new(), rim_px, ramp_px: rim_px, side: Side::Repainted })
+        let (decoys, side, target) = (Vec::new(), Side::Repainted, Some(target));
+        Ok(Self { label, preserved, decoys, rim_px, ramp_px, side, target })
+    }
+
+    /// The region inside which the ramp between original and generated pixels lies, along its border.
+    pub fn ramp_region(&self) -> &GrayImage {
+        self.target.as_ref().unwrap_or(&self.preserved)
     }
 
     /// The mask of the latent cells: 1 = repaint, 0 = preserve; `[S/8, S/8]` row by row for a frame of side S.

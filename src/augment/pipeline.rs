@@ -187,6 +187,22 @@ pub struct Batch {
     pub prompts: Vec<PromptPair>,
 }
 
+/// The sampler of a generation.
+///
+/// # Errors
+/// [`Error::Config`] for a noise schedule or a number of steps that the sampler does not support.
+pub fn sampler(pipeline_config: &PipelineConfig, config: &AugmentConfig) -> Result<Sampler> {
+    let mut scheduler = pipeline_config.scheduler.clone();
+    let kind = match config.sampler.kind() {
+        Some((kind, karras)) => {
+            scheduler.use_karras_sigmas = karras;
+            kind
+        }
+        None => pipeline_config.sampler,
+    };
+    Sampler::new(kind, &scheduler, config.steps)
+}
+
 /// UNet, autoencoder and optional ControlNet, ready to generate images.
 pub struct Generator {
     pipeline_config: PipelineConfig,
@@ -255,15 +271,7 @@ impl Generator {
         placement: Placement,
         adapters: &[(Vec<Adapter>, f64)],
     ) -> Result<Self> {
-        let mut scheduler = pipeline_config.scheduler.clone();
-        let kind = match config.sampler.kind() {
-            Some((kind, karras)) => {
-                scheduler.use_karras_sigmas = karras;
-                kind
-            }
-            None => pipeline_config.sampler,
-        };
-        let sampler = Sampler::new(kind, &scheduler, config.steps)?;
+        let sampler = sampler(pipeline_config, config)?;
         let vae_kind = vae_kind(pipeline_config, placement.kind);
         let (vae, vae_store) = placement.network(pipeline_config, Part::Vae, (vae_kind, Role::Frozen), |scope| {
             Vae::new(scope, &pipeline_config.vae)

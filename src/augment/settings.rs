@@ -52,7 +52,8 @@ settings! {
         /// Pixels of the preserved region: `exact` (the source's, byte for byte) or `vae` (the autoencoder's: one
         /// texture everywhere).
         paste: Paste = Paste::Exact, results(Changes), resume(Fixed);
-        /// Sampler; `model` = the one that the model's scheduler file names.
+        /// Sampler; `model` = the one that the model's scheduler file names, or the nearest of these: `ddim` for PNDM and
+        /// DDPM, `euler` for all others.
         sampler: SamplerChoice = SamplerChoice::Model, results(Changes), resume(Fixed);
         /// Images generated at once. The batch is halved when memory runs out.
         batch: usize = 1, results(Rounding), resume(Fixed), range(1.0..), memory("activations grow with it"),
@@ -81,7 +82,7 @@ settings! {
 pub enum Mode {
     /// The lesion stays, pixel by pixel; the background is made new. The label is exact.
     KeepLesion,
-    /// The background stays; the lesion is made new inside its own mask.
+    /// The background stays; the lesion is made new inside its own mask, and no pixel outside of it changes.
     EditLesion,
     /// A lesion is made at a new place, with the mask of another image of the class.
     InsertLesion,
@@ -174,7 +175,7 @@ impl<'a> GeneratorSettings<'a> {
 /// Which sampler runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum SamplerChoice {
-    /// The one that the model's `scheduler_config.json` names.
+    /// The one that the model's `scheduler_config.json` names, or the nearest one.
     #[serde(rename = "model")]
     Model,
     /// Euler (Karras et al. 2022, algorithm 2 without noise).

@@ -2,11 +2,13 @@
 
 use super::weight_files;
 use crate::Result;
+use crate::augment::pipeline;
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::settings::{GeneratorSettings, Mode, PredictionChoice, RANDOM};
 use crate::augment::single_file;
 use crate::config::{AugmentRun, FinetuneRun};
 use crate::hub::{Files, Need};
+use crate::models::diffusion::sampler::Sampler;
 use crate::models::diffusion::single_file::SingleFile;
 use crate::runtime::Runtime;
 use std::path::Path;
@@ -22,7 +24,10 @@ pub fn to_generate(run: &AugmentRun, runtime: &Runtime) -> Result<PipelineConfig
         let wanted = !config.controlnet.is_empty() || config.mode == Mode::MaskToImage;
         return PipelineConfig::random(size, wanted);
     }
-    open(&config.generator(), Use::Weights, runtime)
+    let pipeline_config = open(&config.generator(), Use::Weights, runtime)?;
+    // a schedule that cannot be followed is refused before anything is loaded
+    pipeline::sampler(&pipeline_config, config)?;
+    Ok(pipeline_config)
 }
 
 /// The pipeline config for a plan: read from local files, or guessed from the name of a hub model.
@@ -46,7 +51,11 @@ pub fn to_finetune(run: &FinetuneRun, runtime: &Runtime) -> Result<PipelineConfi
     if config.is_random() {
         return run.planned_pipeline_config();
     }
-    open(&config.generator(), Use::Weights, runtime)
+    let pipeline_config = open(&config.generator(), Use::Weights, runtime)?;
+    if config.samples > 0 {
+        Sampler::new(pipeline_config.sampler, &pipeline_config.scheduler, config.sample_steps)?;
+    }
+    Ok(pipeline_config)
 }
 
 /// As [`planned`], for a generator that is fine-tuned.

@@ -90,7 +90,8 @@ pub struct Record {
     pub source_mask: Option<String>,
     /// How the source mask was transformed.
     pub mask_transform: Option<MaskTransform>,
-    /// Width of the preserved rim in pixels of the image.
+    /// Width of the preserved rim of `keep_lesion` in pixels of the image. 0 in other modes; in pairs of earlier versions,
+    /// width of the rim around a new lesion that was repainted.
     pub rim_px: f64,
     /// Boxes of the decoy regions in pixels, both ends included: left, top, right, bottom.
     pub decoys: Vec<[u32; 4]>,

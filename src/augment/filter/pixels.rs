@@ -60,14 +60,14 @@ const SEAM_SAMPLES: usize = 4000;
 /// Distance beyond both ends of the ramp over which the seam is measured, in pixels.
 const SEAM_MARGIN: f64 = 2.0;
 
-/// Measures the seam of a pasted image along the border of the preserved region. On a real image with the same
+/// Measures the seam of a pasted image along the border of the preserved region, or of a new lesion. On a real image with the same
 /// inpainting mask it gives the value of natural edges. `None` without a border, or for an image of another size.
 pub fn seam(image: &RgbImage, inpaint_mask: &InpaintMask) -> Option<Seam> {
     if image.dimensions() != inpaint_mask.preserved.dimensions() {
         return None;
     }
-    let (inside, outside) =
-        (squared_distances(&inpaint_mask.preserved, false), squared_distances(&inpaint_mask.preserved, true));
+    let region = inpaint_mask.ramp_region();
+    let (inside, outside) = (squared_distances(region, false), squared_distances(region, true));
     // Positive inside; 0 lies between the two pixels of the border.
     #[expect(clippy::cast_possible_truncation, reason = "distances within an image")]
     let depth: Vec<f32> = inside
@@ -182,8 +182,8 @@ impl Thumbnail {
 /// Fraction of each thumbnail cell that is repainted. Preserved pixels are the source's own, so they do not show a
 /// copy.
 pub fn repaint_weights(inpaint_mask: &InpaintMask) -> Vec<f32> {
-    let repainted: Vec<f32> =
-        inpaint_mask.preserved.iter().map(|&preserved| if preserved > 0 { 0.0 } else { 1.0 }).collect();
+    let is_new = inpaint_mask.ramp_region().iter().map(|value| (*value > 0) == inpaint_mask.target.is_some());
+    let repainted: Vec<f32> = is_new.map(|is_new| if is_new { 1.0 } else { 0.0 }).collect();
     cell_means(&repainted, inpaint_mask.preserved.dimensions())
 }
 

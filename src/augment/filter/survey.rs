@@ -4,6 +4,7 @@ use super::pixels::{RealStatistics, Seam, Thumbnail, full_weights, median_inside
 use super::{Spread, Thresholds};
 use crate::Result;
 use crate::augment::inpaint_mask::{Frame, InpaintMask, InpaintMaskOptions};
+use crate::augment::settings::Mode;
 use crate::data::decode;
 use crate::data::image::foreground;
 use crate::metrics::order::quantile;
@@ -15,17 +16,26 @@ use std::path::Path;
 const LEAST: usize = 8;
 
 /// Measures the images of one class, given as (image, mask) pairs: median brightness of lesions, seams where pairs
-/// would have them, thumbnails. `side` is the side of the generator's square.
+/// would have them (for a `mode` that makes new lesions: at the borders of the real lesions), thumbnails. `side` is the side
+/// of the generator's square.
 ///
 /// # Errors
 /// [`crate::Error::Data`] for a file that cannot be read; [`crate::Error::Shape`] when image and mask differ in size.
-pub fn measure(images: &[(&Path, &Path)], side: u32, thresholds: &Thresholds, seed: u64) -> Result<RealStatistics> {
+pub fn measure(
+    images: &[(&Path, &Path)],
+    (side, mode): (u32, Mode),
+    thresholds: &Thresholds,
+    seed: u64,
+) -> Result<RealStatistics> {
     let one = |(number, (image, mask)): (usize, &(&Path, &Path))| -> Result<(Option<f64>, Option<Seam>, Thumbnail)> {
         let image = decode::image(image)?.to_rgb8();
         let label = foreground(&decode::mask(mask)?);
         let frame = Frame::new(image.dimensions(), side)?;
         let mut rng = rng::stream(seed, "survey", &[number as u64]);
-        let inpaint_mask = InpaintMask::draw(&label, None, &frame, &InpaintMaskOptions::default(), &mut rng)?;
+        let inpaint_mask = match mode {
+            Mode::EditLesion | Mode::InsertLesion => InpaintMask::around(&label, &frame, &mut rng)?,
+            _ => InpaintMask::draw(&label, None, &frame, &InpaintMaskOptions::default(), &mut rng)?,
+        };
         Ok((median_inside(&image, &label), seam(&image, &inpaint_mask), Thumbnail::of(&image)))
     };
     let measured: Vec<_> = images.par_iter().enumerate().map(one).collect::<Result<_>>()?;
@@ -64,7 +74,8 @@ mod tests {
         };
         let images: Vec<PathBuf> = (0..8).map(image).collect();
         let pairs: Vec<(&Path, &Path)> = images.iter().map(|image| (image.as_path(), mask.as_path())).collect();
-        let measured = |count: usize| measure(&pairs[..count], 256, &Thresholds::default(), 1).unwrap();
+        let measured =
+            |count: usize| measure(&pairs[..count], (256, Mode::KeepLesion), &Thresholds::default(), 1).unwrap();
         assert_eq!(measured(7).similarity_max, None);
         let all = measured(8);
         assert!(all.similarity_max.is_some_and(f64::is_finite), "{:?}", all.similarity_max);

@@ -193,7 +193,7 @@ impl Work<'_> {
                 .unwrap_or_default(),
             source_mask: prepared.source_mask.as_ref().map(|placed| placed.source_mask.clone()),
             mask_transform: prepared.source_mask.as_ref().map(|placed| placed.transform),
-            rim_px: inpaint_mask.map_or(0.0, |inpaint_mask| inpaint_mask.rim_px),
+            rim_px: inpaint_mask.filter(|mask| mask.target.is_none()).map_or(0.0, |mask| mask.rim_px),
             decoys: boxes.unwrap_or_default(),
             texts: prepared.texts.clone(),
             scores: decision.scores.clone(),

@@ -91,7 +91,8 @@ pub fn is_grey(image: &RgbImage) -> bool {
 }
 
 /// The original where it is preserved and the generated image elsewhere, with a cosine ramp inside the preserved
-/// region.
+/// region. With a [`target`](InpaintMask::target): the generated image inside the target, with a ramp inside of it, and the
+/// original everywhere else.
 ///
 /// A pixel of the label equals the original bit for bit, and so does every preserved pixel deeper than the ramp. The
 /// ramp starts at the border of the preserved region; the image's edge is not such a border. The result of a grey
@@ -103,10 +104,15 @@ pub fn paste_exact(original: &RgbImage, generated: &RgbImage, inpaint_mask: &Inp
     same_size(original, generated, &inpaint_mask.preserved)?;
     let mut out = paste_vae(original, generated);
     // 0 on repainted pixels, at least 1 on preserved ones.
-    let depths = squared_distances(&inpaint_mask.preserved, false);
+    let depths = squared_distances(inpaint_mask.ramp_region(), false);
     let masks = depths.iter().zip(inpaint_mask.label.iter());
     for ((pixel, original), (&depth, &label)) in out.pixels_mut().zip(original.pixels()).zip(masks) {
-        let weight = if label > 0 { 1.0 } else { original_weight(depth, inpaint_mask.ramp_px) };
+        let inside = original_weight(depth, inpaint_mask.ramp_px);
+        let weight = match &inpaint_mask.target {
+            _ if label > 0 => 1.0,
+            Some(_) => 1.0 - inside,
+            None => inside,
+        };
         if weight >= 1.0 {
             *pixel = *original;
         } else if weight > 0.0 {
@@ -131,7 +137,7 @@ pub fn paste_vae(original: &RgbImage, generated: &RgbImage) -> RgbImage {
     out
 }
 
-/// Weight of the original at a squared depth inside the preserved region: 0 outside, half a cosine wave, 1 from
+/// Weight of the preserved original (of the generated image with a target) at a squared depth inside its region: 0 outside, half a cosine wave, 1 from
 /// `ramp_px` on.
 pub(super) fn original_weight(squared_depth: u32, ramp_px: f64) -> f64 {
     if squared_depth == u32::MAX {

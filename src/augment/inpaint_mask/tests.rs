@@ -159,6 +159,7 @@ fn latent_cells_of_preserved_pixels_and_their_neighbours_are_preserved() {
         rim_px: 1.0,
         ramp_px: 1.0,
         side: Side::Preserved,
+        target: None,
     };
     let cells = inpaint_mask.latent_mask(&frame).unwrap();
     for (at, &cell) in cells.iter().enumerate() {
@@ -184,6 +185,7 @@ fn a_thin_label_of_a_large_image_is_preserved_in_the_latents() {
         rim_px: 1.0,
         ramp_px: 1.0,
         side: Side::Preserved,
+        target: None,
     };
     let cells = inpaint_mask.latent_mask(&frame).unwrap();
     // 501 * 0.064 = 32.06: column 4 of 8; rows 13..51 are the image's.
@@ -207,6 +209,48 @@ fn around_repaints_the_lesion_and_a_margin_only() {
     assert_eq!(pasted.get_pixel(50, 60), generated.get_pixel(50, 60));
     assert_eq!(pasted.get_pixel(100, 100), original.get_pixel(100, 100));
     assert_eq!(inpaint_mask.latent_mask(&frame).unwrap()[(60 / 8) * 16 + 50 / 8], 1.0);
+}
+
+/// The label of a new lesion is exactly where pixels changed: nothing outside changes, and inside the new pixels fade into
+/// the source's at the border only.
+#[test]
+fn a_new_lesion_changes_no_pixel_outside_its_mask() {
+    let near = |x: u32, y: u32, (u, v): (u32, u32), r: u32| x.abs_diff(u).pow(2) + y.abs_diff(v).pow(2) < r * r;
+    let masks: [(&str, GrayImage, u32); 8] = [
+        ("a disc", mask(131, 97, |x, y| near(x, y, (50, 40), 12)), 128),
+        ("a large image", mask(700, 500, |x, y| near(x, y, (300, 250), 90)), 128),
+        ("two spots", mask(131, 97, |x, y| near(x, y, (30, 40), 9) || near(x, y, (44, 40), 4)), 128),
+        ("a line of one pixel", mask(131, 97, |x, _| x == 60), 256),
+        ("one pixel", mask(131, 97, |x, y| (x, y) == (7, 90)), 128),
+        ("at the edge", mask(131, 97, |x, y| x < 20 && y > 80), 128),
+        ("everything", mask(40, 30, |_, _| true), 64),
+        ("nothing", mask(40, 30, |_, _| false), 64),
+    ];
+    for (what, source_mask, side) in masks {
+        let (width, height) = source_mask.dimensions();
+        let frame = Frame::new((width, height), side).unwrap();
+        let depths = squared_distances(&source_mask, false);
+        for seed in 0..4 {
+            let inpaint_mask = InpaintMask::around(&source_mask, &frame, &mut rng(seed)).unwrap();
+            let (original, generated) = (noise(width, height, 1), noise(width, height, 2));
+            let pasted = paste_exact(&original, &generated, &inpaint_mask).unwrap();
+            let (mut whole, mut inside) = (0, 0);
+            for (at, ((pasted, original), generated)) in
+                pasted.pixels().zip(original.pixels()).zip(generated.pixels()).enumerate()
+            {
+                if source_mask.as_raw()[at] == 0 {
+                    assert_eq!(pasted, original, "{what}: pixel {at} is outside");
+                } else {
+                    inside += 1;
+                    if f64::from(depths[at]).sqrt() >= inpaint_mask.ramp_px {
+                        assert_eq!(pasted, generated, "{what}: pixel {at} is inside");
+                        whole += 1;
+                    }
+                }
+            }
+            assert!(2 * whole >= inside, "{what}: only {whole} of {inside} pixels are new");
+        }
+    }
 }
 
 #[test]

@@ -76,7 +76,9 @@ impl Sampler {
     /// [`Error::Config`] if `steps` is 0 or more than the training steps allow, or if the config has an unsupported
     /// option that changes the results of this sampler.
     pub fn new(kind: SamplerKind, config: &SchedulerConfig, steps: usize) -> Result<Self> {
-        config.check_others(kind)?;
+        config
+            .check_others(Some(kind))
+            .map_err(|reason| Error::config("scheduler_config", reason, "choose another sampler, or another model"))?;
         let train = config.num_train_timesteps;
         let spacing = config.timestep_spacing.unwrap_or(match kind {
             SamplerKind::Ddim => TimestepSpacing::Leading,

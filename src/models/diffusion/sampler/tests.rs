@@ -171,19 +171,49 @@ fn an_unsupported_option_is_an_error_with_its_name() {
         (r#"{"_class_name": "FlowMatchEulerDiscreteScheduler"}"#, "FlowMatch"),
         (r#"{"rescale_betas_zero_snr": true}"#, "v_prediction"),
         (r#"{"beta_end": 2}"#, "beta_end"),
+        (r#"{"beta_start": "0.1"}"#, "`beta_start` is \"0.1\""),
+        (r#"{"beta_schedule": "sigmoid"}"#, "`beta_schedule` is \"sigmoid\""),
+        (r#"{"timestep_spacing": 3}"#, "`timestep_spacing` is 3"),
+        (r#"{"num_train_timesteps": 1}"#, "num_train_timesteps"),
+        (r#"{"num_train_timesteps": 100000000000}"#, "num_train_timesteps"),
+        (r#"{"num_train_timesteps": -1000}"#, "`num_train_timesteps` is -1000"),
+        (r#"{"_class_name": "EDMEulerScheduler"}"#, "EDMEuler"),
+        (r#"{"_class_name": "LCMScheduler"}"#, "LCMScheduler"),
+        (r#"{"_class_name": "CogVideoXDDIMScheduler"}"#, "CogVideoX"),
+        // what changes the training, or every sampler
+        (r#"{"trained_betas": [0.1]}"#, "`trained_betas` is [0.1]"),
+        (r#"{"snr_shift_scale": 3.0}"#, "`snr_shift_scale` is 3.0"),
+        (r#"{"thresholding": true}"#, "`thresholding` is true"),
+        (r#"{"variance_type": "learned_range"}"#, "`variance_type`"),
+        (r#"{"use_flow_sigmas": true}"#, "`use_flow_sigmas`"),
+        (r#"{"final_sigmas_type": "sigma_min"}"#, "`final_sigmas_type`"),
+        (r#"{"sigma_max": 80.0}"#, "`sigma_max`"),
+        (r#"{"use_new_sigmas": true}"#, "`use_new_sigmas` is true, and this program does not know"),
+        (r#"{"new_factor": 1.5}"#, "`new_factor` is 1.5"),
         ("[]", "object"),
     ] {
         let reason = SchedulerConfig::parse(text).unwrap_err();
         assert!(reason.contains(word), "{reason}");
     }
     for (text, kind, unsupported) in [
-        (r#"{"trained_betas": [0.1]}"#, SamplerKind::Euler, true),
         (r#"{"clip_sample": true}"#, SamplerKind::Ddim, true),
         (r#"{"clip_sample": true}"#, SamplerKind::Euler, false),
         (r#"{"solver_order": 3}"#, SamplerKind::DpmPlusPlus2M, true),
         (r#"{"solver_order": 3}"#, SamplerKind::Euler, false),
         (r#"{"interpolation_type": "log_linear"}"#, SamplerKind::Euler, true),
-        (r#"{"final_sigmas_type": "sigma_min"}"#, SamplerKind::DpmPlusPlus2M, true),
+        (r#"{"timestep_type": "continuous"}"#, SamplerKind::Euler, true),
+        (r#"{"use_lu_lambdas": true}"#, SamplerKind::DpmPlusPlus2M, true),
+        (r#"{"algorithm_type": "sde-dpmsolver++"}"#, SamplerKind::DpmPlusPlus2M, true),
+        (r#"{"algorithm_type": "sde-dpmsolver++"}"#, SamplerKind::Ddim, false),
+        (r#"{"solver_type": "bh2", "algorithm_type": "deis"}"#, SamplerKind::DpmPlusPlus2M, false),
+        (r#"{"solver_type": "heun"}"#, SamplerKind::DpmPlusPlus2M, true),
+        (r#"{"lambda_min_clipped": -5.1}"#, SamplerKind::DpmPlusPlus2M, true),
+        (r#"{"variance_type": "fixed_small"}"#, SamplerKind::DpmPlusPlus2M, false),
+        (
+            r#"{"skip_prk_steps": false, "use_new_sigmas": false, "lower_order_final": false}"#,
+            SamplerKind::Euler,
+            false,
+        ),
     ] {
         let config = SchedulerConfig::parse(text).unwrap();
         assert_eq!(Sampler::new(kind, &config, 10).is_err(), unsupported, "{text} {kind}");
