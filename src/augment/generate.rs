@@ -12,8 +12,9 @@ use super::export::{self, Export, LoraUse, MaskSource};
 use super::filter::pixels::RealStatistics;
 use super::filter::sheet::SheetPair;
 use super::filter::{Decision, Thresholds, survey};
+use super::inputs::Inputs;
 use super::mask_bank::MaskBank;
-use super::pipeline::{Batch, Embedding, Generator, Placement, PromptPair, encode_prompts, tokenize};
+use super::pipeline::{Batch, Embedding, Generator, Placement, PromptPair, TextIds, encode_prompts, tokenize};
 use super::pipeline_config::PipelineConfig;
 use super::prompt::Prompts;
 use super::saved_settings::same_settings;
@@ -25,7 +26,7 @@ use crate::models::diffusion::lora::Adapter;
 use crate::tensor::weights::sha256;
 use crate::tensor::{Device, Kind, Tensor, dims, guard, ledger};
 use crate::trainer::Ranks;
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 use image::RgbImage;
 use rayon::prelude::*;
 use serde_json::json;
@@ -172,9 +173,10 @@ impl Generation<'_> {
         let sources = sources(self.manifest, self.limit)?;
         let texts = self.texts()?;
         let model_sha256 = self.pipeline_config.digest()?;
+        let ids = tokenize(self.pipeline_config, &texts.texts, "prompts", self.observer)?;
         let open = || {
             let export = Export::open(self.out)?;
-            self.check_settings(&sources, &texts, &model_sha256)?;
+            self.check_settings(&sources, (&texts, &ids), &model_sha256)?;
             Ok(export)
         };
         let mut export = self.ranks.agree_on(self.ranks.is_main().then(open).transpose())?;
@@ -189,7 +191,7 @@ impl Generation<'_> {
             preview: Vec::new(),
         };
         if self.ranks.any(export.as_ref().is_some_and(is_missing))? {
-            self.make(&sources, &texts, model_sha256, export.as_mut(), &mut state)?;
+            self.make(&sources, (&texts, &ids), model_sha256, export.as_mut(), &mut state)?;
         }
         let Some(export) = export else { return Ok(None) };
         let rows = export.write_annotations()?;
@@ -213,13 +215,14 @@ impl Generation<'_> {
     fn make(
         &self,
         sources: &[SourceImage],
-        texts: &PromptTexts,
+        (texts, ids): (&PromptTexts, &TextIds),
         model_sha256: String,
         mut export: Option<&mut Export>,
         state: &mut GenerationState,
     ) -> Result<()> {
         let real = if self.ranks.is_main() { self.survey(sources)? } else { HashMap::new() };
-        let embeddings = self.embeddings(texts)?;
+        let empty: Vec<bool> = texts.texts.iter().map(String::is_empty).collect();
+        let embeddings = encode_prompts(self.pipeline_config, self.placement(), ids, &empty, self.adapters)?;
         self.observer.on(&Event::Note(format!("loading the generator ({})", self.pipeline_config.family())));
         let generator = Generator::load(self.pipeline_config, self.config, self.placement(), self.adapters)?;
         let side = side_of(self.config)?;
@@ -257,7 +260,12 @@ impl Generation<'_> {
     }
 
     /// Writes the settings at the first run. Later runs fail when their settings differ.
-    fn check_settings(&self, sources: &[SourceImage], texts: &PromptTexts, model_sha256: &str) -> Result<()> {
+    fn check_settings(
+        &self,
+        sources: &[SourceImage],
+        (texts, ids): (&PromptTexts, &TextIds),
+        model_sha256: &str,
+    ) -> Result<()> {
         let preview_free = AugmentConfig { preview_every: 0, ..self.config.clone() };
         let mut augment = serde_json::to_value(preview_free).expect("plain values serialise");
         // folders of earlier versions do not have these settings
@@ -269,7 +277,7 @@ impl Generation<'_> {
         }
         // earlier versions repainted a rim around new lesions too
         let format = if matches!(self.config.mode, Mode::EditLesion | Mode::InsertLesion) { 2 } else { 1 };
-        let now = json!({
+        let mut now = json!({
             "format": format,
             "augment": augment,
             "filter": self.thresholds,
@@ -280,7 +288,25 @@ impl Generation<'_> {
             "sources": sources.len(),
             "rows_sha256": rows_sha256(sources, &texts.texts),
         });
-        same_settings(&self.out.join(SETTINGS), &now, "--out", "pairs")
+        let path = self.out.join(SETTINGS);
+        let saved = files::read(&path, files::MAX_TEXT).ok();
+        let saved = saved.and_then(|text| serde_json::from_slice::<serde_json::Value>(&text).ok());
+        if saved.is_none_or(|saved| saved.get("inputs").is_some()) {
+            now["inputs"] = self.inputs(sources, ids)?;
+        }
+        same_settings(&path, &now, "--out", "pairs")
+    }
+
+    /// What the pairs depend on besides settings, rows, images and weights.
+    fn inputs(&self, sources: &[SourceImage], ids: &TextIds) -> Result<serde_json::Value> {
+        let mut inputs = Inputs::of_generator(self.pipeline_config, &[]);
+        inputs.add("the tokenizer", format!("{ids:?}"));
+        let masks = sources
+            .par_iter()
+            .flat_map_iter(|source| std::iter::once(source.mask).chain(source.companions.iter().copied()));
+        let masks: Vec<String> = masks.map(sha256).collect::<Result<_>>()?;
+        inputs.add("the masks", masks.concat());
+        Ok(inputs.to_json())
     }
 
     /// Statistics of the real images, by class.
@@ -300,12 +326,6 @@ impl Generation<'_> {
             ))
         };
         classes.into_iter().map(survey).collect()
-    }
-
-    fn embeddings(&self, texts: &PromptTexts) -> Result<Vec<Embedding>> {
-        let ids = tokenize(self.pipeline_config, &texts.texts, "prompts", self.observer)?;
-        let empty: Vec<bool> = texts.texts.iter().map(String::is_empty).collect();
-        encode_prompts(self.pipeline_config, self.placement(), &ids, &empty, self.adapters)
     }
 
     /// Generates the batches, one for each process at a time. The first process, which has the `export`, says which.

@@ -12,6 +12,7 @@ pub mod filter;
 pub mod finetune;
 pub mod generate;
 pub mod inpaint_mask;
+pub mod inputs;
 pub mod mask_bank;
 pub mod neighbours;
 pub mod pipeline;

@@ -264,14 +264,27 @@ impl PipelineConfig {
     /// # Errors
     /// [`Error::Io`].
     pub fn digest(&self) -> Result<String> {
+        Ok(self.weight_digests()?.pop().map_or_else(|| RANDOM_DIGEST.into(), |(_, hash)| hash))
+    }
+
+    /// Each weight file (its folder and name) with the SHA-256 over it and the files before it; all are read once. Empty for
+    /// random weights.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn weight_digests(&self) -> Result<Vec<(String, String)>> {
         if self.is_random() && self.fine_tuned.is_empty() {
-            return Ok(RANDOM_DIGEST.into());
+            return Ok(Vec::new());
         }
         let mut hash = Sha256::new();
+        let mut all = Vec::new();
         for file in self.all_files()? {
             digest_file(&file, &mut hash)?;
+            let parts: Vec<_> = file.iter().rev().take(2).map(|part| part.to_string_lossy()).collect();
+            let name = parts.into_iter().rev().collect::<Vec<_>>().join("/");
+            all.push((name, format!("{:x}", hash.clone().finalize())));
         }
-        Ok(format!("{:x}", hash.finalize()))
+        Ok(all)
     }
 
     /// The weight files of all parts.

@@ -52,8 +52,7 @@ settings! {
         /// Pixels of the preserved region: `exact` (the source's, byte for byte) or `vae` (the autoencoder's: one
         /// texture everywhere).
         paste: Paste = Paste::Exact, results(Changes), resume(Fixed);
-        /// Sampler; `model` = the one that the model's scheduler file names, or the nearest of these: `ddim` for PNDM and
-        /// DDPM, `euler` for all others.
+        /// Sampler; `model` = the one that the model's scheduler file names.
         sampler: SamplerChoice = SamplerChoice::Model, results(Changes), resume(Fixed);
         /// Images generated at once. The batch is halved when memory runs out.
         batch: usize = 1, results(Rounding), resume(Fixed), range(1.0..), memory("activations grow with it"),
@@ -82,7 +81,7 @@ settings! {
 pub enum Mode {
     /// The lesion stays, pixel by pixel; the background is made new. The label is exact.
     KeepLesion,
-    /// The background stays; the lesion is made new inside its own mask, and no pixel outside of it changes.
+    /// The background stays; the lesion is made new inside its own mask.
     EditLesion,
     /// A lesion is made at a new place, with the mask of another image of the class.
     InsertLesion,

@@ -5,7 +5,7 @@
 
 use super::buckets::View;
 use super::masks;
-use crate::augment::pipeline::{Embedding, Placement, blank, encode_prompts, input_device, to_host, tokenize};
+use crate::augment::pipeline::{Embedding, Placement, TextIds, blank, encode_prompts, input_device, to_host};
 use crate::augment::pipeline_config::{Part, PipelineConfig};
 use crate::data::decode;
 use crate::data::image::foreground;
@@ -14,13 +14,12 @@ use crate::event::{Event, Observer};
 use crate::hub::free_bytes;
 use crate::models::diffusion::vae::Vae;
 use crate::tensor::store::{Role, Store};
-use crate::tensor::weights::{Archive, sha256, write_safetensors};
+use crate::tensor::weights::{Archive, write_safetensors};
 use crate::tensor::{self, Device, Kind, META, Tensor, guard, memory, no_grad, rng};
 use crate::trainer::Ranks;
 use crate::units::Bytes;
 use crate::{Error, Result, files};
 use image::{GrayImage, RgbImage};
-use rayon::prelude::*;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -30,13 +29,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Layout of the files.
 const FORMAT: &str = "2";
 
-/// An image with its mask.
+/// An image with its mask, each with the SHA-256 of its file.
 #[derive(Debug, Clone, Copy)]
 pub struct ImageFiles<'a> {
     /// The image.
-    pub image: &'a Path,
+    pub image: (&'a Path, &'a str),
     /// Its mask; `None` for an image without a lesion.
-    pub mask: Option<&'a Path>,
+    pub mask: Option<(&'a Path, &'a str)>,
     /// Its position in the input of the networks.
     pub view: View,
 }
@@ -52,6 +51,22 @@ pub enum Condition {
     Mask,
     /// The lesion mask, and red, green and blue of the image: `[4, H, W]` bytes.
     MaskAndImage,
+}
+
+/// Captions and their token ids.
+#[derive(Debug)]
+pub struct Texts {
+    /// The captions.
+    pub texts: Vec<String>,
+    /// Token ids by text encoder and caption.
+    pub ids: TextIds,
+}
+
+impl Texts {
+    /// The token ids of a caption as text.
+    fn ids_of(&self, text: usize) -> String {
+        format!("{:?}", self.ids.iter().map(|ids| &ids[text]).collect::<Vec<_>>())
+    }
 }
 
 /// What encoding needs.
@@ -115,24 +130,22 @@ impl Cache {
     /// # Errors
     /// [`Error::Data`] for an image that cannot be read, or whose mask has another size; [`Error::Config`] for a disk
     /// with too little room; [`Error::Weights`]; [`Error::Interrupted`]; [`Error::Peer`]; typed errors of libtorch.
-    pub fn fill(folder: &Path, images: &[ImageFiles], texts: &[String], encoding: &Encoding) -> Result<Self> {
+    pub fn fill(folder: &Path, images: &[ImageFiles], texts: &Texts, encoding: &Encoding) -> Result<Self> {
         encoding.ranks.agree_on(guard::guard(|| Self::fill_part(folder, images, texts, encoding)))
     }
 
-    fn fill_part(folder: &Path, images: &[ImageFiles], texts: &[String], encoding: &Encoding) -> Result<Self> {
+    fn fill_part(folder: &Path, images: &[ImageFiles], texts: &Texts, encoding: &Encoding) -> Result<Self> {
         files::create_folders(folder).map_err(Error::io(folder, "create"))?;
         let sums: Vec<String> = images
-            .par_iter()
-            .map(|files| {
-                let mask = files.mask.map_or_else(|| Ok("none".to_owned()), sha256)?;
-                Ok(format!("{} {mask}", sha256(files.image)?))
-            })
-            .collect::<Result<_>>()?;
+            .iter()
+            .map(|files| format!("{} {}", files.image.1, files.mask.map_or("none", |(_, sum)| sum)))
+            .collect();
         let shape_of = |image: usize| images[image].view.shape().to_string();
         let image_path = |image: usize| encoding.path(folder, "image", &[&shape_of(image), &sums[image]]);
         let latents: Vec<PathBuf> = (0..images.len()).map(image_path).collect();
-        let text_path = |text: &String| encoding.path(folder, "text", &[text]);
-        let texts_at: Vec<PathBuf> = texts.iter().map(text_path).collect();
+        // the ids stand for the tokenizers
+        let text_path = |text: usize| encoding.path(folder, "text", &[&texts.texts[text], &texts.ids_of(text)]);
+        let texts_at: Vec<PathBuf> = (0..texts.texts.len()).map(text_path).collect();
         let seed = encoding.placement.seed.to_string();
         let condition_path = |image: usize, number: usize| {
             let (shape, sums) = (shape_of(image), &sums[image]);
@@ -154,7 +167,7 @@ impl Cache {
             })
             .filter(|missing| missing.latents.is_some() || !missing.conditions.is_empty())
             .collect();
-        let missing_texts: Vec<usize> = (0..texts.len()).filter(|&i| !is_whole(&texts_at[i])).collect();
+        let missing_texts: Vec<usize> = (0..texts_at.len()).filter(|&i| !is_whole(&texts_at[i])).collect();
         encoding.check_room(folder, &missing, images, missing_texts.len())?;
         // by the number of the image, because another rank may have written files already
         let is_own = |number: usize| number % encoding.ranks.size() == encoding.ranks.rank();
@@ -207,9 +220,41 @@ impl Cache {
     }
 }
 
-/// True for a file that can be read. A file that was cut by a crash is written again.
+/// Key in the header of a file: hash of its tensors.
+const CONTENT: &str = "content_sha256";
+
+/// Writes a file of the cache.
+fn write(path: &Path, tensors: &[(&str, &Tensor)]) -> Result<()> {
+    let header = BTreeMap::from([(CONTENT.to_owned(), content_sha256(tensors))]);
+    write_safetensors(path, tensors, &header)
+}
+
+/// True for a file that has what was written. Another one, for example cut by a crash or damaged, is written again.
 fn is_whole(path: &Path) -> bool {
-    path.is_file() && Archive::open(path).is_ok()
+    let Some(archive) = path.is_file().then(|| Archive::open(path).ok()).flatten() else { return false };
+    let Some(wanted) = archive.metadata().get(CONTENT) else { return false };
+    let read: Result<Vec<Tensor>> = archive.names().iter().map(|name| archive.read(name)).collect();
+    let Ok(read) = read else { return false };
+    let tensors: Vec<(&str, &Tensor)> = archive.names().iter().map(String::as_str).zip(&read).collect();
+    content_sha256(&tensors) == *wanted
+}
+
+/// Hash of the names, shapes and values of tensors in host memory, fp32 or bytes.
+fn content_sha256(tensors: &[(&str, &Tensor)]) -> String {
+    let mut sorted = tensors.to_vec();
+    sorted.sort_by_key(|(name, _)| *name);
+    let mut hash = Sha256::new();
+    for (name, tensor) in sorted {
+        hash.update(format!("{name} {:?} {:?} ", tensor.kind(), tensor.size()));
+        let flat = tensor.reshape([-1]);
+        if tensor.kind() == Kind::Uint8 {
+            hash.update(Vec::<u8>::try_from(&flat).expect("bytes in host memory"));
+        } else {
+            let values = Vec::<f32>::try_from(&flat).expect("fp32 in host memory");
+            hash.update(values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>());
+        }
+    }
+    format!("{:x}", hash.finalize())
 }
 
 impl Encoding<'_> {
@@ -263,21 +308,21 @@ impl Encoding<'_> {
         if self.interrupt.load(Ordering::SeqCst) { Err(Error::Interrupted) } else { Ok(()) }
     }
 
-    fn encode_texts(&self, missing: &[usize], texts: &[String], paths: &[PathBuf]) -> Result<()> {
+    fn encode_texts(&self, missing: &[usize], texts: &Texts, paths: &[PathBuf]) -> Result<()> {
         if missing.is_empty() {
             return Ok(());
         }
         self.observer.on(&Event::Note(format!("encoding {} captions", missing.len())));
-        let texts: Vec<String> = missing.iter().map(|&i| texts[i].clone()).collect();
-        let ids = tokenize(self.pipeline_config, &texts, "captions", self.observer)?;
-        let empty: Vec<bool> = texts.iter().map(String::is_empty).collect();
+        let ids = texts.ids.iter().map(|ids| missing.iter().map(|&text| ids[text].clone()).collect());
+        let ids: TextIds = ids.collect();
+        let empty: Vec<bool> = missing.iter().map(|&text| texts.texts[text].is_empty()).collect();
         let embeddings = encode_prompts(self.pipeline_config, self.placement, &ids, &empty, &[])?;
         for (embedding, &index) in embeddings.iter().zip(missing) {
             let wide = |tensor: &Tensor| tensor.to_kind(Kind::Float);
             let (context, pooled) = (wide(&embedding.context), embedding.pooled.as_ref().map(wide));
             let mut tensors = vec![("context", &context)];
             tensors.extend(pooled.as_ref().map(|pooled| ("pooled", pooled)));
-            write_safetensors(&paths[index], &tensors, &BTreeMap::new())?;
+            write(&paths[index], &tensors)?;
         }
         Ok(())
     }
@@ -298,11 +343,11 @@ impl Encoding<'_> {
             if let Some(path) = &missing.latents {
                 let Latents { mean, std, lesion, inside } = &self.encode(&vae, &framed)?;
                 let tensors = [("mean", mean), ("std", std), ("lesion", lesion), ("inside", inside)];
-                write_safetensors(path, &tensors, &BTreeMap::new())?;
+                write(path, &tensors)?;
             }
             for (number, path) in &missing.conditions {
                 let condition = self.encode_condition(&vae, &framed, (missing.seed, *number))?;
-                write_safetensors(path, &[("condition", &condition)], &BTreeMap::new())?;
+                write(path, &[("condition", &condition)])?;
             }
             self.observer.on(&Event::Advanced { done: done as u64 + 1 });
         }
@@ -312,10 +357,10 @@ impl Encoding<'_> {
 
     /// Reads an image and its mask.
     fn framed(files: ImageFiles) -> Result<Framed> {
-        let image = decode::image(files.image)?.to_rgb8();
+        let image = decode::image(files.image.0)?.to_rgb8();
         let mask = match files.mask {
             None => GrayImage::new(image.width(), image.height()),
-            Some(path) => {
+            Some((path, _)) => {
                 let mask = foreground(&decode::mask(path)?);
                 if mask.dimensions() != image.dimensions() {
                     let reason = format!("the mask is {:?}, its image {:?}", mask.dimensions(), image.dimensions());
@@ -462,4 +507,33 @@ fn return_memory(device: Device) -> Result<()> {
 /// The autoencoder in `kind`. Images are encoded in fp32, as in diffusers' training scripts.
 pub(super) fn autoencoder(pipeline_config: &PipelineConfig, placement: Placement, kind: Kind) -> Result<(Vae, Store)> {
     placement.network(pipeline_config, Part::Vae, (kind, Role::Frozen), |scope| Vae::new(scope, &pipeline_config.vae))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_whose_content_is_not_what_was_written_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image-1.safetensors");
+        let values = Tensor::arange(24, (Kind::Float, Device::Cpu)).reshape([2, 3, 4]);
+        let bytes = Tensor::arange(6, (Kind::Uint8, Device::Cpu));
+        // strides of a transposed tensor are not those of the file
+        let turned = values.transpose(0, 2);
+        write(&path, &[("mean", &turned), ("mask", &bytes)]).unwrap();
+        assert!(is_whole(&path));
+        let written = std::fs::read(&path).unwrap();
+        for (what, at) in [("the last byte", written.len() - 1), ("a value", written.len() - 40)] {
+            let mut damaged = written.clone();
+            damaged[at] ^= 1;
+            std::fs::write(&path, damaged).unwrap();
+            assert!(!is_whole(&path), "{what}");
+        }
+        std::fs::write(&path, &written[..written.len() - 8]).unwrap();
+        assert!(!is_whole(&path), "cut");
+        // a file of an earlier version, and none at all
+        write_safetensors(&path, &[("mean", &values)], &BTreeMap::new()).unwrap();
+        assert!(!is_whole(&path) && !is_whole(folder.path()));
+    }
 }

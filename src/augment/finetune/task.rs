@@ -6,6 +6,7 @@ use super::prior::PriorImages;
 use super::samples::Quality;
 use super::step::{Denoiser, Draw, NoisyLatents, Sample};
 use crate::Result;
+use crate::augment::inputs::Inputs;
 use crate::data::identity::DataIdentity;
 use crate::event::{Event, Observer};
 use crate::segment::resume;
@@ -78,6 +79,8 @@ pub struct Data {
     pub empty: usize,
     /// Identity of the rows, written into every checkpoint.
     pub identity: DataIdentity,
+    /// Everything else that the training reads, written into every checkpoint.
+    pub inputs: Inputs,
 }
 
 impl FinetuneTask {
@@ -286,6 +289,7 @@ impl Task for FinetuneTask {
         if let Some(prior) = &self.data.prior {
             prior.images.save(folder)?;
         }
+        self.data.inputs.save(folder)?;
         folder.write_bytes(resume::DATA_FILE, self.data.identity.to_json().as_bytes())?;
         folder.write_bytes(resume::CONFIG_FILE, self.resolved.as_bytes())
     }

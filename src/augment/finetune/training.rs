@@ -1,15 +1,16 @@
 //! A fine-tuning from settings and rows to a run folder: [`Finetuning`] and the finished [`FinetunedRun`].
 
 use super::buckets::{Shape, View};
-use super::cache::{Cache, Encoding, ImageFiles};
+use super::cache::{Cache, Encoding, ImageFiles, Texts};
 use super::prior::PriorImages;
 use super::samples::{Class, Extract, Quality, Request};
 use super::settings::FinetuneRun;
 use super::step::Denoiser;
 use super::task::{Data, FinetuneTask, Item, Prior};
 use crate::augment::inpaint_mask::Frame;
-use crate::augment::pipeline::Placement;
-use crate::augment::pipeline_config::PipelineConfig;
+use crate::augment::inputs::Inputs;
+use crate::augment::pipeline::{Placement, tokenize};
+use crate::augment::pipeline_config::{PipelineConfig, RANDOM_DIGEST};
 use crate::augment::prompt::Prompts;
 use crate::augment::quality::{FeatureSource, MIN_IMAGES};
 use crate::augment::settings::Mode;
@@ -21,10 +22,11 @@ use crate::runtime::Runtime;
 use crate::segment::resume;
 use crate::segment::training::checkpoint_in;
 use crate::tensor::rng;
-use crate::tensor::weights::verify_folder;
+use crate::tensor::weights::{sha256, verify_folder};
 use crate::trainer::{self, Outcome, Ranks, Session, profile};
 use crate::{Error, Result, files};
 use rand::Rng;
+use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -101,7 +103,8 @@ impl Finetuning<'_> {
             prior.check(folder)?;
         }
         files::create_folders(self.folder).map_err(Error::io(self.folder, "create"))?;
-        let task = self.prepare(prior)?;
+        let from = checkpoint.as_ref().map(|(folder, _)| folder.as_path());
+        let task = self.prepare(prior, from)?;
         let (trained, all) = task.denoiser.network.num_weights();
         let share = trained as f64 / all as f64 * 100.0;
         let (trained, all) = (with_commas(trained), with_commas(all));
@@ -121,7 +124,7 @@ impl Finetuning<'_> {
         Ok(FinetunedRun { outcome, task })
     }
 
-    fn prepare(&self, prior: Option<PriorImages>) -> Result<FinetuneTask> {
+    fn prepare(&self, prior: Option<PriorImages>, checkpoint: Option<&Path>) -> Result<FinetuneTask> {
         let mut texts = Captions::new(self.run)?;
         let mut train = self.items(Split::Train, &mut texts);
         if train.is_empty() {
@@ -145,34 +148,74 @@ impl Finetuning<'_> {
         let empty = texts.number(String::new());
         let device = self.runtime.device();
         let placement = Placement { device, kind: self.run.train.precision.kind(), seed: self.run.train.seed };
+        let sums = self.sums(&train, &validated, prior.as_ref().map(|prior| &prior.images))?;
+        let sum_of = |path: &'_ Path| sums[path].as_str();
         let with_masks = train.iter().chain(&validated).zip(views);
-        let with_masks = with_masks.map(|(item, view)| ImageFiles { image: &item.image, mask: Some(&item.mask), view });
+        let with_masks = with_masks.map(|(item, view)| ImageFiles {
+            image: (item.image.as_path(), sum_of(&item.image)),
+            mask: Some((item.mask.as_path(), sum_of(&item.mask))),
+            view,
+        });
         let mut images: Vec<ImageFiles> = with_masks.collect();
         if let Some(Prior { images: prior, shapes, .. }) = &prior {
             for shape in shapes {
                 for image in &prior.files {
-                    images.push(ImageFiles { image, mask: None, view: self.view(image, Some(*shape))? });
+                    let view = self.view(image, Some(*shape))?;
+                    images.push(ImageFiles { image: (image.as_path(), sum_of(image)), mask: None, view });
                 }
             }
         }
+        let weights = self.pipeline_config.weight_digests()?;
+        let ids = tokenize(self.pipeline_config, &texts.texts, "captions", self.runtime.observer().as_ref())?;
+        let texts = Texts { texts: texts.texts, ids };
+        let inputs = self.inputs(&weights, &texts, &sums);
+        if let Some(folder) = checkpoint {
+            self.ranks.agree_on(inputs.check(folder))?;
+        }
         let encoding = Encoding {
             pipeline_config: self.pipeline_config,
-            model_sha256: &self.pipeline_config.digest()?,
+            model_sha256: weights.last().map_or(RANDOM_DIGEST, |(_, hash)| hash),
             placement,
             condition: self.run.finetune.condition(),
             ranks: self.ranks,
             observer: self.runtime.observer().as_ref(),
             interrupt: self.runtime.interrupt(),
         };
-        let cache = Cache::fill(&self.folder.join(CACHE), &images, &texts.texts, &encoding)?;
+        let cache = Cache::fill(&self.folder.join(CACHE), &images, &texts, &encoding)?;
         let denoiser = Denoiser::new(self.pipeline_config, self.run, device)?;
         let identity = DataIdentity::of(self.manifest)?;
-        let data = Data { cache, train, validated, prior, empty, identity };
+        let data = Data { cache, train, validated, prior, empty, identity, inputs };
         let quality = match &self.features {
             Some(features) if self.run.finetune.samples > 0 => Some(self.quality(&data, features)?),
             _ => None,
         };
         Ok(FinetuneTask { denoiser, data, quality, resolved: self.toml.clone() })
+    }
+
+    /// The hash of each image and mask file.
+    fn sums(
+        &self,
+        train: &[Item],
+        validated: &[Item],
+        prior: Option<&PriorImages>,
+    ) -> Result<BTreeMap<PathBuf, String>> {
+        let items = train.iter().chain(validated).flat_map(|item| [&item.image, &item.mask]);
+        let paths: BTreeSet<&PathBuf> = items.chain(prior.iter().flat_map(|prior| &prior.files)).collect();
+        let sums = paths.into_par_iter().map(|path| Ok((path.clone(), sha256(path)?)));
+        self.ranks.agree_on(sums.collect::<Result<_>>())
+    }
+
+    /// Everything that the training reads besides settings and rows.
+    fn inputs(&self, weights: &[(String, String)], texts: &Texts, sums: &BTreeMap<PathBuf, String>) -> Inputs {
+        let mut inputs = Inputs::of_generator(self.pipeline_config, weights);
+        inputs.add("the text of the captions", format!("{:?}", texts.texts));
+        inputs.add("the tokenizer", format!("{:?}", texts.ids));
+        for (path, sum) in sums {
+            // a data root may move; prior images have a check of their own
+            let Ok(inside) = path.strip_prefix(&self.manifest.root) else { continue };
+            inputs.add_hash(format!("`{}`", inside.display()), sum);
+        }
+        inputs
     }
 
     /// Side of the square.
