@@ -24,7 +24,14 @@ fn row(root: &Path, name: &str, gray: u8, split: Split) -> Row {
 }
 
 fn manifest(root: &Path, rows: Vec<Row>) -> Manifest {
-    Manifest { root: root.to_path_buf(), rows, modalities: vec!["skin".into()], num_leaking: 0, skipped: Vec::new() }
+    Manifest {
+        root: root.to_path_buf(),
+        rows,
+        modalities: vec!["skin".into()],
+        num_leaking: 0,
+        skipped: Vec::new(),
+        spellings: crate::data::patient::Spellings::default(),
+    }
 }
 
 /// An accepted pair `name` made from the image of `source`, as a row of `root` and a record.

@@ -66,6 +66,14 @@ impl ResumeArgs {
     }
 }
 
+/// What happens with images that train and are scored.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(super) struct LeakArgs {
+    /// Go on with a warning if images or patients of test rows are also in rows that train
+    #[arg(long)]
+    pub(super) allow_leak: bool,
+}
+
 /// Location of the rows for training or evaluation.
 #[derive(Debug, clap::Args)]
 pub(super) struct RootArgs {
@@ -88,7 +96,8 @@ impl RootArgs {
             Error::config("--data-root", "is required", hint)
         })?;
         let annotations = self.annotations.clone();
-        Ok(Rows { root, annotations, extra: extra.to_vec(), skip_bad: self.skip_bad_rows })
+        let (extra, skip_bad) = (extra.to_vec(), self.skip_bad_rows);
+        Ok(Rows { root, annotations, extra, skip_bad, allow_leak: false })
     }
 
     /// The data root for messages.

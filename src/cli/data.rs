@@ -1,6 +1,6 @@
 //! `prsmed data`: check, prepare or generate data roots, and compare masks of volumes.
 
-use super::args::labels_of;
+use super::args::{LeakArgs, labels_of};
 use super::compare::{CompareArgs, compare_masks};
 use super::context::Context;
 use super::prepare::{PrepareArgs, prepare_root};
@@ -34,14 +34,15 @@ pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcom
 ///
 /// Reads every row and decodes every image and mask without changing anything. Lists each bad row with its file, line
 /// and reason: missing or corrupt image or mask, size mismatch, empty mask, mask with several labels, empty text, stray
-/// quote, unknown split, duplicate. The exit code is 1 when there is a bad row.
+/// quote, unknown split, duplicate. The exit code is 1 when there is a bad row, or an image or patient of `train` rows
+/// that is also in `test` rows (a *leak*): equal files, equal pixels in different files, or the same patient.
 ///
 /// Then prints the fingerprint of the good rows, and counts them by split. The fingerprint has for each class the number
 /// of images and patients, image sizes, sides of a pixel in mm, grey levels (first and 99th percentile), the percentage
 /// of the image that is foreground, labels of the masks, and the number of rows whose target is absent or whose mask is
 /// unknown. `15..40..90` are the smallest, middle and largest value.
 ///
-/// Warnings name images or patients that occur in several splits (scores on them are not scores on unseen data), classes
+/// Warnings name images or patients that `val` rows share with other rows, patients with several spellings, classes
 /// without images of a split, 16-bit images that use a small part of the range of values, files with an EXIF orientation or
 /// transparency that was applied, masks that cover the whole image or are inverted, and images of one grey level.
 #[derive(Debug, clap::Args)]
@@ -49,6 +50,7 @@ pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcom
   prsmed data check data
   prsmed data check data --annotations csv
   prsmed data check data --labels 1,3
+  prsmed data check data --extra corrected
   prsmed data check data --json | jq '.bad[].reason'")]
 pub(super) struct CheckArgs {
     /// Data root: a folder with one folder for each modality, and `annotations/`
@@ -57,6 +59,11 @@ pub(super) struct CheckArgs {
     /// CSV file or folder of CSV files [default: `annotations` in DIR]
     #[arg(long, value_name = "DIR")]
     annotations: Option<PathBuf>,
+    /// Data root whose rows will train too, as `--extra` of `prsmed train`; may be repeated
+    #[arg(long, value_name = "DIR")]
+    extra: Vec<PathBuf>,
+    #[command(flatten)]
+    leak: LeakArgs,
     /// Labels of masks that are foreground, as `--labels` of `prsmed train`
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
     labels: String,
@@ -64,29 +71,42 @@ pub(super) struct CheckArgs {
 
 fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
     let labels = labels_of(&args.labels)?;
-    let report = check::check(&args.root, args.annotations.as_deref(), labels, context.progress.as_ref())?;
+    let root = (args.root.as_path(), args.annotations.as_deref());
+    let report = check::check_with_extra(root, &args.extra, labels, context.progress.as_ref())?;
     for bad in &report.bad {
         context.output.line(format!("{}:{}: {}", bad.csv.display(), bad.line, bad.reason))?;
     }
+    let leaks = &report.leaks_into_test;
+    if !args.leak.allow_leak {
+        leaks.iter().try_for_each(|leak| context.output.line(format!("leak: {leak}")))?;
+    }
     // with `--json` they are in the record
     if !context.output.is_json() {
-        for text in data_check::warnings(&report) {
+        for text in leaks.iter().filter(|_| args.leak.allow_leak).cloned().chain(data_check::warnings(&report)) {
             context.progress.on(&Event::Warning(text));
         }
     }
     context.output.line(data_check::fingerprint_table(&report))?;
     context.output.line(String::new())?;
     context.output.line(data_check::count_table(&report))?;
-    if report.is_good() {
+    let has_leak = !args.leak.allow_leak && !leaks.is_empty();
+    if has_leak {
+        context.output.line(format!(
+            "scores of test images that train would be too good: {}; `--allow-leak` goes on",
+            report.remedy
+        ))?;
+    }
+    let is_good = report.is_good() && !has_leak;
+    if is_good {
         context.output.line(format!("next: prsmed train --data-root {}", args.root.display()))?;
     }
-    let mut record = json!({ "kind": "result", "good": report.is_good() });
+    let mut record = json!({ "kind": "result", "good": is_good });
     if let (Some(record), serde_json::Value::Object(fields)) = (record.as_object_mut(), serde_json::to_value(&report)?)
     {
         record.extend(fields);
     }
     context.output.record(&record)?;
-    Ok(if report.is_good() { Outcome::Done } else { Outcome::No })
+    Ok(if is_good { Outcome::Done } else { Outcome::No })
 }
 
 /// Generate phantoms: synthetic images or volumes with lesions

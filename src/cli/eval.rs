@@ -7,6 +7,7 @@ use super::ranks::GpuArgs;
 use super::report::Outcome;
 use crate::Error;
 use crate::data::manifest::{Manifest, Split};
+use crate::data::marks::Marks;
 use crate::data::split::spread;
 use crate::job::evaluation::Scoring;
 use crate::job::together::check_data;
@@ -15,6 +16,7 @@ use crate::segment::evaluate::Options;
 use crate::trainer::Ranks;
 use serde_json::json;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 /// Score trained models on a data root: masks, positions, answers
 ///
@@ -102,6 +104,7 @@ fn score(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
         model: args.model.choice(),
         ranks,
         runtime: &context.runtime,
+        marks: Mutex::new(Marks::cached(context.runtime.cache())),
     };
     match &args.runs[..] {
         [run] => single(&scoring, run, context)?,

@@ -25,7 +25,7 @@ use std::path::PathBuf;
 /// stored in `DATA/MODALITY/prepared.json`; a training copies it, and `prsmed predict` on a volume uses it.
 ///
 /// Give the patients with `--group` or `--patients` if several images show the same patient: their images are then in
-/// one split. With `--negatives`, images whose mask is empty become questions whose answer is that there is no target; of
+/// one split. Copies of an image (equal pixels, in any format) are in one split too. With `--negatives`, images whose mask is empty become questions whose answer is that there is no target; of
 /// volumes, at most as many slices as there are slices with the target.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -179,6 +179,7 @@ fn warnings(report: &PrepareReport, args: &PrepareArgs) -> Vec<String> {
             first.display()
         ));
     }
+    texts.extend(report.spellings.clone());
     let fractions = [(Split::Val, args.val_frac), (Split::Test, args.test_frac)];
     for (split, _) in fractions.into_iter().filter(|(_, fraction)| *fraction > 0.0 && !args.append && report.images > 0)
     {

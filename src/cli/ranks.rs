@@ -248,6 +248,7 @@ mod tests {
                 modalities: vec!["ct".into()],
                 num_leaking: 0,
                 skipped: Vec::new(),
+                spellings: crate::data::patient::Spellings::default(),
             };
             let whole = check_data_up_to(ranks, &manifest, COMPARED).unwrap_err().to_string();
             assert!(whole.contains("rank 1 ") && whole.ends_with("ct/train_images/a.png is another"), "{whole}");

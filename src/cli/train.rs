@@ -1,6 +1,6 @@
 //! `prsmed train`: plans memory, then trains.
 
-use super::args::{PlanArgs, ResumeArgs, RootArgs, sets_of};
+use super::args::{LeakArgs, PlanArgs, ResumeArgs, RootArgs, sets_of};
 use super::context::Context;
 use super::memory::ProfileArgs;
 use super::mlflow::MlflowArgs;
@@ -11,6 +11,7 @@ use super::report::Outcome;
 use crate::config::{Resolved, RunConfig, Sources};
 use crate::event::Event;
 use crate::hub::HubOptions;
+use crate::job::rows::Rows;
 use crate::job::training::{SegmenterTraining, Trained};
 use crate::job::{self, How, training_settings, weight_files};
 use crate::segment::Run;
@@ -45,6 +46,8 @@ pub(super) struct Args {
     /// Data root of synthetic training rows, for example from `prsmed augment`; may be repeated
     #[arg(long, value_name = "DIR")]
     extra: Vec<PathBuf>,
+    #[command(flatten)]
+    leak: LeakArgs,
     /// Same as `--set data.synthetic_ratio=R`: synthetic rows for each real one in an epoch, or all
     #[arg(long, value_name = "R")]
     synthetic_ratio: Option<String>,
@@ -144,7 +147,7 @@ fn check(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if !how.resume.resumes() {
         weight_files::check_architectures(&mut resolved.config, &runtime)?;
     }
-    let rows = args.data.rows(&args.extra)?;
+    let rows = Rows { allow_leak: args.leak.allow_leak, ..args.data.rows(&args.extra)? };
     job::check(&how, |how| SegmenterTraining::new(resolved, &rows, how))?;
     let device = how.machine.offer().device;
     context
@@ -169,7 +172,7 @@ fn train(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
     how.memory_limit = args.memory_limit;
     how.mlflow = args.mlflow.options(context);
     how.memory = context.memory.clone();
-    let rows = args.data.rows(&args.extra)?;
+    let rows = Rows { allow_leak: args.leak.allow_leak, ..args.data.rows(&args.extra)? };
     let trained = job::run(&how, |how| SegmenterTraining::new(resolved, &rows, how))?;
     if !ranks.is_main() {
         return Ok(Outcome::Done);

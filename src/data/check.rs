@@ -13,9 +13,11 @@ use super::findings::Findings;
 use super::fingerprint::{self, Fingerprint, PairSummary};
 use super::image::foreground;
 use super::labels::{self, Labels};
+use super::leaks::{Leak, Leaks, PatientLeak};
 use super::manifest::{BadRow, Manifest, Problem, Row, Split, Target};
+use super::marks::{ImageMarks, Mark, Marks, pixel_mark};
 use super::sample::size_mismatch;
-use super::split::{Content, content};
+use super::split::content;
 use prsmed_base::error::{Error, Result};
 use prsmed_base::event::{Event, Observer};
 
@@ -32,26 +34,6 @@ pub struct ModalityCounts {
     pub test: usize,
 }
 
-/// An image that occurs in several splits. A score on it is not a score on unseen data.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Leak {
-    /// The splits with this image.
-    pub splits: Vec<Split>,
-    /// The image files with equal bytes.
-    pub images: Vec<PathBuf>,
-}
-
-/// A patient whose images occur in several splits. A score on them is not a score on unseen patients.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct PatientLeak {
-    /// The patient.
-    pub patient: String,
-    /// The splits with this patient.
-    pub splits: Vec<Split>,
-    /// Number of image files.
-    pub images: usize,
-}
-
 /// Results of [`check`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CheckReport {
@@ -65,10 +47,23 @@ pub struct CheckReport {
     pub counts: Vec<ModalityCounts>,
     /// All bad rows, by file and line.
     pub bad: Vec<BadRow>,
-    /// Images in several splits: warnings, not bad rows.
+    /// Images in several splits: not bad rows.
     pub leaks: Vec<Leak>,
-    /// Patients in several splits: warnings, not bad rows.
+    /// Patients in several splits: not bad rows.
     pub patient_leaks: Vec<PatientLeak>,
+    /// Texts about leaks from `train` into `test`.
+    pub leaks_into_test: Vec<String>,
+    /// Texts about other leaks: warnings.
+    pub other_leaks: Vec<String>,
+    /// What removes the leaks into `test`.
+    #[serde(skip)]
+    pub remedy: &'static str,
+    /// Patients with several spellings, in one sentence.
+    pub spellings: Option<String>,
+    /// Number of rows of extra data roots, good and bad.
+    pub extra_rows: usize,
+    /// Synthetic rows that a training leaves out, because their sources are `val` or `test` images.
+    pub left_out: usize,
     /// Number of image files with the bytes of another image file. An image with several targets has such copies.
     pub copies: usize,
     /// Sizes, spacings, intensities, labels and foreground of the good rows, by class.
@@ -103,21 +98,44 @@ impl CheckReport {
 /// # Errors
 /// As [`Manifest::read`], when the rows cannot be read at all. Bad rows are in the report.
 pub fn check(root: &Path, annotations: Option<&Path>, labels: Labels, observer: &dyn Observer) -> Result<CheckReport> {
-    let (manifest, mut bad) = Manifest::read(root, annotations)?;
+    check_with_extra((root, annotations), &[], labels, observer)
+}
+
+/// As [`check()`], with the rows of extra data roots. The fingerprint and the counts are those of the data root alone.
+///
+/// # Errors
+/// As [`check()`] and [`Manifest::with_extra`].
+pub fn check_with_extra(
+    (root, annotations): (&Path, Option<&Path>),
+    extra: &[PathBuf],
+    labels: Labels,
+    observer: &dyn Observer,
+) -> Result<CheckReport> {
+    let (mut manifest, mut bad) = Manifest::read(root, annotations)?;
+    let own_rows = manifest.rows.len() + bad.len();
+    for root in extra {
+        let (of_extra, more) = Manifest::read(root, None)?;
+        bad.extend(more);
+        manifest = manifest.with_extra(of_extra)?;
+    }
     let rows = manifest.rows.len() + bad.len();
     let results = check_pairs(&manifest, labels, observer);
     let mut good = vec![true; manifest.rows.len()];
-    let mut by_content: HashMap<Content, Vec<usize>> = HashMap::new();
+    let mut by_content: HashMap<Mark, Vec<usize>> = HashMap::new();
+    let mut marks = Marks::default();
     let mut ranges = BTreeMap::new();
     let mut summaries = Vec::new();
     let mut findings = Findings::default();
     for (indices, found) in results {
         match found {
-            Ok(GoodPair { content, range, summary, findings: found }) => {
+            Ok(GoodPair { marks: of_image, range, summary, findings: found }) => {
                 findings.merge(found);
-                ranges.extend(indices.first().map(|&index| (&manifest.rows[index].image_path, range)));
-                summaries.push((indices.iter().map(|&index| &manifest.rows[index]).collect(), summary));
-                by_content.entry(content).or_default().extend(indices);
+                let rows = || indices.iter().map(|&index| &manifest.rows[index]);
+                ranges.extend(rows().next().map(|row| (&row.image_path, range)));
+                rows().take(1).for_each(|row| marks.insert(row.image_path.clone(), of_image));
+                let own: Vec<&Row> = rows().filter(|row| !row.synthetic).collect();
+                summaries.extend((!own.is_empty()).then_some((own, summary)));
+                by_content.entry(of_image.file).or_default().extend(indices);
             }
             Err((problem, reason)) => {
                 for index in indices {
@@ -134,15 +152,22 @@ pub fn check(root: &Path, annotations: Option<&Path>, labels: Labels, observer: 
         depth.add(path, range);
     }
     let images = manifest.rows.iter().map(|row| &row.image_path).collect::<BTreeSet<_>>().len();
-    let usable = manifest.rows.iter().zip(&good).filter_map(|(row, good)| good.then_some(row));
+    let usable = manifest.rows.iter().zip(&good).filter_map(|(row, good)| (*good && !row.synthetic).then_some(row));
+    let leaks = Leaks::find(&manifest, &marks);
     Ok(CheckReport {
         root: manifest.root.clone(),
         rows,
         images,
         counts: counts(usable),
         copies: copies(&manifest, &by_content),
-        leaks: leaks(&manifest, by_content),
-        patient_leaks: patient_leaks(&manifest),
+        leaks_into_test: leaks.errors(),
+        other_leaks: leaks.warnings(),
+        remedy: leaks.remedy(),
+        leaks: leaks.images,
+        patient_leaks: leaks.patients,
+        spellings: manifest.spellings.warning(),
+        extra_rows: rows - own_rows,
+        left_out: manifest.num_leaking,
         fingerprint: fingerprint::fingerprints(summaries),
         uncovered: uncovered(&manifest),
         depth,
@@ -179,8 +204,7 @@ fn uncovered(manifest: &Manifest) -> Vec<Uncovered> {
 
 /// An image and a mask that can be used.
 struct GoodPair {
-    /// Content hash of the image file.
-    content: Content,
+    marks: ImageMarks,
     /// Range of values of a 16-bit image.
     range: Option<[u16; 2]>,
     summary: PairSummary,
@@ -200,7 +224,8 @@ fn check_pair(image: &Path, mask: &Path, target: Target, labels: Labels) -> Pair
     let good = |num_foreground: usize, labels: Vec<u16>, findings: Findings| {
         let size_px = (decoded.width(), decoded.height());
         let summary = PairSummary { size_px, levels: fingerprint::levels(&decoded), num_foreground, labels };
-        Ok(GoodPair { content: content(image).map_err(undecodable)?, range, summary, findings })
+        let file = content(image).map_err(undecodable)?;
+        Ok(GoodPair { marks: ImageMarks { file, pixels: pixel_mark(&decoded) }, range, summary, findings })
     };
     if target != Target::Present && !mask.exists() {
         return good(0, Vec::new(), findings);
@@ -259,43 +284,10 @@ fn counts<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<ModalityCounts> {
     counts.into_values().collect()
 }
 
-fn leaks(manifest: &Manifest, by_content: HashMap<Content, Vec<usize>>) -> Vec<Leak> {
-    let mut leaks: Vec<Leak> = (by_content.into_values())
-        .filter_map(|rows| {
-            let rows = rows.iter().map(|&row| &manifest.rows[row]);
-            let splits: BTreeSet<Split> = rows.clone().map(|row| row.split).collect();
-            let images: BTreeSet<&PathBuf> = rows.map(|row| &row.image_path).collect();
-            (splits.len() > 1)
-                .then(|| Leak { splits: splits.into_iter().collect(), images: images.into_iter().cloned().collect() })
-        })
-        .collect();
-    leaks.sort_by(|a, b| a.images.cmp(&b.images));
-    leaks
-}
-
 /// Image files whose bytes another image file has too, without one of each.
-fn copies(manifest: &Manifest, by_content: &HashMap<Content, Vec<usize>>) -> usize {
+fn copies(manifest: &Manifest, by_content: &HashMap<Mark, Vec<usize>>) -> usize {
     let files = |rows: &Vec<usize>| rows.iter().map(|&row| &manifest.rows[row].image_path).collect::<BTreeSet<_>>();
     by_content.values().map(|rows| files(rows).len() - 1).sum()
-}
-
-fn patient_leaks(manifest: &Manifest) -> Vec<PatientLeak> {
-    let mut patients: BTreeMap<&str, (BTreeSet<Split>, BTreeSet<&PathBuf>)> = BTreeMap::new();
-    for row in &manifest.rows {
-        if let Some(patient) = &row.patient {
-            let (splits, images) = patients.entry(patient).or_default();
-            splits.insert(row.split);
-            images.insert(&row.image_path);
-        }
-    }
-    let several = patients.into_iter().filter(|(_, (splits, _))| splits.len() > 1);
-    several
-        .map(|(patient, (splits, images))| PatientLeak {
-            patient: patient.to_owned(),
-            splits: splits.into_iter().collect(),
-            images: images.len(),
-        })
-        .collect()
 }
 
 #[cfg(test)]

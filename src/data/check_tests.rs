@@ -163,8 +163,10 @@ fn absent_and_unknown_targets_need_no_mask_but_no_foreground_either() {
             .ends_with("has 15 pixels of foreground, but the row says that its target is not in the image")
     );
     assert!(report.bad[1].reason.ends_with("but the row says that its mask is unknown"), "{}", report.bad[1].reason);
-    let leak = &report.patient_leaks[..];
-    assert_eq!(leak, [PatientLeak { patient: "p1".into(), splits: vec![Split::Train, Split::Test], images: 3 }]);
+    let [leak] = report.patient_leaks.as_slice() else { panic!("{:?}", report.patient_leaks) };
+    assert_eq!((leak.patient.as_str(), leak.images, leak.is_extra), ("p1", 3, false));
+    assert_eq!(leak.splits, [Split::Train, Split::Test]);
+    assert_eq!(leak.examples, ["a", "d"].map(|name| root.path().join(format!("ct/train_images/{name}.png"))));
     let ct = &report.fingerprint[0];
     assert_eq!((ct.images, ct.patients, ct.present, ct.absent, ct.unknown), (4, Some(2), 1, 2, 1));
     let spacing = ct.spacing_mm.expect("the first row has one");

@@ -1,6 +1,6 @@
 //! Keeps synthetic pairs that were made from validation or test images out of trainings.
 
-use super::manifest::{Manifest, Split};
+use super::manifest::{Manifest, Row, Split};
 use prsmed_base::error::{Error, Result};
 use prsmed_base::files;
 use prsmed_base::files::sha256;
@@ -18,15 +18,20 @@ struct Pair {
     source_sha256: String,
 }
 
+impl Pair {
+    /// Its mask in the data root.
+    fn mask_in(&self, root: &Path) -> PathBuf {
+        root.join(&self.class).join("train_masks").join(format!("{}.png", self.name))
+    }
+}
+
 /// Removes synthetic rows whose source is a `val` or `test` image of `manifest`, and counts them in
 /// [`Manifest::num_leaking`].
 ///
 /// # Errors
 /// [`Error::Io`]; [`Error::Data`] for a damaged journal.
 pub(super) fn drop_leaking_pairs(manifest: &mut Manifest) -> Result<()> {
-    let synthetic = manifest.rows.iter().filter(|row| row.synthetic);
-    let roots: BTreeSet<PathBuf> = synthetic.filter_map(|row| Some(row.mask_path.ancestors().nth(3)?.into())).collect();
-    let roots: Vec<PathBuf> = roots.into_iter().filter(|root| root.join(JOURNAL).exists()).collect();
+    let roots = roots_of_pairs(manifest.rows.iter());
     if roots.is_empty() {
         return Ok(());
     }
@@ -35,14 +40,34 @@ pub(super) fn drop_leaking_pairs(manifest: &mut Manifest) -> Result<()> {
     let sums: BTreeSet<String> = held_out.into_iter().map(sha256).collect::<Result<_>>()?;
     let mut leaking: BTreeSet<PathBuf> = BTreeSet::new();
     for root in roots {
-        for pair in pairs(&root.join(JOURNAL))?.into_iter().filter(|pair| sums.contains(&pair.source_sha256)) {
-            leaking.insert(root.join(pair.class).join("train_masks").join(format!("{}.png", pair.name)));
-        }
+        let all = pairs(&root.join(JOURNAL))?.into_iter();
+        leaking.extend(all.filter(|pair| sums.contains(&pair.source_sha256)).map(|pair| pair.mask_in(&root)));
     }
     let before = manifest.rows.len();
     manifest.rows.retain(|row| !row.synthetic || !leaking.contains(&row.mask_path));
     manifest.num_leaking += before - manifest.rows.len();
     Ok(())
+}
+
+/// The data roots of synthetic rows that have a journal.
+fn roots_of_pairs<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<PathBuf> {
+    let roots = rows.filter(|row| row.synthetic).filter_map(|row| Some(row.mask_path.ancestors().nth(3)?.into()));
+    let roots: BTreeSet<PathBuf> = roots.collect();
+    roots.into_iter().filter(|root| root.join(JOURNAL).exists()).collect()
+}
+
+/// SHA-256 of the files that the synthetic ones of some rows were made from, as the journals name them.
+///
+/// # Errors
+/// [`Error::Io`]; [`Error::Data`] for a damaged journal.
+pub(super) fn sources<'a>(rows: impl Iterator<Item = &'a Row> + Clone) -> Result<BTreeSet<String>> {
+    let used: BTreeSet<&Path> = rows.clone().filter(|row| row.synthetic).map(|row| row.mask_path.as_path()).collect();
+    let mut sources = BTreeSet::new();
+    for root in roots_of_pairs(rows) {
+        let all = pairs(&root.join(JOURNAL))?.into_iter();
+        sources.extend(all.filter(|pair| used.contains(pair.mask_in(&root).as_path())).map(|pair| pair.source_sha256));
+    }
+    Ok(sources)
 }
 
 /// The complete lines of a journal.

@@ -1,19 +1,22 @@
 //! Identity of the rows and images of a training, by which a resumed run notices changed data, and an evaluation images that
 //! the run has seen.
 
+use super::held_out;
 use super::manifest::{Manifest, Row, Target};
+use super::marks::{Mark, Marks};
+use super::patient;
 use prsmed_base::files;
 use prsmed_base::{Error, Result};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write as _;
-use std::fs::File;
-use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 /// Characters of a row's mark.
 const MARK: usize = 8;
+/// Digits of the hash of an image or a patient.
+const DIGITS: usize = 16;
 
 /// Hashes of all rows in their order: texts, class, split, target, and the paths (below the data root) and sizes of image and
 /// mask. The data root may move. Images of the training are also known by their content, wherever they are.
@@ -27,14 +30,67 @@ pub struct DataIdentity {
     marks: String,
     /// `None` in files of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    images: Option<SeenImages>,
+    pub seen: Option<SeenImages>,
 }
 
-/// Marks of the images that a training saw, sorted.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-struct SeenImages {
-    train: BTreeSet<String>,
-    val: BTreeSet<String>,
+/// Marks of the images and patients of a training and of all trainings that it started from.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct SeenImages {
+    train: SeenMarks,
+    val: SeenMarks,
+    /// Why not all of them are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unknown: Option<String>,
+}
+
+/// First digits of hashes, sorted.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+struct SeenMarks {
+    /// Of files, also of those that synthetic pairs were made from.
+    files: BTreeSet<String>,
+    pixels: BTreeSet<String>,
+    patients: BTreeSet<String>,
+}
+
+impl SeenMarks {
+    fn of(manifest: &Manifest, rows: &[usize], marks: &Marks) -> Self {
+        let rows = || rows.iter().map(|row| &manifest.rows[*row]);
+        let images = || rows().filter_map(|row| marks.get(&row.image_path));
+        Self {
+            files: images().map(|marks| digits(&marks.file)).collect(),
+            pixels: images().filter_map(|marks| marks.pixels).map(|pixels| digits(&pixels)).collect(),
+            patients: rows().filter_map(|row| patient_mark(row.patient.as_deref()?)).collect(),
+        }
+    }
+
+    /// Whether it has the image of a row, by its pixels; a file of one colour, which has no mark of them, says nothing.
+    fn has_image(&self, row: &Row, marks: &Marks) -> bool {
+        let Some(marks) = marks.get(&row.image_path) else { return false };
+        marks
+            .pixels
+            .is_some_and(|pixels| self.pixels.contains(&digits(&pixels)) || self.files.contains(&digits(&marks.file)))
+    }
+
+    fn has_patient(&self, row: &Row) -> bool {
+        row.patient.as_deref().and_then(patient_mark).is_some_and(|patient| self.patients.contains(&patient))
+    }
+
+    fn extend(&mut self, other: Self) {
+        self.files.extend(other.files);
+        self.pixels.extend(other.pixels);
+        self.patients.extend(other.patients);
+    }
+}
+
+/// The first digits of a hash.
+fn digits(hash: &Mark) -> String {
+    let [a, b, c, d, e, f, g, h, ..] = *hash;
+    format!("{:016x}", u64::from_be_bytes([a, b, c, d, e, f, g, h]))
+}
+
+/// Hash of a patient's name in any spelling: a run does not say the name.
+fn patient_mark(name: &str) -> Option<String> {
+    Some(digits(&Sha256::digest(patient::key(name)?).into()))
 }
 
 /// Whether a training saw an image.
@@ -44,8 +100,57 @@ pub enum Seen {
     No,
     /// It is a validation image, by which the best checkpoint was chosen.
     Val,
-    /// It is a training image.
+    /// It saw another image of the patient in training.
+    Patient,
+    /// It is a training image, or one that a synthetic pair of the training was made from.
     Train,
+}
+
+impl SeenImages {
+    /// Those of the rows that are trained (real and synthetic ones), and of those that validate.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Data`] for a damaged journal of synthetic pairs.
+    pub fn of(manifest: &Manifest, train: &[usize], val: &[usize], marks: &Marks) -> Result<Self> {
+        let [mut train_marks, val] = [train, val].map(|rows| SeenMarks::of(manifest, rows, marks));
+        let sources = held_out::sources(train.iter().map(|row| &manifest.rows[*row]))?;
+        train_marks.files.extend(sources.iter().filter_map(|sum| sum.get(..DIGITS)).map(str::to_owned));
+        Ok(Self { train: train_marks, val, unknown: None })
+    }
+
+    /// Those in this file of a checkpoint. One of an earlier version or of the original code does not say them.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Data`] for a damaged file.
+    pub fn of_checkpoint(file: &Path) -> Result<Self> {
+        let saved = if file.exists() { DataIdentity::read(file)?.seen } else { None };
+        let unknown = || Some("it does not say which images it was trained on".to_owned());
+        Ok(saved.unwrap_or_else(|| Self { unknown: unknown(), ..Self::default() }))
+    }
+
+    /// Adds those of the checkpoint that the training started from.
+    pub fn add_ancestor(&mut self, ancestor: Self) {
+        self.train.extend(ancestor.train);
+        self.val.extend(ancestor.val);
+        let of_ancestor = || "a run that it started from does not say which images it was trained on".to_owned();
+        self.unknown = self.unknown.take().or_else(|| ancestor.unknown.map(|_| of_ancestor()));
+    }
+
+    /// Whether the trainings saw the image of each of some rows.
+    pub fn seen(&self, manifest: &Manifest, rows: &[usize], marks: &Marks) -> Vec<Seen> {
+        let seen = |row: &usize| match &manifest.rows[*row] {
+            row if self.train.has_image(row, marks) => Seen::Train,
+            row if self.train.has_patient(row) => Seen::Patient,
+            row if self.val.has_image(row, marks) => Seen::Val,
+            _ => Seen::No,
+        };
+        rows.iter().map(seen).collect()
+    }
+
+    /// Whether patients of the training are known.
+    pub fn knows_patients(&self) -> bool {
+        !self.train.patients.is_empty()
+    }
 }
 
 impl DataIdentity {
@@ -64,33 +169,7 @@ impl DataIdentity {
                 write!(marks, "{byte:02x}").expect("writing to a string");
             }
         }
-        Ok(Self { num_rows: hashes.len(), sha256: format!("{:x}", whole.finalize()), marks, images: None })
-    }
-
-    /// The same with the images of the rows that are trained, and of those that validate. Images that cannot be read are
-    /// left out: the training itself reports them.
-    #[must_use]
-    pub fn with_images(self, manifest: &Manifest, train: &[usize], val: &[usize]) -> Self {
-        let marks = |rows| images_of(manifest, rows).into_par_iter().filter_map(|path| image_mark(path).ok()).collect();
-        Self { images: Some(SeenImages { train: marks(train), val: marks(val) }), ..self }
-    }
-
-    /// Whether this training saw the image of each of some rows; `None` if an earlier version saved it.
-    ///
-    /// # Errors
-    /// [`Error::Io`] for an image that cannot be read.
-    pub fn seen(&self, manifest: &Manifest, rows: &[usize]) -> Result<Option<Vec<Seen>>> {
-        let Some(SeenImages { train, val }) = &self.images else { return Ok(None) };
-        let marks: HashMap<&Path, String> = images_of(manifest, rows)
-            .into_par_iter()
-            .map(|path| Ok((path, image_mark(path)?)))
-            .collect::<Result<_>>()?;
-        let seen = |row: &usize| match &marks[manifest.rows[*row].image_path.as_path()] {
-            mark if train.contains(mark) => Seen::Train,
-            mark if val.contains(mark) => Seen::Val,
-            _ => Seen::No,
-        };
-        Ok(Some(rows.iter().map(seen).collect()))
+        Ok(Self { num_rows: hashes.len(), sha256: format!("{:x}", whole.finalize()), marks, seen: None })
     }
 
     /// As JSON.
@@ -121,16 +200,6 @@ impl DataIdentity {
             (was, is) => format!("it had {was} rows and now has {is}; "),
         };
         Some(format!("{counts}{}", self.differing_row(before, manifest)))
-    }
-
-    /// Number of these rows that are among the rows `others`, with the same split.
-    pub fn num_among(&self, others: &Self) -> usize {
-        let marks = |identity: &Self| -> Vec<String> {
-            let rows = 0..identity.num_rows;
-            rows.filter_map(|row| identity.marks.get(row * MARK..(row + 1) * MARK).map(str::to_owned)).collect()
-        };
-        let known: HashSet<String> = marks(others).into_iter().collect();
-        marks(self).into_iter().filter(|mark| known.contains(mark)).count()
     }
 
     /// As [`Self::difference`], for the rows of rank 0 of a job.
@@ -174,33 +243,6 @@ pub fn content_marks<'a>(manifest: &'a Manifest, most: u64) -> Result<Vec<(&'a P
     files.par_iter().step_by(every).map(mark).collect()
 }
 
-/// The different images of some rows.
-fn images_of<'a>(manifest: &'a Manifest, rows: &[usize]) -> BTreeSet<&'a Path> {
-    rows.iter().map(|row| manifest.rows[*row].image_path.as_path()).collect()
-}
-
-/// Twelve hexadecimal digits of a hash of a file's size and content; of a large file, of parts spread evenly over it.
-fn image_mark(path: &Path) -> Result<String> {
-    /// Bytes of a part, and number of parts.
-    const PART: u64 = 4096;
-    const PARTS: u64 = 16;
-    let read = || {
-        let file = File::open(path)?;
-        let size = file.metadata()?.len();
-        let (length, parts) = if size <= PART * PARTS { (size, 1) } else { (PART, PARTS) };
-        let mut hash = Sha256::new();
-        hash.update(size.to_le_bytes());
-        let mut part = vec![0; usize::try_from(length).unwrap_or_default()];
-        for number in 0..parts {
-            file.read_exact_at(&mut part, (size - length) * number / (parts - 1).max(1))?;
-            hash.update(&part);
-        }
-        std::io::Result::Ok(hash.finalize())
-    };
-    let hash = read().map_err(Error::io(path, "read"))?;
-    Ok(format!("{hash:x}")[..12].to_owned())
-}
-
 fn hash(row: &Row, root: &Path) -> Result<[u8; 32]> {
     let mut hash = Sha256::new();
     let mut add = |bytes: &[u8]| {
@@ -238,6 +280,8 @@ mod tests {
     use super::*;
     use crate::fixture::{self, Root};
     use crate::manifest::Split;
+    use crate::patient::Spellings;
+    use prsmed_base::event::Silent;
     use std::path::PathBuf;
 
     #[test]
@@ -267,6 +311,7 @@ mod tests {
             modalities: vec!["ct".into()],
             num_leaking: 0,
             skipped: Vec::new(),
+            spellings: Spellings::default(),
         };
         (DataIdentity::of(&manifest).expect("readable"), manifest)
     }
@@ -277,81 +322,114 @@ mod tests {
         let (moved, manifest) = identity("here");
         assert_eq!(moved.difference(&before, &manifest), None);
         let (changed, manifest) = identity("elsewhere");
-        assert_eq!((moved.num_among(&before), changed.num_among(&before)), (2, 1));
         let text = changed.difference(&before, &manifest).expect("another answer");
         assert!(text.starts_with("the first row that differs is a.csv:3 ("), "{text}");
     }
 
-    #[test]
-    fn images_are_known_by_their_content_in_another_place_and_split() {
-        let (root, other) = (Root::new(), Root::new());
-        for (root, class, name) in [(&root, "ct", "a"), (&root, "ct", "b"), (&other, "mr", "x"), (&other, "mr", "new")]
-        {
-            root.pair(class, "train", name);
-        }
-        let path = |root: &Root, name: &str| root.path().join(name);
-        std::fs::copy(path(&root, "ct/train_images/a.png"), path(&other, "mr/train_images/x.png")).expect("copied");
-        let row = |image_path: PathBuf, split| Row {
-            mask_path: image_path.clone(),
-            image_path,
-            split,
+    /// Rows of images in `root`: path, split and patient.
+    fn rows_of(root: &Root, rows: &[(&str, Split, Option<&str>)]) -> (Manifest, Marks) {
+        let row = |(path, split, patient): &(&str, Split, Option<&str>)| Row {
+            image_path: root.path().join(path),
+            mask_path: root.path().join(path),
+            split: *split,
+            patient: patient.map(str::to_owned),
             ..fixture::row("where", "there", None)
         };
-        let manifest = |root: &Root, rows: Vec<Row>| Manifest {
+        let manifest = Manifest {
             root: root.path().to_path_buf(),
-            rows,
+            rows: rows.iter().map(row).collect(),
             modalities: vec!["ct".into()],
             num_leaking: 0,
             skipped: Vec::new(),
+            spellings: Spellings::default(),
         };
-        let trained = manifest(
-            &root,
-            vec![
-                row(path(&root, "ct/train_images/a.png"), Split::Train),
-                row(path(&root, "ct/train_images/b.png"), Split::Val),
-            ],
-        );
-        let identity = DataIdentity::of(&trained).expect("readable");
-        assert_eq!(identity.seen(&trained, &[0]).expect("readable"), None);
-        let identity = identity.with_images(&trained, &[0], &[1]);
-        let saved: DataIdentity = serde_json::from_str(&identity.to_json()).expect("its own JSON");
-        assert_eq!(saved, identity);
-        let scored = ["mr/train_images/x.png", "mr/train_images/new.png", "mr/train_images/x.png"];
-        let scored = manifest(&other, scored.map(|name| row(path(&other, name), Split::Test)).into());
-        assert_eq!(saved.seen(&scored, &[0, 1, 2]).expect("readable"), Some(vec![Seen::Train, Seen::No, Seen::Train]));
-        assert_eq!(saved.seen(&scored, &[1]).expect("readable"), Some(vec![Seen::No]));
-        assert_eq!(saved.seen(&trained, &[0, 1]).expect("readable"), Some(vec![Seen::Train, Seen::Val]));
-        // a file of an earlier version
-        let mut old: serde_json::Value = serde_json::from_str(&identity.to_json()).expect("JSON");
-        old.as_object_mut().expect("an object").remove("images").expect("marks");
-        let old: DataIdentity = serde_json::from_value(old).expect("an identity");
-        assert_eq!(old.seen(&scored, &[0]).expect("readable"), None);
+        let mut marks = Marks::default();
+        marks.add(manifest.rows.iter().map(|row| row.image_path.as_path()), &Silent);
+        (manifest, marks)
+    }
+
+    /// A run trained on `a` of patient 1 and validated on `b`, and rows to score: copies of both, and others.
+    fn trained_and_scored() -> (SeenImages, (Manifest, Marks), [Root; 2]) {
+        let (root, other) = (Root::new(), Root::new());
+        for (root, name) in [(&root, "a"), (&root, "b"), (&other, "new"), (&other, "same-patient"), (&other, "source")]
+        {
+            root.pair("ct", "train", name);
+        }
+        let path = |root: &Root, name: &str| root.file(&format!("ct/train_images/{name}"));
+        std::fs::copy(path(&root, "a.png"), path(&other, "bytes.png")).expect("copied");
+        ::image::open(path(&root, "a.png")).expect("an image").save(path(&other, "pixels.tif")).expect("written");
+        ::image::open(path(&root, "b.png")).expect("an image").save(path(&other, "val.tif")).expect("written");
+        let images =
+            [("ct/train_images/a.png", Split::Train, Some("001")), ("ct/train_images/b.png", Split::Val, None)];
+        let (manifest, marks) = rows_of(&root, &images);
+        let seen = SeenImages::of(&manifest, &[0], &[1], &marks).expect("no pairs");
+        let scored = [
+            ("ct/train_images/bytes.png", Split::Test, None),
+            ("ct/train_images/pixels.tif", Split::Test, Some("p9")),
+            ("ct/train_images/val.tif", Split::Test, None),
+            ("ct/train_images/new.png", Split::Test, Some("nan")),
+            ("ct/train_images/same-patient.png", Split::Test, Some("1.0")),
+            ("ct/train_images/source.png", Split::Test, None),
+        ];
+        let scored = rows_of(&other, &scored);
+        (seen, scored, [root, other])
+    }
+
+    const EXPECTED: [Seen; 6] = [Seen::Train, Seen::Train, Seen::Val, Seen::No, Seen::Patient, Seen::No];
+
+    #[test]
+    fn images_and_patients_of_a_training_are_known_again() {
+        let (seen, (scored, marks), _roots) = trained_and_scored();
+        assert_eq!(seen.seen(&scored, &[0, 1, 2, 3, 4, 5], &marks), EXPECTED);
+        assert_eq!(seen.seen(&scored, &[3, 0], &marks), [Seen::No, Seen::Train]);
+        assert!(seen.knows_patients());
+        let json = serde_json::to_string(&seen).expect("JSON");
+        assert!(!json.contains("001") || !json.contains("\"001\""), "the name of a patient is not written");
+        assert_eq!(serde_json::from_str::<SeenImages>(&json).expect("its own JSON"), seen);
     }
 
     #[test]
-    fn a_mark_covers_parts_of_the_whole_file() {
-        let root = Root::new();
-        let mark = |bytes: &[u8]| {
-            let path = root.file("a.png");
-            std::fs::write(&path, bytes).expect("written");
-            image_mark(&path).expect("readable")
+    fn what_ancestors_saw_and_what_is_not_known_is_passed_on() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (seen, (scored, marks), _roots) = trained_and_scored();
+        let all = [0, 1, 2, 3, 4, 5];
+        let (identity, _) = identity("here");
+        let file = folder.path().join("data.json");
+        let write = |seen: Option<SeenImages>| {
+            let identity = DataIdentity { seen, ..identity.clone() };
+            std::fs::write(&file, identity.to_json()).expect("written");
+            SeenImages::of_checkpoint(&file).expect("readable")
         };
-        let large = vec![7; 100_000];
-        let changed = |at: usize| {
-            let mut bytes = large.clone();
-            bytes[at] = 8;
-            mark(&bytes)
-        };
-        assert_eq!((mark(&large), mark(&large).len()), (mark(&large), 12));
-        for at in [0, 4095, 95_905 / 15, 95_904 / 15 * 7 + 2000, 99_999] {
-            assert_ne!(changed(at), mark(&large), "byte {at}");
-        }
-        let mut small = vec![7; 50_000];
-        let before = mark(&small);
-        small[30_001] = 8;
-        assert_ne!(mark(&small), before, "all of a small file");
-        assert_ne!(mark(&[7; 5000]), mark(&[7; 5001]));
-        assert_eq!(mark(b"").len(), 12);
-        assert_ne!(mark(b"a"), mark(b"b"));
+        // a chain of three runs: each passes on what it and the ones before have seen
+        let mut child = SeenImages::default();
+        child.add_ancestor(write(Some(seen)));
+        let mut grandchild = SeenImages::default();
+        grandchild.add_ancestor(write(Some(child)));
+        assert_eq!((grandchild.seen(&scored, &all, &marks), &grandchild.unknown), (EXPECTED.to_vec(), &None));
+        // a checkpoint of an earlier version, or none of this program
+        let old = write(None);
+        assert!(old.unknown.as_ref().is_some_and(|reason| reason.starts_with("it does not say")), "{old:?}");
+        assert_eq!(SeenImages::of_checkpoint(&folder.path().join("none")).expect("unknown"), old);
+        let mut child = grandchild.clone();
+        child.add_ancestor(old);
+        let mut grandchild = SeenImages::default();
+        grandchild.add_ancestor(write(Some(child)));
+        assert!(grandchild.unknown.as_ref().is_some_and(|reason| reason.starts_with("a run that it started from")));
+        assert_eq!(grandchild.seen(&scored, &all, &marks), EXPECTED);
+    }
+
+    #[test]
+    fn the_source_of_a_synthetic_pair_counts_as_trained_on() {
+        let (_, (scored, marks), [root, other]) = trained_and_scored();
+        let pairs = Root::new();
+        pairs.pair("ct", "train", "made");
+        let sum = files::sha256(&other.file("ct/train_images/source.png")).expect("a file");
+        let line = serde_json::json!({ "name": "made", "class": "ct", "source_sha256": sum, "index": 0 });
+        std::fs::write(pairs.file("manifest.jsonl"), format!("{line}\n")).expect("written");
+        let (mut manifest, own) = rows_of(&pairs, &[("ct/train_masks/made.png", Split::Train, None)]);
+        manifest.rows[0].synthetic = true;
+        let seen = SeenImages::of(&manifest, &[0], &[], &own).expect("a journal");
+        assert_eq!(seen.seen(&scored, &[5, 3], &marks), [Seen::Train, Seen::No]);
+        drop(root);
     }
 }

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::patient::Spellings;
 use super::{annotation, held_out};
 use prsmed_base::error::{Error, Result};
 
@@ -104,7 +105,8 @@ pub struct Row {
     pub position: Option<String>,
     /// Whether the target is in the image.
     pub target: Target,
-    /// Patient, or another group of images that must be in one split, if the CSV file has the column `patient`.
+    /// Patient, or another group of images that must be in one split, if the CSV file has the column `patient`. Rows of one
+    /// [`Manifest`] have the same spelling of a patient.
     pub patient: Option<String>,
     /// Size of a pixel in mm, across and down, if the CSV file has the columns `spacing_x_mm` and `spacing_y_mm`.
     pub spacing_mm: Option<[f64; 2]>,
@@ -204,6 +206,8 @@ pub struct Manifest {
     pub num_leaking: usize,
     /// Bad rows that were skipped.
     pub skipped: Vec<BadRow>,
+    /// Spellings of the patients in the CSV files. The rows have the first one.
+    pub spellings: Spellings,
 }
 
 impl Manifest {
@@ -246,7 +250,7 @@ impl Manifest {
     /// [`Error::Data`] for a missing folder or column, or when there is no row; [`Error::Io`].
     pub fn read(root: &Path, annotations: Option<&Path>) -> Result<(Self, Vec<BadRow>)> {
         let files = annotation::files(root, annotations)?;
-        let (rows, bad) = annotation::read(root, &files)?;
+        let (mut rows, bad) = annotation::read(root, &files)?;
         if rows.is_empty() && bad.is_empty() {
             return Err(Error::data(
                 files.first().map_or(root, PathBuf::as_path),
@@ -256,7 +260,10 @@ impl Manifest {
         }
         let classes: BTreeSet<&str> = rows.iter().map(|row| row.modality.as_str()).collect();
         let modalities = classes.into_iter().map(str::to_owned).collect();
-        Ok((Self { root: root.to_path_buf(), rows, modalities, num_leaking: 0, skipped: Vec::new() }, bad))
+        let mut spellings = Spellings::default();
+        settle_patients(&mut rows, &mut spellings);
+        let root = root.to_path_buf();
+        Ok((Self { root, rows, modalities, num_leaking: 0, skipped: Vec::new(), spellings }, bad))
     }
 
     /// Replaces the class labels by those of a trained run (or [`REFERENCE_CLASSES`]).
@@ -329,11 +336,19 @@ impl Manifest {
                 "give the root with real `val` and `test` rows as `--data-root`, or remove these rows",
             ));
         }
-        let extra = extra.with_modalities(self.modalities.clone())?;
+        let mut extra = extra.with_modalities(self.modalities.clone())?;
+        settle_patients(&mut extra.rows, &mut self.spellings);
         self.skipped.extend(extra.skipped);
         self.rows.extend(extra.rows.into_iter().map(|row| Row { synthetic: true, ..row }));
         held_out::drop_leaking_pairs(&mut self)?;
         Ok(self)
+    }
+}
+
+/// Gives all rows of a patient the first spelling, and rows without one none.
+fn settle_patients(rows: &mut [Row], spellings: &mut Spellings) {
+    for row in rows {
+        row.patient = row.patient.take().and_then(|patient| spellings.settle(&patient));
     }
 }
 

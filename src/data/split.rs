@@ -1,19 +1,20 @@
 //! Creates a missing `val` split from `train`, by image and not by row.
 //!
 //! Rows whose image files have the same bytes form a group, regardless of their names. Several targets of one image, or
-//! copies of it, are therefore in the same split. So are the images of a patient, if the rows name patients. Within each
-//! class the groups are ordered by a hash of seed and content, so the split does not depend on paths or on the order of
+//! copies of it, are therefore in the same split. So are images with the same pixels in other files, and the images of a
+//! patient, if the rows name patients. Within each class the groups are ordered by a hash of seed and content, so the split does not depend on paths or on the order of
 //! the rows.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
 use super::manifest::{Manifest, Split};
+use super::marks::{ImageMarks, Mark, Marks};
 use super::{decode, held_out};
 use prsmed_base::error::{Error, Result};
+use prsmed_base::event::Observer;
 
 /// At most `limit` of `items`, evenly spread over them, in their order; all of them if `limit` is 0.
 pub fn spread<T>(items: Vec<T>, limit: usize) -> Vec<T> {
@@ -30,7 +31,7 @@ pub fn spread<T>(items: Vec<T>, limit: usize) -> Vec<T> {
 }
 
 /// SHA-256 of an image file.
-pub(super) type Content = [u8; 32];
+type Content = Mark;
 
 pub(super) fn content(path: &Path) -> Result<Content> {
     Ok(Sha256::digest(decode::bytes_of(path)?).into())
@@ -49,12 +50,17 @@ pub struct ValSplit {
 
 /// Moves about `fraction` of each class's training images (or patients) to `val`, at least one if a class has two.
 /// `None` when the data set already has `val` rows; nothing is moved then. Rows of extra data roots are neither counted nor moved;
-/// synthetic pairs made from images that are now `val` are left out.
+/// synthetic pairs made from images that are now `val` are left out. `marks` get those of the training images.
 ///
 /// # Errors
 /// [`Error::Config`] for a fraction outside 0..1 (both excluded), [`Error::Data`] when fewer than two training images
 /// exist, [`Error::Io`] when an image cannot be read.
-pub fn ensure_val(manifest: &mut Manifest, fraction: f64, seed: u64) -> Result<Option<ValSplit>> {
+pub fn ensure_val(
+    manifest: &mut Manifest,
+    fraction: f64,
+    seed: u64,
+    marks: (&mut Marks, &dyn Observer),
+) -> Result<Option<ValSplit>> {
     if manifest.rows.iter().any(|row| row.split == Split::Val) {
         return Ok(None);
     }
@@ -66,7 +72,7 @@ pub fn ensure_val(manifest: &mut Manifest, fraction: f64, seed: u64) -> Result<O
         ));
     }
     let train = manifest.rows_of(Split::Train);
-    let groups = groups(manifest, &train)?;
+    let groups = groups(manifest, &train, marks)?;
     let classes = ranked(manifest, &groups, seed);
     let mut chosen = Vec::new();
     for ranked in classes.values() {
@@ -99,18 +105,18 @@ pub struct Fold {
 
 /// Makes the images of `fold` the `val` split, and all other training and validation images the `train` split. Folds depend on
 /// the content of the images alone. Test rows and rows of extra data roots stay; synthetic pairs made from images of the
-/// fold are left out.
+/// fold are left out. `marks` get those of the divided images.
 ///
 /// # Errors
 /// [`Error::Data`] for a fold without images; [`Error::Io`] when an image cannot be read.
-pub fn validate_on_fold(manifest: &mut Manifest, fold: Fold) -> Result<ValSplit> {
+pub fn validate_on_fold(manifest: &mut Manifest, fold: Fold, marks: (&mut Marks, &dyn Observer)) -> Result<ValSplit> {
     let mut rows = manifest.rows_of(Split::Train);
     rows.extend(manifest.rows_of(Split::Val));
     rows.sort_unstable();
     for &row in &rows {
         manifest.rows[row].split = Split::Train;
     }
-    let groups = groups(manifest, &rows)?;
+    let groups = groups(manifest, &rows, marks)?;
     let classes = ranked(manifest, &groups, 0);
     let of_class = |ranked: &Vec<(Content, Content)>| {
         let own = ranked.iter().skip(fold.number).step_by(fold.of.max(1));
@@ -170,50 +176,75 @@ struct Group {
 }
 
 /// Groups of rows, each by the smallest content of its images.
-fn groups(manifest: &Manifest, rows: &[usize]) -> Result<BTreeMap<Content, Group>> {
+fn groups(
+    manifest: &Manifest,
+    rows: &[usize],
+    (marks, observer): (&mut Marks, &dyn Observer),
+) -> Result<BTreeMap<Content, Group>> {
     let mut by_path: BTreeMap<&PathBuf, Vec<usize>> = BTreeMap::new();
     for &row in rows {
         by_path.entry(&manifest.rows[row].image_path).or_default().push(row);
     }
-    let contents: Vec<(Content, Vec<usize>)> =
-        by_path.into_par_iter().map(|(path, rows)| Ok((content(path)?, rows))).collect::<Result<_>>()?;
-    let mut images: BTreeMap<Content, Vec<usize>> = BTreeMap::new();
-    for (content, rows) in contents {
-        images.entry(content).or_default().extend(rows);
+    marks.add(by_path.keys().map(|path| path.as_path()), observer);
+    let mut images: BTreeMap<Content, Image> = BTreeMap::new();
+    for (path, rows) in by_path {
+        // the error of a file that cannot be read
+        let marks = match marks.get(path) {
+            Some(marks) => marks,
+            None => ImageMarks { file: content(path)?, pixels: None },
+        };
+        let image = images.entry(marks.file).or_default();
+        image.pixels = marks.pixels;
+        image.rows.extend(rows);
     }
-    let first = first_of_patients(manifest, &images);
+    let first = first_contents(manifest, &images);
     let mut groups: BTreeMap<Content, Group> = BTreeMap::new();
-    for ((content, rows), first) in images.into_iter().zip(first) {
+    for ((content, image), first) in images.into_iter().zip(first) {
         let group = groups.entry(first.unwrap_or(content)).or_default();
         group.images += 1;
-        group.rows.extend(rows);
+        group.rows.extend(image.rows);
     }
     Ok(groups)
 }
 
-/// For each image the smallest content among all images that are connected to it by patients; `None` for an image
-/// without a patient.
-fn first_of_patients(manifest: &Manifest, images: &BTreeMap<Content, Vec<usize>>) -> Vec<Option<Content>> {
-    let patients = |rows: &[usize]| -> Vec<&str> {
-        rows.iter().filter_map(|&row| manifest.rows[row].patient.as_deref()).collect()
+/// The rows of one content.
+#[derive(Debug, Default)]
+struct Image {
+    pixels: Option<Mark>,
+    rows: Vec<usize>,
+}
+
+/// What images have in common that are in one group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Common<'a> {
+    Patient(&'a str),
+    Pixels(Mark),
+}
+
+/// For each image the smallest content among all images that are connected to it by patients and equal pixels; `None` for
+/// an image with neither.
+fn first_contents(manifest: &Manifest, images: &BTreeMap<Content, Image>) -> Vec<Option<Content>> {
+    let commons = |image: &Image| -> Vec<Common> {
+        let patients = image.rows.iter().filter_map(|&row| manifest.rows[row].patient.as_deref());
+        patients.map(Common::Patient).chain(image.pixels.map(Common::Pixels)).collect()
     };
-    let mut first: BTreeMap<&str, Content> = BTreeMap::new();
+    let mut first: BTreeMap<Common, Content> = BTreeMap::new();
     loop {
         let mut is_stable = true;
-        for (content, rows) in images {
-            let of_image = patients(rows);
-            let Some(least) = of_image.iter().map(|patient| *first.get(patient).unwrap_or(content)).min() else {
+        for (content, image) in images {
+            let of_image = commons(image);
+            let Some(least) = of_image.iter().map(|common| *first.get(common).unwrap_or(content)).min() else {
                 continue;
             };
-            for patient in of_image {
-                is_stable &= first.insert(patient, least) == Some(least);
+            for common in of_image {
+                is_stable &= first.insert(common, least) == Some(least);
             }
         }
         if is_stable {
             break;
         }
     }
-    images.values().map(|rows| patients(rows).first().map(|patient| first[patient])).collect()
+    images.values().map(|image| commons(image).first().map(|common| first[common])).collect()
 }
 
 #[cfg(test)]
@@ -224,6 +255,7 @@ mod tests {
 
     use super::*;
     use crate::fixture::{Root, shared};
+    use prsmed_base::event::Silent;
 
     /// Ten images of each of two classes with two rows each; `ct/0` exists again as `ct/copy`.
     fn root(reversed: bool) -> Root {
@@ -253,7 +285,9 @@ mod tests {
 
     fn val(root: &Root, seed: u64) -> (ValSplit, BTreeSet<(PathBuf, String)>) {
         let mut manifest = Manifest::open(root.path(), None).expect("good");
-        let cut = ensure_val(&mut manifest, 0.2, seed).expect("cut").expect("no val of its own");
+        let cut = ensure_val(&mut manifest, 0.2, seed, (&mut Marks::default(), &Silent))
+            .expect("cut")
+            .expect("no val of its own");
         let rows = manifest.rows_of(Split::Val).into_iter().map(|row| &manifest.rows[row]);
         (
             cut,
@@ -297,7 +331,8 @@ mod tests {
             // a split of its own changes nothing
             manifest.rows[4 + number].split = Split::Val;
             manifest.rows[0].split = Split::Test;
-            let cut = validate_on_fold(&mut manifest, Fold { number, of: 5 }).expect("cut");
+            let cut =
+                validate_on_fold(&mut manifest, Fold { number, of: 5 }, (&mut Marks::default(), &Silent)).expect("cut");
             assert!(manifest.rows[0].split == Split::Test && cut.val_images >= 4, "{cut:?}");
             let rows = manifest.rows_of(Split::Val);
             count += rows.len();
@@ -306,21 +341,39 @@ mod tests {
         }
         assert_eq!((all.len(), count), (40, 40), "all 41 rows but the test row, each once");
         let mut manifest = Manifest::open(root.path(), None).expect("good");
-        let error = validate_on_fold(&mut manifest, Fold { number: 30, of: 31 }).expect_err("twenty images");
+        let error = validate_on_fold(&mut manifest, Fold { number: 30, of: 31 }, (&mut Marks::default(), &Silent))
+            .expect_err("twenty images");
         assert!(error.to_string().ends_with("fold 30 of 31 has no image"), "{error}");
     }
 
     #[test]
     fn copies_of_an_image_stay_in_the_same_split() {
         let root = root(false);
+        // the same pixels in another file
+        root.pair("ct", "train", "other");
+        let image = ::image::open(root.file("ct/train_images/1.png")).expect("an image").to_rgba8();
+        fs::remove_file(root.file("ct/train_images/other.png")).expect("removed");
+        image.save(root.file("ct/train_images/other.tif")).expect("written");
+        root.csv("b.csv", "image_path,question,answer,split\nct/train_masks/other.png,q,a,train\n");
         let mut moved = 0;
         for seed in 0..20 {
             let (_, rows) = val(&root, seed);
             let has = |name: &str| rows.iter().any(|(mask, _)| mask.ends_with(name));
             assert_eq!(has("ct/train_masks/0.png"), has("ct/train_masks/copy.png"), "seed {seed}");
+            assert_eq!(has("ct/train_masks/1.png"), has("ct/train_masks/other.png"), "seed {seed}");
             moved += usize::from(has("copy.png"));
         }
         assert!(moved > 0, "no seed moved the copied image, so nothing was tested");
+        for number in 0..5 {
+            let mut manifest = Manifest::open(root.path(), None).expect("good");
+            validate_on_fold(&mut manifest, Fold { number, of: 5 }, (&mut Marks::default(), &Silent)).expect("cut");
+            let val = manifest.rows_of(Split::Val).into_iter().map(|row| &manifest.rows[row].mask_path);
+            let val: BTreeSet<&PathBuf> = val.collect();
+            for [a, b] in [["0.png", "copy.png"], ["1.png", "other.png"]] {
+                let has = |name: &str| val.contains(&root.path().join("ct/train_masks").join(name));
+                assert_eq!(has(a), has(b), "fold {number}");
+            }
+        }
     }
 
     #[test]
@@ -339,7 +392,9 @@ mod tests {
         let mut sizes = BTreeSet::new();
         for seed in 0..20 {
             let mut manifest = Manifest::open(root.path(), None).expect("good");
-            let cut = ensure_val(&mut manifest, 0.3, seed).expect("cut").expect("no val of its own");
+            let cut = ensure_val(&mut manifest, 0.3, seed, (&mut Marks::default(), &Silent))
+                .expect("cut")
+                .expect("no val of its own");
             let splits = |split| -> BTreeSet<&str> {
                 let rows = manifest.rows_of(split).into_iter();
                 rows.filter_map(|row| manifest.rows[row].patient.as_deref()).collect()
@@ -352,32 +407,38 @@ mod tests {
     }
 
     #[test]
-    fn patients_of_a_copied_image_are_one_group() {
+    fn patients_of_a_copied_image_and_equal_pixels_are_one_group() {
         let mut manifest = Manifest::open(root(false).path(), None);
         let manifest = manifest.as_mut().expect("good");
         let patients = ["b", "a", "c", "c", "d"];
-        let of = |rows: &[usize], content: u8| ([content; 32], rows.to_vec());
+        let of = |rows: &[usize], content: u8| ([content; 32], Image { pixels: None, rows: rows.to_vec() });
         for (row, patient) in manifest.rows.iter_mut().zip(patients) {
             row.patient = Some(patient.to_owned());
         }
         // a and b share image 9, b and c share image 5; row 5 has no patient
         manifest.rows[5].patient = None;
-        let images = BTreeMap::from([of(&[1], 1), of(&[0, 2], 5), of(&[5], 6), of(&[4], 7), of(&[0, 1], 9)]);
-        let first: Vec<_> = first_of_patients(manifest, &images).into_iter().map(|c| c.map(|c| c[0])).collect();
-        assert_eq!(first, [Some(1), Some(1), None, Some(7), Some(1)]);
+        let mut images = BTreeMap::from([of(&[1], 1), of(&[0, 2], 5), of(&[5], 6), of(&[4], 7), of(&[0, 1], 9)]);
+        let first = |images: &BTreeMap<Content, Image>| -> Vec<Option<u8>> {
+            first_contents(manifest, images).into_iter().map(|content| content.map(|content| content[0])).collect()
+        };
+        assert_eq!(first(&images), [Some(1), Some(1), None, Some(7), Some(1)]);
+        for (content, pixels) in [(1, 20), (6, 20), (5, 30), (7, 40)] {
+            images.get_mut(&[content; 32]).expect("an image").pixels = Some([pixels; 32]);
+        }
+        assert_eq!(first(&images), [Some(1), Some(1), Some(1), Some(7), Some(1)]);
     }
 
     #[test]
     fn an_existing_val_split_is_kept_and_invalid_requests_are_errors() {
         let root = root(false);
         let mut manifest = Manifest::open(root.path(), None).expect("good");
-        let error = ensure_val(&mut manifest, 1.0, 0).expect_err("everything");
+        let error = ensure_val(&mut manifest, 1.0, 0, (&mut Marks::default(), &Silent)).expect_err("everything");
         assert_eq!(error.to_string(), "`data.val_frac`: 1 is not between 0 and 1");
         manifest.rows[3].split = Split::Val;
-        assert_eq!(ensure_val(&mut manifest, 0.2, 0).expect("left alone"), None);
+        assert_eq!(ensure_val(&mut manifest, 0.2, 0, (&mut Marks::default(), &Silent)).expect("left alone"), None);
         assert_eq!(manifest.rows_of(Split::Val), [3]);
         manifest.rows.truncate(2);
-        let error = ensure_val(&mut manifest, 0.2, 0).expect_err("one image");
+        let error = ensure_val(&mut manifest, 0.2, 0, (&mut Marks::default(), &Silent)).expect_err("one image");
         assert!(error.to_string().ends_with("1 training image(s) are too few for a `val` split"), "{error}");
     }
 
@@ -387,7 +448,8 @@ mod tests {
         let open = |root: &Root| Manifest::open(root.path(), None).expect("good");
         let mut alone = open(&root);
         let mut both = open(&root).with_extra(open(&extra)).expect("train rows");
-        let cuts = [&mut alone, &mut both].map(|manifest| ensure_val(manifest, 0.2, 3).expect("cut"));
+        let cuts = [&mut alone, &mut both]
+            .map(|manifest| ensure_val(manifest, 0.2, 3, (&mut Marks::default(), &Silent)).expect("cut"));
         assert_eq!(cuts[0], cuts[1]);
         assert_eq!(alone.rows_of(Split::Val), both.rows_of(Split::Val));
         assert!(both.rows.iter().all(|row| !row.synthetic || row.split == Split::Train));
@@ -400,7 +462,9 @@ mod tests {
         let mut manifest = Manifest::open(&folder, None).expect("good");
         assert_eq!((manifest.rows.len(), manifest.modalities.len()), (360, 9));
         let train = manifest.rows_of(Split::Train).len();
-        let cut = ensure_val(&mut manifest, 0.1, 0).expect("cut").expect("no val of its own");
+        let cut = ensure_val(&mut manifest, 0.1, 0, (&mut Marks::default(), &Silent))
+            .expect("cut")
+            .expect("no val of its own");
         let sides = |split| -> BTreeSet<Content> {
             let rows = manifest.rows_of(split);
             rows.iter().map(|&row| content(&manifest.rows[row].image_path).expect("read")).collect()

@@ -3,18 +3,19 @@
 use super::lock::make_folder;
 use super::together::main_only;
 use super::weight_files::{self, ModelChoice};
-use crate::data::identity::{DataIdentity, Seen};
+use crate::data::identity::{Seen, SeenImages};
 use crate::data::labels::Labels;
 use crate::data::manifest::{Manifest, Split};
+use crate::data::marks::Marks;
 use crate::data::split;
 use crate::data::split::spread;
 use crate::metrics::estimates::{self, Item};
+use crate::metrics::table::TrainedOn;
 use crate::report::comparison::{Compared, Comparison};
 use crate::report::evaluation::{self, Facts};
 use crate::runtime::Runtime;
 use crate::segment::Assembly;
 use crate::segment::evaluate::{self, Evaluation, Options};
-use crate::segment::resume::DATA_FILE;
 use crate::segment::setup::Description;
 use crate::tensor::{self, memory};
 use crate::trainer::Ranks;
@@ -22,10 +23,14 @@ use crate::{Error, Result, files};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 /// File that says what the results in a folder are of.
 const SOURCE: &str = "source.json";
+
+/// Most images of a data root that are compared with those of a training to say that it knows none of them.
+const MOST_COMPARED: usize = 256;
 
 /// What all scored runs have in common.
 pub struct Scoring<'a> {
@@ -51,6 +56,8 @@ pub struct Scoring<'a> {
     pub ranks: Ranks<'a>,
     /// Device, hub, observer and interrupt flag.
     pub runtime: &'a Runtime,
+    /// Of images of the rows.
+    pub marks: Mutex<Marks>,
 }
 
 impl Scoring<'_> {
@@ -124,8 +131,8 @@ impl Scoring<'_> {
         let place = self.ranks.agree_on(main_only(self.ranks, prepare))?;
         let seen = main_only(self.ranks, || {
             self.note_unlike(&assembly, manifest, rows);
-            self.note_unscored(run, manifest, rows.len())?;
-            self.num_trained_on(run, manifest, rows)
+            self.note_unscored(&assembly.seen, manifest, rows.len());
+            Ok(self.trained_on(&assembly, manifest, rows))
         });
         let trained_on = self.ranks.agree_on(seen)?;
         let started = Instant::now();
@@ -153,53 +160,54 @@ impl Scoring<'_> {
         }
     }
 
+    /// Whether a training saw the image of each of some rows.
+    fn seen(&self, by: &SeenImages, manifest: &Manifest, rows: &[usize]) -> Vec<Seen> {
+        let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
+        let images = rows.iter().map(|row| manifest.rows[*row].image_path.as_path());
+        marks.add(images, self.runtime.observer().as_ref());
+        by.seen(manifest, rows, &marks)
+    }
+
     /// Says so if most rows of a data root whose images the training did not know are not scored.
-    fn note_unscored(&self, run: &Path, manifest: &Manifest, num_scored: usize) -> Result<()> {
+    fn note_unscored(&self, trained: &SeenImages, manifest: &Manifest, num_scored: usize) {
         let all = manifest.rows.len();
-        let Some(trained) = identity_of(run)?.filter(|_| 2 * num_scored < all && self.limit == 0) else {
-            return Ok(());
-        };
-        // an image of a row that is not scored may be unreadable
-        let is_new = match trained.seen(manifest, &(0..all).collect::<Vec<_>>()) {
-            Ok(Some(seen)) => seen.iter().all(|seen| *seen == Seen::No),
-            Ok(None) => DataIdentity::of(manifest)?.num_among(&trained) == 0,
-            Err(_) => false,
-        };
-        if is_new {
+        if trained.unknown.is_some() || 2 * num_scored >= all || self.limit > 0 {
+            return;
+        }
+        let compared = spread((0..all).collect(), MOST_COMPARED);
+        if self.seen(trained, manifest, &compared).iter().all(|seen| *seen == Seen::No) {
+            let compared = if compared.len() == all { "the" } else { "256 compared rows of the" };
             self.runtime.note(format!(
-                "the run was trained on none of the {all} rows of this data root, and only its {num_scored} `{}` rows are \
-                 scored: `prsmed data prepare --test-frac 1 --val-frac 0` makes all of them `test`",
+                "the run was trained on none of {compared} {all} rows of this data root, and only its {num_scored} `{}` rows \
+                 are scored: `prsmed data prepare --test-frac 1 --val-frac 0` makes all of them `test`",
                 self.split.name()
             ));
         }
-        Ok(())
     }
 
-    /// Number of the scored rows whose image a run on this disk, or one of its ensemble, was trained on. Says so if others
-    /// are about images that chose its checkpoint.
-    fn num_trained_on(&self, run: &Path, manifest: &Manifest, rows: &[usize]) -> Result<u64> {
+    /// How many of the scored rows are about images and patients that the run, one of its ensemble, or a run that they
+    /// started from was trained on. Says so if others are about images that chose its checkpoint.
+    fn trained_on(&self, assembly: &Assembly, manifest: &Manifest, rows: &[usize]) -> TrainedOn {
+        let runs: Vec<&SeenImages> =
+            std::iter::once(assembly).chain(&assembly.members).map(|run| run.seen.as_ref()).collect();
         let mut all = vec![Seen::No; rows.len()];
-        for run in std::iter::once(run).chain(self.ensemble.iter().map(PathBuf::as_path)) {
-            let Some(trained) = identity_of(run)? else { continue };
-            let Some(seen) = trained.seen(manifest, rows)? else {
-                // a run of an earlier version knows its rows only
-                if self.split == Split::Train && self.ensemble.is_empty() {
-                    let scored = rows.iter().map(|row| manifest.rows[*row].clone()).collect();
-                    let scored = DataIdentity::of(&Manifest { rows: scored, ..manifest.clone() })?;
-                    return Ok(scored.num_among(&trained) as u64);
-                }
-                continue;
-            };
+        for run in &runs {
+            let seen = self.seen(run, manifest, rows);
             all = all.into_iter().zip(seen).map(|(one, other)| one.max(other)).collect();
         }
-        let count = |kind: Seen| all.iter().filter(|seen| **seen == kind).count();
+        let count = |kind: Seen| all.iter().filter(|seen| **seen == kind).count() as u64;
         if count(Seen::Val) > 0 && self.split != Split::Val {
             self.runtime.note(format!(
                 "{} of these questions are about validation images of the run, by which its checkpoint was chosen",
                 count(Seen::Val)
             ));
         }
-        Ok(count(Seen::Train) as u64)
+        let has_patients = rows.iter().any(|row| manifest.rows[*row].patient.is_some());
+        TrainedOn {
+            images: count(Seen::Train),
+            patients: (has_patients && runs.iter().all(|run| run.knows_patients())).then(|| count(Seen::Patient)),
+            unknown: runs.iter().find_map(|run| run.unknown.clone()),
+        }
     }
 
     /// Of a run of cross-validation the rows of its own fold: those of the data root are partly in its training.
@@ -211,7 +219,8 @@ impl Scoring<'_> {
             return Err(Error::config("--ensemble", reason, "use `--split test`, or leave `--ensemble` out"));
         }
         let mut manifest = self.manifest.clone();
-        split::validate_on_fold(&mut manifest, fold)?;
+        let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
+        split::validate_on_fold(&mut manifest, fold, (&mut marks, self.runtime.observer().as_ref()))?;
         let rows = spread(manifest.rows_of(self.split), self.limit);
         self.runtime.note(format!(
             "the run is of fold {} of 0 to {}: its {} rows",
@@ -253,6 +262,9 @@ impl Scoring<'_> {
                 Ok((folder.clone(), name.clone()))
             })?;
             let Some(evaluation) = scored else { continue };
+            for note in evaluation.summary.protocol.trained_on.notes() {
+                self.runtime.warn(format!("{name}: {note}"));
+            }
             length.clone_from(&evaluation.summary.protocol.length);
             records.push(json!({ "name": name, "run": run, "report": folder, "summary": evaluation.summary }));
             items.extend(evaluation.items);
@@ -340,12 +352,6 @@ fn own_folder(default: &Path, source: &str, name: &str) -> PathBuf {
     let others = (2..).map(|number| longer(format!("-{number}")));
     let mut names = [default.to_owned(), longer(String::new())].into_iter().chain(others);
     names.find(is_free).unwrap_or_default()
-}
-
-/// What identifies the rows and images of a run's training; `None` if it is not on this disk.
-fn identity_of(run: &Path) -> Result<Option<DataIdentity>> {
-    let mut lists = ["best", "last", ""].iter().map(|name| run.join(name).join(DATA_FILE));
-    lists.find(|list| list.is_file()).map(|list| DataIdentity::read(&list)).transpose()
 }
 
 /// The last part of a run's path; `a-best` for a checkpoint folder `a/best`.

@@ -12,6 +12,7 @@ use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::quality::{self, FeatureSource, Images};
 use crate::config::{FinetuneRun, Resolved};
 use crate::data::manifest::Manifest;
+use crate::data::marks::Marks;
 use crate::data::split;
 use crate::event::Observer;
 use crate::hub::{Files, Need};
@@ -216,7 +217,8 @@ fn keep_for_validation(manifest: &mut Manifest, run: &FinetuneRun, runtime: &Run
     if run.train.validate_every_epochs == 0 {
         return Ok(());
     }
-    if let Some(cut) = split::ensure_val(manifest, VAL_FRAC, run.train.seed)? {
+    let marks = (&mut Marks::cached(runtime.cache()), runtime.observer().as_ref());
+    if let Some(cut) = split::ensure_val(manifest, VAL_FRAC, run.train.seed, marks)? {
         let text =
             format!("no `val` rows: {} of {} training images are used for validation", cut.val_images, cut.images);
         runtime.note(text);

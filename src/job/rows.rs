@@ -1,6 +1,8 @@
 //! Rows of a job: a data root, and further ones with synthetic rows.
 
-use crate::data::manifest::{Manifest, OpenOptions};
+use crate::data::identity::Seen;
+use crate::data::leaks::Leaks;
+use crate::data::manifest::{Manifest, OpenOptions, Row};
 use crate::runtime::Runtime;
 use crate::{Error, Result};
 use std::path::PathBuf;
@@ -16,6 +18,8 @@ pub struct Rows {
     pub extra: Vec<PathBuf>,
     /// Skips bad rows instead of stopping with an error.
     pub skip_bad: bool,
+    /// Goes on with a warning where images or patients of test rows are also in rows that train.
+    pub allow_leak: bool,
 }
 
 impl Rows {
@@ -44,5 +48,47 @@ impl Rows {
         }
         manifest.skipped_note().into_iter().for_each(|note| runtime.warn(note));
         Ok(manifest)
+    }
+
+    /// Warns about leaks. Refuses those into test rows, unless they are allowed.
+    ///
+    /// # Errors
+    /// [`Error::Data`] that names files of both sides.
+    pub fn check_leaks(&self, leaks: &Leaks, runtime: &Runtime) -> Result<()> {
+        leaks.warnings().into_iter().for_each(|warning| runtime.warn(warning));
+        let errors = leaks.errors();
+        if self.allow_leak {
+            for error in errors {
+                runtime.warn(error);
+            }
+        } else if !errors.is_empty() {
+            let reason = format!("{}; scores of these test images would be too good", errors.join("; "));
+            return Err(Error::data(&self.root, reason, format!("{}; `--allow-leak` goes on", leaks.remedy())));
+        }
+        Ok(())
+    }
+
+    /// Refuses test rows that the weights to start from have seen in a training, unless they are allowed.
+    ///
+    /// # Errors
+    /// [`Error::Data`] that names a few of them.
+    pub fn check_init(&self, seen: &[(&Row, Seen)], runtime: &Runtime) -> Result<()> {
+        if seen.is_empty() {
+            return Ok(());
+        }
+        let patients = seen.iter().filter(|(_, seen)| *seen == Seen::Patient).count();
+        let named = seen.iter().take(3).map(|(row, _)| row.image_path.display().to_string());
+        let reason = format!(
+            "the run of `--init` was trained on the images of {} test questions, and on other images of the patients of \
+             {patients} more (the first: {})",
+            seen.len() - patients,
+            named.collect::<Vec<_>>().join(", ")
+        );
+        if self.allow_leak {
+            runtime.warn(reason);
+            return Ok(());
+        }
+        let hint = "start from another run, or remove these test rows; `--allow-leak` goes on";
+        Err(Error::data(&self.root, format!("{reason}; scores of these test images would be too good"), hint))
     }
 }

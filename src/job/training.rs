@@ -2,16 +2,18 @@
 
 use super::memory::{Memory, accept, suggest};
 use super::rows::Rows;
-use super::together::check_data;
+use super::together::{check_data, main_only};
 use super::{How, weight_files, write_report};
 use crate::config::learning_rate::suggestion;
 use crate::config::{Resolved, RunConfig};
+use crate::data::identity::SeenImages;
 use crate::data::manifest::Split;
 use crate::event::{Event, Observer};
 use crate::plan::dry_run::Job;
 use crate::plan::machine::Machine;
 use crate::plan::report::Plan;
 use crate::runtime::Runtime;
+use crate::segment::resume::DATA_FILE;
 use crate::segment::task::SegmentTask;
 use crate::segment::training::PreparedTraining;
 use crate::segment::{Run, Training, needs};
@@ -31,6 +33,7 @@ pub struct SegmenterTraining<'a> {
     config: RunConfig,
     toml: String,
     training: Training<'a>,
+    rows: Rows,
     has_test: bool,
 }
 
@@ -73,8 +76,23 @@ impl<'a> SegmenterTraining<'a> {
         let has_test = !manifest.rows_of(Split::Test).is_empty();
         check_data(how.ranks, &manifest)?;
         let training = Training::new(config.clone(), manifest, &how.out, runtime)?.with_toml(toml.clone());
-        let training = training.resume(how.resume.resumes()).with_ranks(how.ranks);
-        Ok(Self { how, config, toml, training, has_test })
+        let mut training = training.resume(how.resume.resumes()).with_ranks(how.ranks);
+        let leaks = main_only(how.ranks, || Ok(training.leaks()));
+        how.ranks.agree(leaks.and_then(|leaks| leaks.map_or(Ok(()), |leaks| rows.check_leaks(&leaks, runtime))))?;
+        Ok(Self { how, config, toml, training, rows: rows.clone(), has_test })
+    }
+
+    /// Refuses a run to start from that has seen images or patients of test rows, unless that is allowed.
+    fn check_init(&mut self, folder: &Path) -> Result<()> {
+        let How { ranks, runtime, .. } = *self.how;
+        let checked = main_only(ranks, || {
+            let seen = SeenImages::of_checkpoint(&folder.join(DATA_FILE))?;
+            if let Some(reason) = seen.unknown.as_ref().filter(|_| self.has_test) {
+                runtime.note(format!("it is unknown whether test images are new to the run of `--init`: {reason}"));
+            }
+            self.rows.check_init(&self.training.seen_by(&seen), runtime)
+        });
+        ranks.agree(checked.map(drop))
     }
 
     /// The settings with caches that are no larger than the data fills them.
@@ -102,6 +120,9 @@ impl<'a> super::Job for SegmenterTraining<'a> {
             (None, init) if !init.is_empty() => Some(needs::checkpoint_of(&runtime.locate(init)?)?),
             (checkpoint, _) => checkpoint.map(Path::to_owned),
         };
+        if let Some(folder) = weights.as_deref().filter(|_| checkpoint.is_none()) {
+            self.check_init(folder)?;
+        }
         if weights.is_none() {
             weight_files::check_architectures(&mut self.config, runtime)?;
         }
@@ -114,7 +135,7 @@ impl<'a> super::Job for SegmenterTraining<'a> {
 
     fn prepare(self) -> Result<Prepared<'a>> {
         let planned_config = self.planned_config();
-        let Self { how, config, toml, training, has_test } = self;
+        let Self { how, config, toml, training, has_test, .. } = self;
         let training = training.prepare()?;
         if training.task.has_feature_cache() {
             let most = Bytes((planned_config.data.cache_vision_mib as u64) << 20);

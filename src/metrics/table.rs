@@ -168,9 +168,77 @@ pub struct Protocol {
     pub temperature: Option<f64>,
     /// Classes of the data that the run does not know.
     pub unknown_classes: Vec<String>,
-    /// Questions about images that the run was trained on.
+    /// Questions about images and patients that the run was trained on.
+    #[serde(flatten)]
+    pub trained_on: TrainedOn,
+}
+
+/// How many of the scored questions are about what the run, or a run that it started from, was trained on.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct TrainedOn {
+    /// Questions about images of the training; at least so many if `unknown` has a reason.
+    pub images: u64,
+    /// Further questions about other images of patients of the training; `None` without patients.
+    pub patients: Option<u64>,
+    /// Why the images of the training are not known.
+    pub unknown: Option<String>,
+}
+
+/// [`TrainedOn`] in `summary.json`: nothing is a number that is not known.
+#[derive(Serialize, Deserialize)]
+struct StoredTrainedOn {
     #[serde(default)]
-    pub trained_on: u64,
+    trained_on: Option<u64>,
+    #[serde(default)]
+    trained_on_patients: Option<u64>,
+    #[serde(default)]
+    trained_on_unknown: Option<String>,
+}
+
+impl Serialize for TrainedOn {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let known = |number: u64| self.unknown.is_none().then_some(number);
+        let unknown = self.unknown.as_ref().map(|reason| match self.images {
+            0 => reason.clone(),
+            least => format!("{reason}; at least {least} of these questions are about its training images"),
+        });
+        StoredTrainedOn {
+            trained_on: known(self.images),
+            trained_on_patients: self.patients.and_then(known),
+            trained_on_unknown: unknown,
+        }
+        .serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for TrainedOn {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let stored = StoredTrainedOn::deserialize(deserializer)?;
+        Ok(Self {
+            images: stored.trained_on.unwrap_or_default(),
+            patients: stored.trained_on_patients,
+            unknown: stored.trained_on_unknown,
+        })
+    }
+}
+
+impl TrainedOn {
+    /// What to say about the scores.
+    pub fn notes(&self) -> Vec<String> {
+        let Self { images, patients, unknown } = self;
+        let at_least = if unknown.is_some() { "at least " } else { "" };
+        let images = (*images > 0).then(|| {
+            format!("the run was trained on the images of {at_least}{images} of these questions: scores of new images are lower")
+        });
+        let patients = patients.filter(|patients| *patients > 0).map(|patients| {
+            format!(
+                "{at_least}{patients} more questions are about other images of patients that the run was trained on"
+            )
+        });
+        let unknown =
+            unknown.as_ref().map(|reason| format!("it is unknown whether these images are new to the run: {reason}"));
+        images.into_iter().chain(patients).chain(unknown).collect()
+    }
 }
 
 /// Numbers of questions by what is known about their target.
@@ -400,10 +468,7 @@ impl EvalSummary {
                 });
             format!("expected calibration error of pixels: {:.4}{scaled}", calibration.raw.ece)
         }));
-        if *trained_on > 0 {
-            let text = "the run was trained on the images of {} of these questions: scores of new images are lower";
-            notes.insert(0, text.replace("{}", &trained_on.to_string()));
-        }
+        notes.splice(0..0, trained_on.notes());
         if !unknown_classes.is_empty() {
             notes.push(format!("classes that the run does not know: {}", unknown_classes.join(", ")));
         }

@@ -134,3 +134,33 @@ fn columns_are_aligned() {
         "an empty evaluation has a table"
     );
 }
+
+#[test]
+fn a_number_of_trained_images_that_is_not_known_is_null_with_a_reason() {
+    let of = |images, patients, unknown: Option<&str>| {
+        let trained_on = TrainedOn { images, patients, unknown: unknown.map(str::to_owned) };
+        let json = serde_json::to_value(Protocol { trained_on: trained_on.clone(), ..Protocol::default() }).unwrap();
+        let [a, b, c] = ["trained_on", "trained_on_patients", "trained_on_unknown"].map(|key| json[key].clone());
+        (a, b, c, trained_on.notes())
+    };
+    let null = serde_json::Value::Null;
+    assert_eq!(of(0, None, None), (0.into(), null.clone(), null.clone(), Vec::new()));
+    let (images, patients, unknown, notes) = of(3, Some(2), None);
+    assert_eq!((images, patients, unknown), (3.into(), 2.into(), null.clone()));
+    assert!(
+        notes[0].contains("images of 3 of these questions") && notes[1].starts_with("2 more questions"),
+        "{notes:?}"
+    );
+    let (images, patients, unknown, notes) = of(0, Some(0), Some("it is old"));
+    assert_eq!((images, patients, unknown), (null.clone(), null.clone(), "it is old".into()));
+    assert_eq!(notes, ["it is unknown whether these images are new to the run: it is old"]);
+    let (images, _, unknown, notes) = of(4, None, Some("it is old"));
+    assert_eq!(
+        (images, unknown),
+        (null, "it is old; at least 4 of these questions are about its training images".into())
+    );
+    assert!(notes[0].contains("images of at least 4 of"), "{notes:?}");
+    // of an earlier version
+    let old = r#"{"length":"px","tolerance":2.0,"presence_threshold":null,"temperature":null,"unknown_classes":[]}"#;
+    assert_eq!(serde_json::from_str::<Protocol>(old).unwrap().trained_on, TrainedOn::default());
+}

@@ -89,10 +89,13 @@ impl Comparison {
         keys_in_order(&all)
     }
 
-    /// Masks that the presence thresholds of the runs withheld.
+    /// What the runs were trained on of these questions, and masks that their presence thresholds withheld.
     fn notes(&self) -> Vec<String> {
-        let note = |run: &Compared| run.summary.withheld().map(|note| format!("{}: {note}", run.name));
-        self.runs.iter().filter_map(note).collect()
+        let notes = |run: &Compared| {
+            let notes = run.summary.protocol.trained_on.notes().into_iter().chain(run.summary.withheld());
+            notes.map(|note| format!("{}: {note}", run.name)).collect::<Vec<_>>()
+        };
+        self.runs.iter().flat_map(notes).collect()
     }
 
     fn length(&self) -> &str {

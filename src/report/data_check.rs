@@ -1,6 +1,6 @@
 //! The check of a data root in words and tables.
 
-use crate::data::check::{CheckReport, Leak, ModalityCounts, PatientLeak, Uncovered};
+use crate::data::check::{CheckReport, ModalityCounts, Uncovered};
 use crate::data::fingerprint::{Fingerprint, ValueRange};
 use crate::data::manifest::Split;
 use crate::metrics::text_table::columns;
@@ -10,11 +10,9 @@ pub fn warnings(report: &CheckReport) -> Vec<String> {
     let uncovered = report.uncovered.iter().map(|Uncovered { split, classes }| {
         format!("these classes have no `{split}` images: `{}`", classes.join("`, `"))
     });
-    let patients = report.patient_leaks.iter().map(|PatientLeak { patient, splits, images }| {
-        let splits: Vec<&str> = splits.iter().map(|split| split.name()).collect();
-        format!("patient `{patient}` is in {}: {images} images", splits.join(" and "))
+    let left_out = (report.left_out > 0).then(|| {
+        format!("a training leaves out {} synthetic rows: their sources are `val` or `test` images", report.left_out)
     });
-    let leaks = report.leaks.iter().map(describe_leak);
     let without_target = |class: &&Fingerprint| class.present == 0 && class.absent > 0;
     let without_target = report.fingerprint.iter().filter(without_target).map(|class| {
         format!(
@@ -23,18 +21,13 @@ pub fn warnings(report: &CheckReport) -> Vec<String> {
         )
     });
     without_target
-        .chain(leaks)
-        .chain(patients)
+        .chain(report.other_leaks.iter().cloned())
+        .chain(report.spellings.clone())
+        .chain(left_out)
         .chain(uncovered)
         .chain(report.depth.warning())
         .chain(report.findings.texts())
         .collect()
-}
-
-fn describe_leak(leak: &Leak) -> String {
-    let splits: Vec<&str> = leak.splits.iter().map(|split| split.name()).collect();
-    let images: Vec<String> = leak.images.iter().map(|path| path.display().to_string()).collect();
-    format!("one image in {}: {}", splits.join(" and "), images.join(", "))
 }
 
 /// Table of good rows by modality and split, with totals.
@@ -56,7 +49,11 @@ pub fn count_table(report: &CheckReport) -> String {
     }
     text += &row(&sum.modality, numbers(&sum));
     let bad = if report.is_good() { "no bad rows".into() } else { format!("{} bad", report.bad.len()) };
-    format!("{text}{} rows of {} images, {bad}", report.rows, report.images)
+    let extra = match report.extra_rows {
+        0 => String::new(),
+        count => format!(" ({count} rows are of extra data roots and not in the table)"),
+    };
+    format!("{text}{} rows of {} images{extra}, {bad}", report.rows, report.images)
 }
 
 /// Table of the fingerprint, one line for each class.

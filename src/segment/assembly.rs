@@ -7,6 +7,7 @@ use crate::Result;
 use crate::data::familiarity::Familiarity;
 use crate::data::familiarity::images::KnownImages;
 use crate::data::familiarity::questions::KnownQuestions;
+use crate::data::identity::SeenImages;
 use crate::data::image::PixelConfig;
 use crate::data::labels::Labels;
 use crate::data::position::Zones;
@@ -163,6 +164,8 @@ pub struct Assembly {
     pub questions: Option<Arc<KnownQuestions>>,
     /// How the images of its training look; checkpoints of old versions do not say it.
     pub images: Option<Arc<KnownImages>>,
+    /// Images and patients that its weights have seen in trainings.
+    pub seen: Arc<SeenImages>,
     /// Keys that did not fit (if that is allowed), and other warnings of the load.
     pub warnings: Vec<String>,
     /// Further runs: masks of predictions are means over all of them.

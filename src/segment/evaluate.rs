@@ -21,7 +21,7 @@ use crate::metrics::estimates::Item;
 use crate::metrics::grid::{Size, Spacing};
 use crate::metrics::mask_scores::MaskScores;
 use crate::metrics::segmentation::{ImageScore, is_foreground};
-use crate::metrics::table::{EvalSummary, EvalSums, Protocol};
+use crate::metrics::table::{EvalSummary, EvalSums, Protocol, TrainedOn};
 use crate::tensor::{Kind, Tensor};
 use crate::trainer::Ranks;
 use crate::{Error, Result};
@@ -169,7 +169,7 @@ fn protocol(assembly: &Assembly, rows: &[&Row], options: Options, observer: &dyn
         presence_threshold: calibration.and_then(|calibration| calibration.presence_threshold),
         temperature: calibration.map(|calibration| calibration.temperature),
         unknown_classes,
-        trained_on: 0,
+        trained_on: TrainedOn::default(),
     }
 }
 

@@ -4,7 +4,9 @@ use super::architecture::Configs;
 use super::assembly::{Assembly, Build, Description, RunOverrides, pixels};
 use super::config::ModelConfig;
 use super::description::{check_adapters, check_sizes, describe, verify};
+use super::resume::DATA_FILE;
 use super::{needs, setup, weights};
+use crate::data::identity::SeenImages;
 use crate::data::text::TextTokenizer;
 use crate::models::prsmed::{self, PrsMed};
 use crate::nn::LoraConfig;
@@ -54,6 +56,7 @@ pub fn create(
             description,
             questions: None,
             images: None,
+            seen: Arc::new(SeenImages::of_checkpoint(&folder.join(DATA_FILE))?),
             warnings,
             members: Vec::new(),
         },

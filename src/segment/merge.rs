@@ -7,10 +7,12 @@
 use super::adapters::{ADAPTER, Scales};
 use super::assembly::DESCRIPTION;
 use super::needs;
+use super::resume::DATA_FILE;
 use super::setup::{self, Build, Description, RunOverrides};
 use super::weights::{EMBEDDING, HEAD, base_config, base_of, is_tied, part_file};
 use crate::data::familiarity::images::{IMAGES_FILE, KnownImages};
 use crate::data::familiarity::questions::{KnownQuestions, QUESTIONS_FILE};
+use crate::data::identity::DataIdentity;
 use crate::data::text::TextTokenizer;
 use crate::event::{Event, Observer};
 use crate::models::prsmed::TOWER_PREFIX;
@@ -62,6 +64,8 @@ pub struct Source {
     tokenizer: [(&'static str, String); 3],
     questions: Option<KnownQuestions>,
     images: Option<KnownImages>,
+    /// Rows, images and patients of its training.
+    data: Option<DataIdentity>,
 }
 
 impl Source {
@@ -83,6 +87,8 @@ impl Source {
             let is_missing = part == "cls" && !file.exists();
             parts.push((part, if is_missing { None } else { Some(Archive::open(&file)?) }));
         }
+        let data = folder.join(DATA_FILE);
+        let data = data.exists().then(|| DataIdentity::read(&data)).transpose()?;
         Ok(Self {
             description,
             base,
@@ -90,6 +96,7 @@ impl Source {
             tokenizer,
             questions: KnownQuestions::open(folder)?,
             images: KnownImages::open(folder)?,
+            data,
         })
     }
 
@@ -117,6 +124,9 @@ impl Source {
         }
         if let Some(images) = self.images {
             staged.write_bytes(IMAGES_FILE, images.to_json().as_bytes())?;
+        }
+        if let Some(data) = self.data {
+            staged.write_bytes(DATA_FILE, data.to_json().as_bytes())?;
         }
         for (name, text) in self.tokenizer {
             staged.write_bytes(&format!("tokenizer/{name}"), text.as_bytes())?;

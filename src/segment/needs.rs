@@ -244,6 +244,11 @@ mod tests {
     }
 
     #[test]
+    fn what_a_run_was_trained_on_is_downloaded_with_it() {
+        assert!(RUN_FILES.contains(&"data.json*"), "see `SeenImages::of_checkpoint`");
+    }
+
+    #[test]
     fn random_parts_need_no_files() {
         let config = |name: &str| {
             let text = std::fs::read_to_string(format!("configs/{name}.toml")).expect("a preset");

@@ -9,9 +9,11 @@ use super::architecture::{check_encoder, check_llm_weights};
 use super::assembly::is_published;
 use super::description::{check_adapters, check_sizes};
 use super::needs;
+use super::resume::DATA_FILE;
 use super::weights::{self, Found};
 use crate::data::familiarity::images::KnownImages;
 use crate::data::familiarity::questions::KnownQuestions;
+use crate::data::identity::SeenImages;
 use crate::data::image::PixelConfig;
 use crate::data::text::TextTokenizer;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
@@ -62,6 +64,7 @@ pub fn create(
         description,
         questions: None,
         images: None,
+        seen: Arc::default(),
         warnings,
         members: Vec::new(),
     })
@@ -85,12 +88,14 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Ass
     let tokenizer = TextTokenizer::open(&needs::tokenizer_folder(folder, &base))?;
     let questions = KnownQuestions::open(folder)?.map(Arc::new);
     let images = KnownImages::open(folder)?.map(Arc::new);
+    let seen = Arc::new(SeenImages::of_checkpoint(&folder.join(DATA_FILE))?);
     Ok(Assembly {
         model,
         tokenizer: Arc::new(tokenizer),
         description,
         questions,
         images,
+        seen,
         warnings,
         members: Vec::new(),
     })

@@ -18,10 +18,11 @@ use super::weights;
 use crate::data::agreement;
 use crate::data::classical::Augment;
 use crate::data::familiarity::images::KnownImages;
-use crate::data::identity::DataIdentity;
+use crate::data::identity::{DataIdentity, SeenImages};
 use crate::data::length_sampler;
 use crate::data::loader::{Loader, LoaderOptions, Source, TextLength, single_rows};
 use crate::data::manifest::{Manifest, Row, Split};
+use crate::data::marks::Marks;
 use crate::data::mixing_sampler::{Lengths, MixingSampler};
 use crate::data::prepared;
 use crate::data::split::spread;
@@ -121,7 +122,7 @@ impl SegmentTask {
         let longest = longest(manifest, &texts, questions, [&train_texts, &val_texts], config.micro_batch);
         assembly.questions = Some(Arc::new(questions_of(manifest, [&rows.rows, &synthetic.rows])));
         assembly.images = Some(Arc::new(KnownImages::of(manifest, &rows.rows)));
-        let identity = DataIdentity::of(manifest)?.with_images(manifest, &rows.rows, &val_rows);
+        let identity = DataIdentity::of(manifest)?;
         let validated_at_once = Fitting::new(config.micro_batch);
         let calibration = Mutex::new(assembly.description.calibration);
         Ok(Self {
@@ -142,6 +143,19 @@ impl SegmentTask {
             calibration,
             unreadable,
         })
+    }
+
+    /// Keeps in the checkpoints which images and patients are trained and validated, beside those that the weights have
+    /// seen before. `marks` are those of the images.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Data`] for a damaged journal of synthetic pairs.
+    pub fn mark_images(&mut self, marks: &Marks) -> Result<()> {
+        let rows: Vec<usize> = self.groups.iter().flatten().copied().collect();
+        let mut seen = SeenImages::of(self.plain.manifest(), &rows, &self.val_rows, marks)?;
+        seen.add_ancestor(SeenImages::clone(&self.assembly.seen));
+        self.identity.seen = Some(seen);
+        Ok(())
     }
 
     /// The longest texts of the training rows.

@@ -5,7 +5,10 @@ use super::predict::Prediction;
 use super::setup::{self, Assembly, Build, RunOverrides};
 use super::task::SegmentTask;
 use super::{RunConfig, init, resume, vision_features};
-use crate::data::manifest::{Manifest, Split};
+use crate::data::identity::{Seen, SeenImages};
+use crate::data::leaks::Leaks;
+use crate::data::manifest::{Manifest, Row, Split};
+use crate::data::marks::Marks;
 use crate::data::{bit_depth, split};
 use crate::event::Observer;
 use crate::runtime::Runtime;
@@ -32,6 +35,8 @@ pub struct Training<'r> {
     config: RunConfig,
     toml: String,
     manifest: Arc<Manifest>,
+    /// Of images of the rows.
+    marks: Marks,
     folder: PathBuf,
     runtime: &'r Runtime,
     resumes: bool,
@@ -51,8 +56,9 @@ impl<'r> Training<'r> {
         runtime: &'r Runtime,
     ) -> Result<Self> {
         let mut manifest = manifest.into();
+        let (mut marks, observer) = (Marks::cached(runtime.cache()), runtime.observer().as_ref());
         if let Some(fold) = config.data.own_fold() {
-            let cut = split::validate_on_fold(Arc::make_mut(&mut manifest), fold)?;
+            let cut = split::validate_on_fold(Arc::make_mut(&mut manifest), fold, (&mut marks, observer))?;
             let (number, of) = (fold.number, fold.of);
             runtime.note(format!(
                 "fold {number} of 0 to {}: {} of {} images are validated",
@@ -63,7 +69,12 @@ impl<'r> Training<'r> {
         }
         if config.train.validate_every_epochs > 0
             && config.data.val_frac > 0.0
-            && let Some(cut) = split::ensure_val(Arc::make_mut(&mut manifest), config.data.val_frac, config.train.seed)?
+            && let Some(cut) = split::ensure_val(
+                Arc::make_mut(&mut manifest),
+                config.data.val_frac,
+                config.train.seed,
+                (&mut marks, observer),
+            )?
         {
             runtime.note(format!(
                 "no `val` rows: {} of {} training images ({} rows) are used for validation",
@@ -77,7 +88,7 @@ impl<'r> Training<'r> {
         report_data(&manifest, runtime);
         let toml = config.to_toml();
         let ranks = Ranks::default();
-        Ok(Self { config, toml, manifest, folder: folder.into(), runtime, resumes: false, ranks })
+        Ok(Self { config, toml, manifest, marks, folder: folder.into(), runtime, resumes: false, ranks })
     }
 
     /// Trains together with other processes.
@@ -106,6 +117,24 @@ impl<'r> Training<'r> {
         &self.manifest
     }
 
+    /// Images and patients that are in several splits. Every image is decoded for that, unless it is in the cache of an
+    /// earlier call.
+    pub fn leaks(&mut self) -> Leaks {
+        let rows = &self.manifest.rows;
+        self.marks.add(rows.iter().map(|row| row.image_path.as_path()), self.runtime.observer().as_ref());
+        Leaks::find(&self.manifest, &self.marks)
+    }
+
+    /// The `test` rows about images or patients that other weights have seen, with how.
+    pub fn seen_by(&mut self, other: &SeenImages) -> Vec<(&Row, Seen)> {
+        let rows = self.manifest.rows_of(Split::Test);
+        let images = rows.iter().map(|row| self.manifest.rows[*row].image_path.as_path());
+        self.marks.add(images, self.runtime.observer().as_ref());
+        let seen = other.seen(&self.manifest, &rows, &self.marks);
+        let all = rows.iter().map(|row| &self.manifest.rows[*row]).zip(seen);
+        all.filter(|(_, seen)| matches!(seen, Seen::Train | Seen::Patient)).collect()
+    }
+
     /// The checkpoint that the training continues from, if any, with a warning for each setting that makes the run
     /// differ from an uninterrupted one. Nothing is loaded or changed.
     ///
@@ -124,7 +153,7 @@ impl<'r> Training<'r> {
     /// As [`Self::checkpoint`], [`setup::create`] and [`setup::open`]; [`Error::Data`] for a row that cannot be used.
     pub fn prepare(self) -> Result<PreparedTraining<'r>> {
         let (checkpoint, warnings) = self.checkpoint()?.unzip();
-        let Self { config, toml, manifest, folder, runtime, ranks, .. } = self;
+        let Self { config, toml, manifest, mut marks, folder, runtime, ranks, .. } = self;
         warnings.into_iter().flatten().for_each(|warning| runtime.warn(warning));
         let mut assembly = assemble(&config, &manifest, checkpoint.as_deref(), runtime, ranks)?;
         assembly.description.pixels.labels = config.data.labels;
@@ -133,7 +162,13 @@ impl<'r> Training<'r> {
         let features =
             vision_features::open_cache(&assembly, &config.data, runtime.cache(), runtime.observer().as_ref())?;
         let (train, data) = (config.train.clone(), config.data.clone());
-        let task = SegmentTask::new(assembly, &manifest, train, data, toml.clone(), features)?;
+        let mut task = SegmentTask::new(assembly, &manifest, train, data, toml.clone(), features)?;
+        // the first process writes the checkpoints
+        if ranks.is_main() {
+            let used = manifest.rows.iter().filter(|row| row.split != Split::Test);
+            marks.add(used.map(|row| row.image_path.as_path()), runtime.observer().as_ref());
+            task.mark_images(&marks)?;
+        }
         if let (real, synthetic @ 1..) = task.rows_of_an_epoch() {
             runtime.note(format!("an epoch has {real} real rows and {synthetic} synthetic ones"));
         }
@@ -252,7 +287,7 @@ fn report_data(manifest: &Manifest, runtime: &Runtime) {
         }
     }
     let depth = bit_depth::survey(manifest.rows.iter().map(|row| row.image_path.as_path()));
-    depth.warning().into_iter().for_each(|warning| runtime.warn(warning));
+    depth.warning().into_iter().chain(manifest.spellings.warning()).for_each(|warning| runtime.warn(warning));
 }
 
 /// The checkpoint from which a training in `folder` continues.

@@ -353,7 +353,7 @@ fn an_empty_text_and_a_duplicate_are_bad_rows() {
 }
 
 #[test]
-fn an_image_in_two_splits_gives_a_warning() {
+fn a_test_image_that_trains_is_refused_unless_it_is_allowed() {
     let broken = Broken::new("leak", "png");
     let name = "brain_MRI/test_images/leak.png";
     fs::copy(broken.file(&broken.image), broken.file(name)).unwrap();
@@ -361,10 +361,18 @@ fn an_image_in_two_splits_gives_a_warning() {
     let csv = broken.file(&broken.csv);
     let text = fs::read_to_string(&csv).unwrap();
     fs::write(&csv, format!("{text}brain_MRI/test_masks/leak.png,Where?,There.,center,test\n")).unwrap();
+    let leak = "1 image (equal files) is in train and test: ";
     let ran = run(prsmed().args(["data", "check"]).arg(&broken.root));
+    assert_eq!(ran.code, Some(1), "{}", ran.stdout);
+    assert!(
+        ran.stdout.contains(&format!("leak: {leak}")) && ran.stdout.contains("`--allow-leak` goes on"),
+        "{}",
+        ran.stdout
+    );
+    assert!(ran.stdout.contains(&broken.image) && ran.stdout.contains(name), "{}", ran.stdout);
+    let ran = run(prsmed().args(["data", "check", "--allow-leak"]).arg(&broken.root));
     assert_eq!(ran.code, Some(0), "{}", ran.stdout);
-    assert!(ran.stderr.contains("warning: one image in train and test: "), "{}", ran.stderr);
-    assert!(ran.stderr.contains(&broken.image) && ran.stderr.contains(name), "{}", ran.stderr);
+    assert!(ran.stderr.contains(&format!("warning: {leak}")), "{}", ran.stderr);
 }
 
 #[test]

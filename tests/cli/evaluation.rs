@@ -233,6 +233,7 @@ fn scores_of_images_that_the_run_has_seen_are_marked() {
     assert!(!errors.contains("trained on none of"), "{errors}");
     let own = test(phantoms()).0;
     assert_eq!(own["summary"]["protocol"]["trained_on"], 0);
+    assert_eq!(own["summary"]["protocol"]["trained_on_unknown"], Value::Null);
 }
 
 #[test]

@@ -108,6 +108,10 @@ fn corrected_pairs_are_a_data_root() {
     assert_eq!((one.len(), rows.lines().count()), (3, 2), "{rows}");
     let found = done(prsmed().args(["data", "check"]).arg(&root));
     assert!(found.contains("no bad rows"), "{found}");
+    // known again if the upload becomes a test image
+    let copy = root.join(format!("brain_MRI/train_images/{}.png", first["id"].as_str().unwrap()));
+    let [copy, upload] = [copy, image_file()].map(|path| prsmed::data::marks::ImageMarks::of(&path).unwrap().pixels);
+    assert!(copy.is_some() && copy == upload);
 
     let restored = server.send("DELETE", &format!("{url}/mask"), &[], &[]).ok().json();
     assert_eq!(restored["corrected"], false);

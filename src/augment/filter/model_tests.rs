@@ -92,7 +92,14 @@ fn real_row(folder: &Path, name: &str, grey: u8) -> Row {
 }
 
 fn manifest(root: &Path, rows: Vec<Row>) -> Manifest {
-    Manifest { root: root.to_path_buf(), rows, modalities: vec!["skin".into()], num_leaking: 0, skipped: Vec::new() }
+    Manifest {
+        root: root.to_path_buf(),
+        rows,
+        modalities: vec!["skin".into()],
+        num_leaking: 0,
+        skipped: Vec::new(),
+        spellings: crate::data::patient::Spellings::default(),
+    }
 }
 
 /// An accepted pair made from `source`.

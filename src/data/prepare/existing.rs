@@ -1,12 +1,15 @@
 //! What a data root already contains: its patients with their splits, and the files of the class.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::item::Skipped;
 use super::options::PrepareOptions;
 use crate::manifest::{Manifest, Split};
+use crate::marks::{Mark, Marks};
+use crate::patient::Spellings;
+use prsmed_base::event::Observer;
 use prsmed_base::{Error, Result, files};
 
 /// The rows of the data root before the preparation.
@@ -14,6 +17,10 @@ use prsmed_base::{Error, Result, files};
 pub(super) struct Existing {
     /// Splits of the patients; `None` for a patient in several.
     patients: BTreeMap<String, Option<Split>>,
+    /// Spellings of the patients.
+    pub(super) spellings: Spellings,
+    /// All images with their splits.
+    all: BTreeSet<(PathBuf, Split)>,
     /// Images of the class by the stem of their masks.
     images: BTreeMap<String, PathBuf>,
     /// The first annotation file of the class that did not exist before the rows were read.
@@ -52,11 +59,14 @@ impl Existing {
         if !has_rows(&options.out.join("annotations"))? {
             return Ok(existing);
         }
-        for row in Manifest::open(&options.out, None)?.rows {
+        let manifest = Manifest::open(&options.out, None)?;
+        existing.spellings = manifest.spellings;
+        for row in manifest.rows {
             if let Some(patient) = row.patient {
                 let split = existing.patients.entry(patient).or_insert(Some(row.split));
                 *split = split.filter(|split| *split == row.split);
             }
+            existing.all.insert((row.image_path.clone(), row.split));
             if row.modality == options.modality {
                 let stem = row.mask_path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
                 existing.images.insert(stem, row.image_path);
@@ -91,6 +101,14 @@ impl Existing {
             }
         }
         Ok(splits)
+    }
+
+    /// The images of all classes by their pixels, each with its split. `marks` are added to.
+    pub(super) fn pixels(&self, marks: &mut Marks, observer: &dyn Observer) -> BTreeMap<Mark, (&Path, Split)> {
+        marks.add(self.all.iter().map(|(path, _)| path.as_path()), observer);
+        let of = |(path, split): &'_ (PathBuf, Split)| Some((marks.get(path)?.pixels?, *split));
+        let all = self.all.iter().filter_map(|image| of(image).map(|(mark, split)| (mark, (image.0.as_path(), split))));
+        all.collect()
     }
 
     /// Whether the class already has an image under this stem. With another content than `source`, the new file is

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::location::LocationWords;
 use crate::decode;
+use crate::marks::Mark;
 use prsmed_base::{Error, files};
 
 pub(super) const NO_MASK: &str = "no mask with this stem";
@@ -78,6 +79,8 @@ pub(super) struct Item {
     pub(super) spacing_mm: Option<[f64; 2]>,
     /// File name of the volume, and number of the slice.
     pub(super) slice: Option<(String, usize)>,
+    /// By which the image is known in another file; `None` if it has one single colour.
+    pub(super) pixels: Option<Mark>,
 }
 
 impl Item {

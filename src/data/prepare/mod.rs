@@ -36,11 +36,13 @@ pub use self::options::{MASK_SUFFIXES, Negatives, PrepareOptions, Several, Slice
 use self::pairs::UsablePair;
 use self::patients::Finder;
 pub use self::patients::Patients;
+use self::splits::Known;
 pub use self::structures::NamedLabels;
 use self::work::Work;
 use crate::bit_depth::DepthReport;
 use crate::findings::Findings;
 use crate::manifest::Split;
+use crate::marks::{Mark, Marks};
 use crate::prepared::{Intensity, Prepared};
 use crate::templates::Templates;
 use crate::volume::Window;
@@ -72,6 +74,8 @@ pub struct PrepareReport {
     pub absent_left_out: usize,
     /// Number of patients of the new images; `None` if patients are not known.
     pub patients: Option<usize>,
+    /// Patients with several spellings, each of which is one patient.
+    pub spellings: Option<String>,
     /// Files without a patient; each is its own patient.
     pub own_patients: Vec<PathBuf>,
     /// Number of images that the data root contained before.
@@ -153,7 +157,7 @@ impl Work<'_> {
             let note = "no image shows its target: a model cannot learn its masks from these images";
             report.notes.push(note.to_owned());
         }
-        self.write(&items, report, |splits| pairs::copy(&found.pairs, splits, self.options, self.observer))
+        self.write(items, report, |splits| pairs::copy(&found.pairs, splits, self.options, self.observer))
     }
 
     fn volumes(&self) -> Result<PrepareReport> {
@@ -182,7 +186,7 @@ impl Work<'_> {
         let items: Vec<Item> = found.slices.iter().map(|slice| slice.item.clone()).collect();
         let targets = self.structures.iter().map(|structure| (structure.name.clone(), structure.labels.to_string()));
         let prepared = Prepared::new(intensity, targets.collect());
-        self.write(&items, report, |splits| {
+        self.write(items, report, |splits| {
             volumes::write(&found, splits, self)?;
             prepared.merged_with(&class)?.write(&class)
         })
@@ -191,21 +195,38 @@ impl Work<'_> {
     /// Divides the items into splits, lets `write_files` write their files, and writes the annotation file last.
     fn write(
         &self,
-        items: &[Item],
+        mut items: Vec<Item>,
         mut report: PrepareReport,
         write_files: impl FnOnce(&[Split]) -> Result<()>,
     ) -> Result<PrepareReport> {
-        let splits = planned_splits(items, self.options, &self.existing)?;
+        let mut spellings = self.existing.spellings.clone();
+        for item in &mut items {
+            item.patient = item.patient.take().and_then(|name| spellings.settle(&name));
+        }
+        report.spellings = spellings.warning();
+        report.notes.extend(note_of_copies(&items));
+        let mut marks = Marks::default();
+        let splits = self.planned_splits(&items, &self.existing, &mut marks)?;
         write::make_folders(&splits, self.options)?;
         let _locks = write::lock(self.options, self.observer)?;
         let path = self.existing.free_annotation_path()?;
         // another preparation may have added patients to another class meanwhile
-        let splits = planned_splits(items, self.options, &Existing::of_rows(self.options)?)?;
+        let splits = self.planned_splits(&items, &Existing::of_rows(self.options)?, &mut marks)?;
         write::make_folders(&splits, self.options)?;
         write_files(&splits)?;
-        report.rows = rows::write(path, items, &splits, self.options, &self.templates)?;
-        count(&mut report, items, &splits);
+        report.rows = rows::write(path, &items, &splits, self.options, &self.templates)?;
+        count(&mut report, &items, &splits);
         Ok(report)
+    }
+
+    /// The splits of the items; patients and images of the data root keep theirs.
+    fn planned_splits(&self, items: &[Item], existing: &Existing, marks: &mut Marks) -> Result<Vec<Split>> {
+        let patients = items.iter().filter_map(|item| item.patient.as_deref());
+        let known = Known {
+            patients: existing.splits(patients, &self.options.out)?,
+            pixels: existing.pixels(marks, self.observer),
+        };
+        splits::splits(items, self.options, &known)
     }
 
     /// True if everything that is usable is in the data root.
@@ -288,10 +309,14 @@ fn window(options: &PrepareOptions, class: &Path) -> Result<Window> {
     Ok(intensity.window)
 }
 
-/// The splits of the items; patients of the data root keep theirs.
-fn planned_splits(items: &[Item], options: &PrepareOptions, existing: &Existing) -> Result<Vec<Split>> {
-    let known = existing.splits(items.iter().filter_map(|item| item.patient.as_deref()), &options.out)?;
-    Ok(splits::splits(items, options, &known))
+/// Says how many images are copies of another one by their pixels.
+fn note_of_copies(items: &[Item]) -> Option<String> {
+    let images: BTreeMap<&str, Mark> =
+        items.iter().filter_map(|item| Some((item.image.as_str(), item.pixels?))).collect();
+    let different: BTreeSet<&Mark> = images.values().collect();
+    let copies = images.len() - different.len();
+    (copies > 0)
+        .then(|| format!("{copies} images have the pixels of another image; copies of an image are in one split"))
 }
 
 /// Adds the numbers of the items to the report.
@@ -307,5 +332,7 @@ fn count(report: &mut PrepareReport, items: &[Item], splits: &[Split]) {
     report.patients = (!patients.is_empty()).then_some(patients.len());
 }
 
+#[cfg(test)]
+mod copies_tests;
 #[cfg(test)]
 mod tests;

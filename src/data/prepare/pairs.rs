@@ -20,6 +20,7 @@ use crate::bit_depth::DepthReport;
 use crate::decode::{self, Refusal, StoredMask};
 use crate::findings::Findings;
 use crate::manifest::Split;
+use crate::marks::pixel_mark;
 use prsmed_base::event::{Event, Observer};
 use prsmed_base::{Error, Result, files};
 
@@ -306,6 +307,7 @@ fn read_pair(
     if masks.len() > 1 {
         findings.add(format!("images with {} mask files, which were joined", masks.len()), &pair.image);
     }
+    let pixels = pixel_mark(&image.pixels);
     let mut usable = Vec::new();
     for structure in structures {
         let selected = joined(&masks, structure).map_err(|(path, reason)| skip(path, reason))?;
@@ -318,7 +320,8 @@ fn read_pair(
             findings.add_mask(&pair.mask, &selected);
         }
         let mask_png = png(&DynamicImage::ImageLuma8(selected)).map_err(|reason| skip(&pair.mask, reason))?;
-        let item = Item { image: pair.stem.clone(), stem, target: structure.name.clone(), location, ..Item::default() };
+        let target = structure.name.clone();
+        let item = Item { image: pair.stem.clone(), stem, target, location, pixels, ..Item::default() };
         usable.push(UsablePair { item, image: pair.image.clone(), mask_png, range: image.range });
     }
     if usable.is_empty() { Err(skip(&pair.mask, EMPTY.into())) } else { Ok((usable, findings)) }

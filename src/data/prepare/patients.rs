@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use regex::Regex;
 
-use crate::csv_text;
+use crate::{csv_text, patient};
 use prsmed_base::{Error, Result, files};
 
 /// Where the patient of a file is found.
@@ -46,7 +46,7 @@ impl Finder {
             Self::Pattern(regex) => regex.captures(&name)?.get(1)?.as_str(),
             Self::Table(_, table) => table.get(&*name).or_else(|| table.get(stem_of(&name)))?,
         };
-        (!patient.trim().is_empty()).then(|| patient.trim().to_owned())
+        patient::key(patient).map(|_| patient.trim().to_owned())
     }
 
     /// The patient of each file. A file without one is its own patient, named like the file; the second list has those
@@ -125,14 +125,16 @@ fn table(path: &Path) -> Result<BTreeMap<String, String>> {
     for (record, line) in reader.records().zip(2..) {
         let record = record.map_err(unreadable)?;
         let [file, patient] = [file, patient].map(|index| record.get(index).unwrap_or_default().trim().to_owned());
-        if file.is_empty() || patient.is_empty() {
-            return Err(Error::data_line(path, line, "a cell is empty", HINT));
+        if file.is_empty() {
+            return Err(Error::data_line(path, line, "the column `file` is empty", HINT));
         }
         if let Some(reason) = csv_text::spoiled(&patient) {
             return Err(Error::data_line(path, line, format!("patient `{patient}` {reason}"), csv_text::SPOILED_HINT));
         }
         let name = Path::new(&file).file_name().map_or(file.clone(), |name| name.to_string_lossy().into_owned());
-        if let Some(other) = table.insert(name, patient.clone()).filter(|other| *other != patient) {
+        if let Some(other) =
+            table.insert(name, patient.clone()).filter(|other| patient::key(other) != patient::key(&patient))
+        {
             let reason = format!("`{file}` has two patients, `{other}` and `{patient}`");
             return Err(Error::data_line(path, line, reason, "keep one line for each file"));
         }
@@ -186,7 +188,11 @@ mod tests {
             error.to_string().contains(":2: patient `1,23457E+11` is a number that a spreadsheet program has rounded")
         );
         assert!(error.hint().contains("format `Text`"), "{}", error.hint());
-        write("file,patient\na,\n");
-        assert!(of(&["a.png"]).unwrap_err().to_string().contains("a cell is empty"));
+        write("file,patient\n,p1\n");
+        assert!(of(&["a.png"]).unwrap_err().to_string().contains("the column `file` is empty"));
+        // a data frame writes `nan` or nothing for a missing patient
+        write("file,patient\na,\nb,nan\nc,p1\nc,P01\nd,Unknown\n");
+        let (patients, own) = of(&["a.png", "b.png", "c.png", "d.png"]).unwrap();
+        assert_eq!((patients, own.len()), (["a", "b", "P01", "d"].map(str::to_owned).to_vec(), 3));
     }
 }

@@ -25,6 +25,7 @@ use crate::annotation::is_image;
 use crate::decode::is_other_image;
 use crate::findings::Findings;
 use crate::manifest::Split;
+use crate::marks::{Mark, pixel_mark};
 use crate::volume::path::{selection_name, split_selection};
 use crate::volume::{self, FileKind, LabelMap, Levels, Plane, Volume, Window, dicom, labels};
 use prsmed_base::event::Event;
@@ -408,14 +409,13 @@ impl<'a> Opened<'a> {
         GrayImage::from_raw(width, height, pixels).ok_or_else(|| Error::Shape { reason: "a slice is too wide".into() })
     }
 
-    /// A slice as PNG.
-    fn png(&self, slice: usize, levels: Option<&Levels>) -> Result<Vec<u8>> {
-        let image = match levels {
+    /// A slice as an image.
+    fn image(&self, slice: usize, levels: Option<&Levels>) -> Result<DynamicImage> {
+        Ok(match levels {
             Some(levels) => DynamicImage::ImageLuma8(self.volume.slice(&self.plane, slice, levels)?),
             // a colour image has no window
             None => DynamicImage::ImageRgb8(self.volume.colour_slice(&self.plane, slice, &Levels::new(0.0, 255.0))?),
-        };
-        png(&image).map_err(|reason| Error::Shape { reason })
+        })
     }
 }
 
@@ -467,6 +467,7 @@ fn of_volume(pair: FilePair, number: usize, work: &Work, window: Window) -> Resu
                 // NIfTI stores 32-bit numbers: 0.7 would become 0.699999988
                 spacing_mm: Some(opened.plane.spacing.map(|mm| (mm * 1e6).round() / 1e6)),
                 slice: Some((file_name(&named_by(&pair)), slice)),
+                pixels: None,
             };
             items.push(SliceItem { item, volume: number, slice, structure });
         }
@@ -476,14 +477,21 @@ fn of_volume(pair: FilePair, number: usize, work: &Work, window: Window) -> Resu
     let read: Result<Vec<(Vec<SliceItem>, Findings)>> = slices.into_par_iter().map(of_slice).collect();
     let unusable = |error: Error| Skipped { path: pair.image.clone(), reason: error.to_string() };
     let (items, of_slices): (Vec<Vec<SliceItem>>, Vec<Findings>) = read.map_err(unusable)?.into_iter().unzip();
-    let items: Vec<SliceItem> = items.into_iter().flatten().collect();
+    let mut items: Vec<SliceItem> = items.into_iter().flatten().collect();
     if items.is_empty() {
         let reason = "no slice has the target; `--negatives` adds slices without it";
         return Err(Skipped { path: pair.mask, reason: reason.to_owned() });
     }
+    let slices: BTreeSet<usize> = items.iter().map(|item| item.slice).collect();
+    let mark = |slice: usize| Ok((slice, pixel_mark(&opened.image(slice, levels.as_ref())?)));
+    let pixels: Result<BTreeMap<usize, Option<Mark>>> = slices.into_par_iter().map(mark).collect();
+    let pixels = pixels.map_err(unusable)?;
+    for item in &mut items {
+        item.item.pixels = pixels[&item.slice];
+    }
     let mut notes = opened.notes();
     if let Some((window, levels)) = window.zip(levels.as_ref()) {
-        notes.extend(of_one_grey(&opened, &items, window, levels).map_err(unusable)?);
+        notes.extend(of_one_grey(&opened, &pixels, window, levels));
     }
     let mut findings = Findings::default();
     for of_slice in of_slices {
@@ -492,26 +500,27 @@ fn of_volume(pair: FilePair, number: usize, work: &Work, window: Window) -> Resu
     Ok((UsableVolume { pair, window, levels }, items, notes, findings))
 }
 
-/// Names the slices that are one single grey level with the window, and says if the window may not fit the volume.
-fn of_one_grey(opened: &Opened, items: &[SliceItem], window: Window, levels: &Levels) -> Result<Vec<String>> {
-    let slices: BTreeSet<usize> = items.iter().map(|item| item.slice).collect();
-    let count = slices.len();
-    let is_uniform = |slice: usize| -> Result<Option<usize>> {
-        let image = opened.volume.slice(&opened.plane, slice, levels)?;
-        Ok(image.as_raw().iter().all(|grey| *grey == image.as_raw()[0]).then_some(slice))
-    };
-    let found: Result<Vec<Option<usize>>> = slices.into_par_iter().map(is_uniform).collect();
-    let found: Vec<String> = found?.into_iter().flatten().map(|slice| slice.to_string()).collect();
+/// Names the slices that are one single grey level with the window, which have no mark of their pixels, and says if the
+/// window may not fit the volume.
+fn of_one_grey(
+    opened: &Opened,
+    pixels: &BTreeMap<usize, Option<Mark>>,
+    window: Window,
+    levels: &Levels,
+) -> Vec<String> {
+    let found = pixels.iter().filter(|(_, mark)| mark.is_none());
+    let found: Vec<String> = found.map(|(slice, _)| slice.to_string()).collect();
     let named = found.iter().take(10).cloned().collect::<Vec<_>>().join(", ");
     let more = if found.len() > 10 { ", .." } else { "" };
     let uniform = (!found.is_empty()).then(|| {
         format!(
-            "{} of {count} slices are one single grey level with the window `{window}` (slice {named}{more}); if they show \
+            "{} of {} slices are one single grey level with the window `{window}` (slice {named}{more}); if they show \
              anatomy, choose another window",
-            found.len()
+            found.len(),
+            pixels.len()
         )
     });
-    Ok(uniform.into_iter().chain(window.mismatch(&opened.volume, levels)).collect())
+    uniform.into_iter().chain(window.mismatch(&opened.volume, levels)).collect()
 }
 
 /// Writes the slices and their masks.
@@ -552,7 +561,7 @@ fn write_slice(
     items: &[(&SliceItem, Split)],
     options: &PrepareOptions,
 ) -> Result<()> {
-    let image = opened.png(slice, volume.levels.as_ref())?;
+    let image = png(&opened.image(slice, volume.levels.as_ref())?).map_err(|reason| Error::Shape { reason })?;
     let class = options.out.join(&options.modality);
     for (SliceItem { item, structure, .. }, split) in items {
         let path = |what: &str| class.join(format!("{split}_{what}")).join(format!("{}.png", item.stem));
