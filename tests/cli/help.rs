@@ -89,6 +89,8 @@ fn the_help_of_train() {
                                       the first of them
           --extra <DIR>               Data root of synthetic training rows, for example from `prsmed
                                       augment`; may be repeated
+          --allow-leak                Go on with a warning if images or patients of test rows are also
+                                      in rows that train
           --synthetic-ratio <R>       Same as `--set data.synthetic_ratio=R`: synthetic rows for each
                                       real one in an epoch, or all
           --labels <LIST>             Same as `--set data.labels=LIST`: labels of masks that are
