@@ -162,6 +162,24 @@ pub struct GeneratorSettings<'a> {
 }
 
 impl<'a> GeneratorSettings<'a> {
+    /// Refuses settings of a stored model for one with random weights.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming the key.
+    pub fn check(&self) -> Result<()> {
+        let given = [
+            ("base_pipeline", !self.base_pipeline.is_empty()),
+            ("prediction_type", self.prediction_type != PredictionChoice::Model),
+        ];
+        match given.into_iter().find(|(_, is_given)| *is_given).filter(|_| self.model.starts_with(RANDOM)) {
+            Some((key, _)) => {
+                let reason = format!("belongs to a stored model, and `{}` has random weights", self.model);
+                Err(Error::config(format!("{}.{key}", self.section), reason, "leave it out, or name a stored model"))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Weight files that are read, without those of [`Self::base_pipeline`]: they depend on the model's file.
     pub fn needs(&self) -> Vec<Need<'a>> {
         let parts = [("model", self.model), ("controlnet", self.controlnet)];
@@ -271,6 +289,7 @@ impl AugmentConfig {
     /// # Errors
     /// [`Error::Config`] naming the key.
     pub fn check(&self) -> Result<()> {
+        self.generator().check()?;
         if self.mode != Mode::MaskToImage && self.strength * (self.steps as f64) < 1.0 {
             let reason =
                 format!("{} of {} steps is less than one step: nothing is generated", self.strength, self.steps);

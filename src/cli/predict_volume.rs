@@ -128,6 +128,7 @@ impl VolumeArgs {
             // what is no image either is not called one
             let image = decode::image(path)?;
             self.check_image()?;
+            self.check_flat_image()?;
             return Ok(Input::Image(image));
         }
         let volume = volume::open_with(path, self.geometry.geometry)?;
@@ -181,6 +182,17 @@ impl VolumeArgs {
             context.progress.on(&Event::Note(format!("{}: {note}", path.display())));
         }
         Ok(levels)
+    }
+
+    /// Refuses flags that an image without a grid and without physical values has no use for.
+    pub(super) fn check_flat_image(&self) -> Result<()> {
+        let given = [("--window", self.window.is_some()), ("--geometry", self.geometry.geometry.is_some())];
+        match given.iter().find(|(_, is_given)| *is_given) {
+            Some((flag, _)) => {
+                Err(Error::config(*flag, "it is for NIfTI and DICOM files, and `--image` is neither", "remove it"))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Refuses flags that an image has no use for.

@@ -322,6 +322,7 @@ fn assembled_sizes(
 mod tests {
     use super::*;
     use crate::models::prsmed::TOWER_PREFIX;
+    use crate::segment::Semantics;
     use crate::tensor::weights::write_safetensors;
     use crate::tensor::{Kind, Tensor};
     use serde_json::{Value, json};
@@ -376,6 +377,18 @@ mod tests {
         assert!(act.contains("`hidden_act` = \"relu\" is not supported"), "{act}");
         let layer = with(json!({"mm_vision_select_layer": -1})).unwrap_err();
         assert!(layer.contains("`mm_vision_select_layer` = -1 is not supported"), "{layer}");
+    }
+
+    #[test]
+    fn another_semantics_of_a_run_changes_its_pixels() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+        let locate = |spec: &str| -> Result<PathBuf> { Ok(PathBuf::from(spec)) };
+        let pixels = |semantics| {
+            let overrides = RunOverrides { semantics: Some(semantics), ..RunOverrides::default() };
+            described(&fixture, &overrides, Build::new(Device::Cpu, Kind::Float, &locate)).unwrap().pixels
+        };
+        let [reference, corrected] = [Semantics::Reference, Semantics::Corrected].map(pixels);
+        assert!(reference.pad_offset != corrected.pad_offset && reference.mask != corrected.mask);
     }
 
     #[test]

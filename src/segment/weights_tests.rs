@@ -167,3 +167,13 @@ fn a_tied_base_has_its_embedding_as_head_with_and_without_a_head_in_its_file() {
     let report = load_base(folder.path(), None, &new(0.5), None, &mut Vec::new()).unwrap();
     assert_eq!(report.missing, [HEAD]);
 }
+
+#[test]
+fn keys_that_do_not_fit_are_warnings_on_request() {
+    let report = || LoadReport { missing: vec!["lm_head.weight".into()], ..LoadReport::default() };
+    let mut warnings = Vec::new();
+    let error = settle(report(), Path::new("run"), false, &mut warnings).unwrap_err();
+    assert!(error.to_string().contains("lm_head.weight") && warnings.is_empty(), "{error}");
+    settle(report(), Path::new("run"), true, &mut warnings).unwrap();
+    assert!(warnings.len() == 1 && warnings[0].contains("lm_head.weight"), "{warnings:?}");
+}

@@ -46,4 +46,5 @@ mod support;
 #[path = "../unpacked/mod.rs"]
 mod unpacked;
 mod volumes;
+mod walk;
 mod warm;

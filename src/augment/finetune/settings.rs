@@ -302,6 +302,7 @@ impl FinetuneRun {
     /// [`Error::Config`] naming the key.
     pub fn check(&self) -> Result<()> {
         let config = &self.finetune;
+        config.generator().check()?;
         if config.has_adapters() && config.targets().is_empty() {
             return Err(Error::config("finetune.targets", "names no layer", "use for example `to_q,to_v`"));
         }
