@@ -14,6 +14,7 @@ use std::{fs, io};
 
 use super::csv_text::{self, ENCODING_HINT};
 use super::manifest::{BadRow, Problem, Row, Split, Target};
+use super::names::{self, cleaned};
 use prsmed_base::error::{Error, Result};
 use prsmed_base::files;
 
@@ -119,7 +120,7 @@ struct Columns {
 
 impl Columns {
     fn find(file: &Path, header: &csv::ByteRecord, separator: u8) -> Result<Self> {
-        let names: Vec<String> = header.iter().map(|name| String::from_utf8_lossy(name).trim().to_owned()).collect();
+        let names: Vec<String> = header.iter().map(|name| cleaned(&String::from_utf8_lossy(name))).collect();
         let find = |column: &str| csv_text::column(file, header, column);
         let need = |column: &str| {
             find(column)?.ok_or_else(|| {
@@ -151,10 +152,30 @@ impl Columns {
 
 type RowProblem = (Problem, String);
 
+/// File names of a folder.
+#[derive(Default)]
+struct Names {
+    by_stem: HashMap<String, Vec<String>>,
+    /// By the key of the stem, once a file was not found.
+    by_key: Option<HashMap<String, String>>,
+}
+
+impl Names {
+    /// Says so if the folder has a file whose stem differs from `stem` in case, Unicode form or blanks only.
+    fn similar(&mut self, stem: &str) -> String {
+        let all = self.by_stem.iter().filter_map(|(stem, names)| Some((names::key(stem), names.first()?.clone())));
+        let by_key = self.by_key.get_or_insert_with(|| all.collect());
+        by_key.get(&names::key(stem)).map_or_else(String::new, |found| {
+            let other = Path::new(found).file_stem().unwrap_or_default().to_string_lossy();
+            format!("; `{found}` differs from it in {}", names::difference(stem, &other))
+        })
+    }
+}
+
 struct Reader<'a> {
     root: &'a Path,
     /// File names by stem, of every image folder read so far.
-    folders: HashMap<PathBuf, HashMap<String, Vec<String>>>,
+    folders: HashMap<PathBuf, Names>,
     /// First occurrence of each mask, question and answer: file name and line.
     seen: HashMap<(PathBuf, String, String), (PathBuf, u64)>,
     rows: Vec<Row>,
@@ -224,7 +245,7 @@ impl Reader<'_> {
         };
         let mask_path = self.root.join(&mask);
         if !mask_path.is_file() && (texts.target == Target::Present || mask_path.exists()) {
-            return Ok(Err(not_a_file(&mask_path, &mask)));
+            return Ok(Err(self.not_a_file(&mask_path, &mask)?));
         }
         let image_path = match self.image_of(&mask)? {
             Ok(path) if !path.is_file() => return Ok(Err(image_not_a_file(self.root, &path))),
@@ -262,10 +283,9 @@ impl Reader<'_> {
     /// name; any readable extension is accepted.
     fn image_of(&mut self, mask: &Path) -> Result<Result<PathBuf, RowProblem>> {
         let folder: PathBuf = mask.parent().into_iter().flat_map(Path::components).map(image_folder).collect();
-        let names = match self.folders.entry(folder.clone()) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(vacant) => vacant.insert(images(&self.root.join(&folder))?),
-        };
+        let root = self.root;
+        let all = self.names(&folder)?;
+        let names = &all.by_stem;
         let stem = mask.file_stem().unwrap_or_default().to_string_lossy();
         let short = stem.replace("_Segmentation", "");
         let own = mask.extension().unwrap_or_default();
@@ -276,13 +296,35 @@ impl Reader<'_> {
                 (!extension.eq_ignore_ascii_case(own), rank, name.as_str())
             })
         });
-        Ok(match found {
-            Some(name) => Ok(self.root.join(&folder).join(name)),
-            None => Err((
-                Problem::MissingImage,
-                format!("no image `{short}` ({}) in `{}`", EXTENSIONS.join(", "), folder.display()),
-            )),
+        let Some(name) = found else {
+            let similar = all.similar(&short);
+            let reason = format!("no image `{short}` ({}) in `{}`{similar}", EXTENSIONS.join(", "), folder.display());
+            return Ok(Err((Problem::MissingImage, reason)));
+        };
+        Ok(Ok(root.join(&folder).join(name)))
+    }
+
+    /// The images of a folder of the data root.
+    fn names(&mut self, folder: &Path) -> Result<&mut Names> {
+        Ok(match self.folders.entry(folder.to_owned()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(vacant) => {
+                let by_stem = images(&self.root.join(folder))?;
+                vacant.insert(Names { by_stem, by_key: None })
+            }
         })
+    }
+
+    /// Problem of a mask that is no regular file.
+    fn not_a_file(&mut self, path: &Path, mask: &Path) -> Result<RowProblem> {
+        let shown = mask.display();
+        if path.exists() {
+            let reason = format!("mask `{shown}` is not a regular file (a folder, pipe or device)");
+            return Ok((Problem::NotAFile, reason));
+        }
+        let stem = mask.file_stem().unwrap_or_default().to_string_lossy();
+        let similar = self.names(mask.parent().unwrap_or(Path::new("")))?.similar(&stem);
+        Ok((Problem::MissingMask, format!("mask `{shown}` is missing{similar}")))
     }
 }
 
@@ -302,16 +344,6 @@ impl Lines<'_> {
             self.byte += 1;
         }
         self.line
-    }
-}
-
-/// Problem of a mask that is no regular file.
-fn not_a_file(path: &Path, mask: &Path) -> RowProblem {
-    let mask = mask.display();
-    if path.exists() {
-        (Problem::NotAFile, format!("mask `{mask}` is not a regular file (a folder, pipe or device)"))
-    } else {
-        (Problem::MissingMask, format!("mask `{mask}` is missing"))
     }
 }
 
@@ -393,17 +425,15 @@ struct Texts {
 
 fn texts(columns: &Columns, record: &csv::ByteRecord) -> Result<Texts, RowProblem> {
     if record.len() != columns.names.len() {
-        let reason = format!(
-            "{} cells, but the header has {}; put a text with a {} in double quotes",
-            record.len(),
-            columns.names.len(),
-            match columns.separator {
-                ',' => "comma",
-                ';' => "semicolon",
-                _ => "tab",
-            }
-        );
-        return Err((Problem::ColumnCount, reason));
+        let separator = match columns.separator {
+            ',' => "a comma",
+            ';' => "a semicolon",
+            _ => "a tab",
+        };
+        let (found, expected) = (record.len() as u64, columns.names.len() as u64);
+        let (reason, remedy) =
+            (csv_text::cells_reason(found, expected), csv_text::cells_remedy(found, expected, separator));
+        return Err((Problem::ColumnCount, format!("{reason}; {remedy}")));
     }
     let cell = |index: usize, column: &str| -> Result<String, RowProblem> {
         let text = std::str::from_utf8(&record[index])
@@ -418,7 +448,7 @@ fn texts(columns: &Columns, record: &csv::ByteRecord) -> Result<Texts, RowProble
     let answer = cell(columns.answer, "answer")?;
     let optional = |index: Option<usize>, column: &str| match index {
         Some(index) if record[index].trim_ascii().is_empty() => Ok(None),
-        Some(index) => cell(index, column).map(|text| Some(text.trim().to_owned())),
+        Some(index) => cell(index, column).map(|text| Some(cleaned(&text)).filter(|text| !text.is_empty())),
         None => Ok(None),
     };
     let present = optional(columns.present, "present")?.unwrap_or_default();
@@ -439,7 +469,7 @@ fn texts(columns: &Columns, record: &csv::ByteRecord) -> Result<Texts, RowProble
         Target::Present => columns.position.map(|index| cell(index, "position")).transpose()?,
         Target::Absent | Target::Unknown => optional(columns.position, "position")?,
     };
-    let word = cell(columns.split, "split")?;
+    let word = cleaned(&cell(columns.split, "split")?);
     let split = Split::parse(&word).ok_or_else(|| {
         (Problem::UnknownSplit, format!("split `{}` is not one of `train`, `val`, `test`", word.trim()))
     })?;

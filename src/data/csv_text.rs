@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::names::cleaned;
 use prsmed_base::error::{Error, Result};
 
 /// Remedy for text in another encoding.
@@ -33,8 +34,8 @@ pub fn separator(text: &[u8], wanted: &[&str]) -> u8 {
     let num_found = |separator: u8| {
         let mut reader = csv::ReaderBuilder::new().delimiter(separator).from_reader(header);
         let Ok(names) = reader.byte_headers() else { return 0 };
-        let is_there =
-            |name: &&&str| names.iter().any(|found| found.trim_ascii().eq_ignore_ascii_case(name.as_bytes()));
+        let names: Vec<String> = names.iter().map(|name| cleaned(&String::from_utf8_lossy(name))).collect();
+        let is_there = |name: &&&str| names.iter().any(|found| found.eq_ignore_ascii_case(name));
         wanted.iter().filter(is_there).count()
     };
     let with_commas = num_found(b',');
@@ -42,13 +43,13 @@ pub fn separator(text: &[u8], wanted: &[&str]) -> u8 {
     others.max_by_key(|separator| num_found(*separator)).unwrap_or(b',')
 }
 
-/// Index of the column with this name; `None` if there is none. Blanks around a name and the case of its letters do not
+/// Index of the column with this name; `None` if there is none. Blanks around a name, invisible letters and the case of letters do not
 /// count.
 ///
 /// # Errors
 /// [`Error::Data`] if two columns have the name: one of them would be ignored.
 pub fn column<'a>(path: &Path, header: impl IntoIterator<Item = &'a [u8]>, name: &str) -> Result<Option<usize>> {
-    let is_it = |(_, found): &(usize, &[u8])| found.trim_ascii().eq_ignore_ascii_case(name.as_bytes());
+    let is_it = |(_, found): &(usize, &[u8])| cleaned(&String::from_utf8_lossy(found)).eq_ignore_ascii_case(name);
     let mut found = header.into_iter().enumerate().filter(is_it).map(|(index, _)| index);
     match (found.next(), found.next()) {
         (Some(first), Some(second)) => Err(Error::data_line(
@@ -80,10 +81,38 @@ pub fn spoiled(name: &str) -> Option<&'static str> {
 pub const SPOILED_HINT: &str =
     "write the numbers again from their source, in a column with the format `Text`, and save the table as CSV";
 
-/// The error of a file that the reader cannot read, with the remedy for what is not its encoding.
-pub fn error(path: &Path, error: &csv::Error, hint: &str) -> Error {
-    let is_encoding = matches!(error.kind(), csv::ErrorKind::Utf8 { .. });
-    Error::data(path, error.to_string(), if is_encoding { ENCODING_HINT } else { hint })
+/// The error of a file with these bytes that the reader cannot read, with the remedy for what is not its encoding.
+pub fn error(path: &Path, bytes: &[u8], error: &csv::Error, hint: &str) -> Error {
+    let line = |position: &Option<csv::Position>| line_at(bytes, position.as_ref().map_or(0, csv::Position::byte));
+    match error.kind() {
+        csv::ErrorKind::Utf8 { pos, .. } => Error::data_line(path, line(pos), "the line is not UTF-8", ENCODING_HINT),
+        csv::ErrorKind::UnequalLengths { pos, expected_len, len } => {
+            let remedy = cells_remedy(*len, *expected_len, "the separator");
+            Error::data_line(path, line(pos), cells_reason(*len, *expected_len), remedy)
+        }
+        _ => Error::data(path, error.to_string(), hint),
+    }
+}
+
+/// The reason of a line with a wrong number of cells.
+pub fn cells_reason(found: u64, expected: u64) -> String {
+    format!("{found} cell{}, but the header has {expected}", if found == 1 { "" } else { "s" })
+}
+
+/// The remedy for a line with a wrong number of cells.
+pub fn cells_remedy(found: u64, expected: u64, separator: &str) -> String {
+    if found < expected {
+        return "add the missing cells, also empty ones, and their separators".to_owned();
+    }
+    format!("put a text with {separator} in double quotes")
+}
+
+/// The line of a record that begins at a byte, as an editor counts it. (The reader counts the rest of a line end with the next
+/// record.)
+pub fn line_at(bytes: &[u8], start: u64) -> u64 {
+    let start = usize::try_from(start).map_or(bytes.len(), |start| start.min(bytes.len()));
+    let blank = bytes[start..].iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
+    bytes[..start + blank].split(|byte| *byte == b'\n').count() as u64
 }
 
 #[cfg(test)]
@@ -134,6 +163,7 @@ mod tests {
             ("image,a;question\n", b','),
             ("file;name\n", b','),
             ("", b','),
+            ("\u{feff}image\u{200b};\u{a0}question", b';'),
         ] {
             assert_eq!(char::from(separator(text.as_bytes(), &wanted)), char::from(expected), "{text}");
         }

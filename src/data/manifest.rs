@@ -76,8 +76,8 @@ impl Target {
     /// The target of a cell; an empty cell means [`Target::Present`].
     pub fn parse(cell: &str) -> Option<Self> {
         match cell.trim().to_ascii_lowercase().as_str() {
-            "" | "1" | "true" | "yes" => Some(Self::Present),
-            "0" | "false" | "no" => Some(Self::Absent),
+            "" | "1" | "1.0" | "true" | "yes" => Some(Self::Present),
+            "0" | "0.0" | "false" | "no" => Some(Self::Absent),
             "unknown" => Some(Self::Unknown),
             _ => None,
         }
@@ -461,10 +461,21 @@ mod tests {
                 Problem::MissingImage,
                 "no image `lonely` (png, jpg, jpeg, tif, tiff) in `ct/train_images`",
             ),
+            (
+                "ct/train_masks/A.PNG,q,a,train",
+                Problem::MissingMask,
+                "is missing; `a.png` differs from it in upper and lower case",
+            ),
+            (
+                "ct/train_masks/Lonely2.png,q,a,train",
+                Problem::MissingImage,
+                "in `ct/train_images`; `lonely2.png` differs from it in upper and lower case",
+            ),
             ("../ct/train_masks/a.png,q,a,train", Problem::BadPath, "leaves the data root"),
             ("train_masks/a.png,q,a,train", Problem::BadPath, "has no class folder"),
             ("ct/other/a.png,q,a,train", Problem::BadPath, "has no `*_masks` folder"),
-            ("ct/train_masks/a.png,q,a", Problem::ColumnCount, "3 cells, but the header has 4"),
+            ("ct/train_masks/a.png,q,a", Problem::ColumnCount, "3 cells, but the header has 4; add the"),
+            ("ct/train_masks/a.png,q,a,b,c,train", Problem::ColumnCount, "6 cells, but the header has 4; put a text"),
             ("ct/train_masks/pipe.png,q,a,train", Problem::NotAFile, "mask `ct/train_masks/pipe.png` is not a regular"),
             (
                 "ct/train_masks/bent.png,q,a,train",
@@ -477,6 +488,8 @@ mod tests {
         root.pair("ct", "train", "a");
         root.mask("ct/train_masks/lonely.png", 8, 8, |_, _| 255);
         root.mask("ct/train_masks/bent.png", 8, 8, |_, _| 255);
+        root.mask("ct/train_masks/Lonely2.png", 8, 8, |_, _| 255);
+        root.image("ct/train_images/lonely2.png", 8, 8);
         for name in ["ct/train_masks/pipe.png", "ct/train_images/bent.png"] {
             let name = std::ffi::CString::new(root.file(name).to_str().expect("a path")).expect("no NUL");
             // SAFETY: a NUL-terminated path.
@@ -489,6 +502,20 @@ mod tests {
             assert_eq!((bad[0].problem, bad[0].line), (problem, 3), "{line}");
             assert!(bad[0].reason.contains(words), "{line}: {}", bad[0].reason);
         }
+    }
+
+    #[test]
+    fn invisible_letters_and_numbers_of_spreadsheets_are_read() {
+        let root = Root::new();
+        root.pair("ct", "train", "a");
+        root.csv(
+            "a.csv",
+            "\u{feff}\u{feff}image_path,Question\u{200b},\u{a0}answer,split,present,patient\n\
+             ct/train_masks/a.png,q,a,train\u{a0},1.0,\u{200b}P1\u{a0}\nct/train_masks/a.png,q2,a,Train,0.0,\u{feff}\n",
+        );
+        let rows = Manifest::open(root.path(), None).expect("good").rows;
+        assert_eq!((rows[0].target, rows[0].patient.as_deref()), (Target::Present, Some("P1")));
+        assert_eq!((rows[1].target, rows[1].patient.as_deref()), (Target::Absent, None));
     }
 
     #[test]

@@ -24,6 +24,7 @@ pub use prsmed_volume::{self as volume, decode, foreground as labels};
 
 pub mod agreement;
 pub mod annotation;
+pub mod annotation_file;
 pub mod batch;
 pub mod bit_depth;
 pub mod check;
@@ -43,6 +44,7 @@ pub mod loader;
 pub mod manifest;
 pub mod marks;
 pub mod mixing_sampler;
+pub mod names;
 pub mod patient;
 pub mod phantom;
 pub mod position;

@@ -122,11 +122,13 @@ pub fn validate_on_fold(manifest: &mut Manifest, fold: Fold, marks: (&mut Marks,
         let own = ranked.iter().skip(fold.number).step_by(fold.of.max(1));
         own.map(|(_, content)| *content).collect::<Vec<_>>()
     };
-    let chosen: Vec<Content> = classes.values().flat_map(of_class).collect();
-    if chosen.is_empty() {
-        let reason = format!("fold {} of {} has no image", fold.number, fold.of);
+    // a fold of every number has an image of the largest class, or none has as many
+    let most = classes.values().map(Vec::len).max().unwrap_or(0);
+    if most < fold.of {
+        let reason = format!("{} folds need as many images or patients of a class, and there are {most}", fold.of);
         return Err(Error::data(&manifest.root, reason, "add images, or use fewer folds (`data.folds`)"));
     }
+    let chosen: Vec<Content> = classes.values().flat_map(of_class).collect();
     validate_on(manifest, &groups, &chosen)
 }
 
@@ -341,9 +343,14 @@ mod tests {
         }
         assert_eq!((all.len(), count), (40, 40), "all 41 rows but the test row, each once");
         let mut manifest = Manifest::open(root.path(), None).expect("good");
-        let error = validate_on_fold(&mut manifest, Fold { number: 30, of: 31 }, (&mut Marks::default(), &Silent))
-            .expect_err("twenty images");
-        assert!(error.to_string().ends_with("fold 30 of 31 has no image"), "{error}");
+        let (mut marks, observer) = (Marks::default(), &Silent);
+        let fold = Fold { number: 30, of: 31 };
+        let error = validate_on_fold(&mut manifest, fold, (&mut marks, observer)).expect_err("twenty images");
+        let expected = "31 folds need as many images or patients of a class, and there are";
+        assert!(error.to_string().contains(expected), "{error}");
+        // also of a fold that would have images
+        let first = Fold { number: 0, of: 31 };
+        assert!(validate_on_fold(&mut manifest, first, (&mut marks, observer)).is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::predict::check_question;
 use crate::data::annotation::{EXTENSIONS, is_image};
 use crate::data::volume::{FileKind, Uid, dicom};
-use crate::data::{csv_text, decode};
+use crate::data::{csv_text, decode, names};
 use crate::event::{Event, Observer};
 use crate::{Error, Result, files};
 use std::collections::{BTreeMap, HashMap};
@@ -176,7 +176,7 @@ fn read_table(path: &Path) -> Result<Vec<(PathBuf, Option<String>)>> {
     let bytes = csv_text::utf8(path, bytes)?;
     let separator = csv_text::separator(&bytes, &["image", "question"]);
     let mut reader = csv::ReaderBuilder::new().flexible(false).delimiter(separator).from_reader(bytes.as_slice());
-    let damaged = |error: csv::Error| csv_text::error(path, &error, "write a CSV file with a header line");
+    let damaged = |error: csv::Error| csv_text::error(path, &bytes, &error, "write a CSV file with a header line");
     let header = reader.headers().map_err(damaged)?.clone();
     let column = |name: &str| csv_text::column(path, header.as_byte_record(), name);
     let Some(image) = column("image")? else {
@@ -189,11 +189,17 @@ fn read_table(path: &Path) -> Result<Vec<(PathBuf, Option<String>)>> {
     let mut rows = Vec::new();
     for record in reader.records() {
         let record = record.map_err(damaged)?;
-        let line = record.position().map_or(0, csv::Position::line);
+        let line = csv_text::line_at(&bytes, record.position().map_or(0, csv::Position::byte));
         let file = root.join(record.get(image).unwrap_or_default().trim());
         if !file.is_file() {
-            let reason = format!("line {line}: there is no file `{}`", file.display());
-            return Err(Error::data(path, reason, "correct the column `image`: paths are relative to the CSV file"));
+            let similar = names::similar(&file).map_or_else(String::new, |similar| format!("; {similar}"));
+            let reason = format!("there is no file `{}`{similar}", file.display());
+            return Err(Error::data_line(
+                path,
+                line,
+                reason,
+                "correct the column `image`: paths are relative to the CSV file",
+            ));
         }
         let own = question.and_then(|column| record.get(column)).map(str::trim).filter(|text| !text.is_empty());
         rows.push((file, own.map(str::to_owned)));

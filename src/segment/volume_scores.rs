@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::data::labels::Labels;
+use crate::data::names;
 use crate::data::prepare::stem_without_suffix;
 use crate::data::volume::{Geometry, Grid, LabelMap, MaskFormat, labels};
 use crate::event::{Event, Observer};
@@ -133,20 +134,21 @@ pub fn pairs(predictions: &Path, truths: &Path) -> Result<(Vec<MaskPaths>, Vec<P
         let name = stem_without_suffix(&name).to_owned();
         return Ok((vec![MaskPaths { name, prediction: predictions.into(), truth: truths.into() }], Vec::new()));
     }
-    let (found, mut truth_files) = (by_name(predictions)?, by_name(truths)?);
+    let (found, truth_files) = (by_name(predictions)?, by_name(truths)?);
     let mut pairs = Vec::with_capacity(found.len());
-    for (name, prediction) in found {
-        let Some(truth) = truth_files.remove(&name) else {
-            let reason = format!("`{}` has no label map of this name", truths.display());
-            return Err(Error::data(prediction, reason, "name the label map like the prediction, or remove the file"));
-        };
+    let found = names::matched(found, truth_files)?;
+    if let Some(prediction) = found.first.first() {
+        let reason = format!("`{}` has no label map of this name", truths.display());
+        return Err(Error::data(prediction, reason, "name the label map like the prediction, or remove the file"));
+    }
+    for (name, prediction, truth) in found.pairs {
         pairs.push(MaskPaths { name, prediction, truth });
     }
     if pairs.is_empty() {
         let hint = "give a folder of masks (`.nii.gz`, `.nii` or `.dcm`)";
         return Err(Error::data(predictions, "there is no mask in this folder", hint));
     }
-    Ok((pairs, truth_files.into_values().collect()))
+    Ok((pairs, found.second))
 }
 
 /// Masks and label maps of a folder by their names without suffix.

@@ -218,7 +218,7 @@ fn unusable_lists_are_refused_before_the_model_is_loaded() {
     let table = images.join("jobs.csv");
     fs::write(&table, "image,question\na.png,Where?\ngone.png,Where?\n").unwrap();
     let error = refused(&table, &[]);
-    assert!(error.contains("line 3: there is no file") && error.contains("gone.png"), "{error}");
+    assert!(error.contains(":3: there is no file") && error.contains("gone.png"), "{error}");
     fs::write(&table, "file\na.png\n").unwrap();
     assert!(refused(&table, &[]).contains("has no column `image`; its columns are: file"));
     assert!(refused(&images, &[]).contains("the images have no questions"));

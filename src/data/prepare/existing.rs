@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::item::Skipped;
+use super::item::{OTHER_IMAGE, Skipped};
 use super::options::PrepareOptions;
 use crate::manifest::{Manifest, Split};
 use crate::marks::{Mark, Marks};
@@ -47,6 +47,7 @@ impl Existing {
                 ));
             }
         }
+        refuse_other_case(options)?;
         Self::of_rows(options)
     }
 
@@ -121,7 +122,7 @@ impl Existing {
         if same_bytes(image, source)? {
             return Ok(Ok(true));
         }
-        let reason = format!("the data root has another image of this name, `{}`", image.display());
+        let reason = format!("{OTHER_IMAGE}`{}`", image.display());
         Ok(Err(Skipped { path: source.to_owned(), reason }))
     }
 
@@ -140,6 +141,21 @@ impl Existing {
     /// Whether the class has a mask with this stem.
     pub(super) fn has_stem(&self, stem: &str) -> bool {
         self.images.contains_key(stem)
+    }
+}
+
+/// Refuses a class whose name differs from that of another one in case only: on some disks both have one folder.
+fn refuse_other_case(options: &PrepareOptions) -> Result<()> {
+    let names = fs::read_dir(&options.out).into_iter().flatten().flatten();
+    let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let own = &options.modality;
+    match names.find(|name| name != own && name.eq_ignore_ascii_case(own)) {
+        Some(other) => {
+            let reason =
+                format!("the data root has the folder `{other}`, and `{own}` differs in upper and lower case only");
+            Err(Error::config("modality", reason, format!("use `{other}` with `--append`, or another name")))
+        }
+        None => Ok(()),
     }
 }
 

@@ -14,6 +14,10 @@ use prsmed_base::{Error, files};
 pub(super) const NO_MASK: &str = "no mask with this stem";
 pub(super) const NO_IMAGE: &str = "no image with this stem";
 pub(super) const NOT_AN_IMAGE: &str = "not a PNG, JPEG or TIFF file";
+/// Before the kind of a file with annotations, which is no image.
+pub(super) const IS_A: &str = "is not an image but";
+/// Before the image of this name that the data root has.
+pub(super) const OTHER_IMAGE: &str = "the data root has another image of this name, ";
 pub(super) const NOT_UTF8: &str = "its name is not UTF-8";
 pub(super) const EMPTY: &str = "the mask is empty";
 /// Between the sizes of a mask and its image.

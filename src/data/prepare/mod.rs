@@ -30,7 +30,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use self::existing::Existing;
-use self::item::Item;
+use self::item::{IS_A, Item, OTHER_IMAGE};
 pub use self::item::{Skipped, by_kind};
 pub use self::options::{MASK_SUFFIXES, Negatives, PrepareOptions, Several, SliceOptions};
 use self::pairs::UsablePair;
@@ -114,11 +114,13 @@ pub fn prepare(options: &PrepareOptions, observer: &dyn Observer) -> Result<Prep
         structures: structures::structures(&options.named_labels, &options.target, options.labels),
         observer,
     };
+    hints::refuse_folders_of_images(&options.images)?;
     if volumes::are_volumes(&options.images)? { work.volumes() } else { work.images() }
 }
 
 impl Work<'_> {
     fn images(&self) -> Result<PrepareReport> {
+        hints::refuse_file_of_masks(&self.options.masks[0])?;
         for (key, paths) in [("--images", &self.options.images), ("--masks", &self.options.masks)] {
             if paths.len() != 1 {
                 let reason = format!("{} paths were given", paths.len());
@@ -136,12 +138,14 @@ impl Work<'_> {
         let mut found = pairs::read(self)?;
         let mut report = PrepareReport { known: found.known, ..PrepareReport::default() };
         report.absent_left_out = self.limit_negatives(&mut found.pairs, |pair| &pair.item, None);
-        report.skipped = found.skipped;
+        report.skipped = std::mem::take(&mut found.skipped);
         if self.is_nothing_new(found.pairs.is_empty(), &report)? {
             return Ok(report);
         }
-        if 2 * found.bad.len() > found.num_read && !self.options.skip_bad_pairs {
-            return Err(self.too_many_bad(&found.bad, found.num_read));
+        let (num_read, num_bad, num_alone) = (found.num_read, found.bad.len(), found.alone.len());
+        let is_mostly_alone = 2 * (num_bad + num_alone) > num_read + found.known + num_alone;
+        if (2 * num_bad > num_read || is_mostly_alone) && !self.options.skip_bad_pairs {
+            return Err(self.too_many_bad(&found, &report.skipped));
         }
         report.findings = found.findings;
         self.refuse_all_foreground(&report.findings)?;
@@ -243,10 +247,11 @@ impl Work<'_> {
             None => ("image and mask", "a mask must have its image's stem"),
         };
         let needs = format!("{mask}, optionally with one of {}", MASK_SUFFIXES.join(", "));
-        let first = report.skipped.first();
+        let first = report.skipped.iter().find(|skip| skip.reason.starts_with(IS_A)).or(report.skipped.first());
         let first = first.map_or_else(String::new, |s| format!("; first: {}: {}", s.path.display(), s.reason));
         let folders = [images, masks].into_iter().find_map(|folder| hints::folders_in(folder));
-        let is_one_folder = images == masks && report.volumes.is_none();
+        let is_other = report.skipped.iter().any(|skip| skip.reason.starts_with(OTHER_IMAGE));
+        let is_one_folder = images == masks && report.volumes.is_none() && !is_other;
         let remedy = if is_one_folder {
             Some("images and masks are the same folder: give the folder of the masks with `--masks`")
         } else {
@@ -272,18 +277,29 @@ impl Work<'_> {
         Ok(())
     }
 
-    fn too_many_bad(&self, bad: &[Skipped], num_pairs: usize) -> Error {
+    fn too_many_bad(&self, found: &pairs::Found, skipped: &[Skipped]) -> Error {
+        let bad = if found.bad.is_empty() { &found.alone } else { &found.bad };
+        let num_images = found.num_read + found.alone.len();
+        let others = skipped.iter().filter(|skip| skip.reason.starts_with(IS_A));
+        let unusable: Vec<Skipped> = found.bad.iter().chain(&found.alone).chain(others).cloned().collect();
         let named = bad.iter().take(hints::MAX_NAMED).map(|bad| format!("{}: {}", bad.path.display(), bad.reason));
         let named = named.collect::<Vec<_>>().join("; ");
         Error::data(
             &self.options.images[0],
-            format!(
-                "{} of {num_pairs} pairs of image and mask cannot be used; nothing was written; {named}",
-                bad.len()
-            ),
+            match found.alone.len() {
+                0 => format!(
+                    "{} of {num_images} pairs of image and mask cannot be used; nothing was written; {named}",
+                    bad.len()
+                ),
+                alone => format!(
+                    "{} of {num_images} images cannot be used ({alone} have no mask of their name); nothing was written; \
+                     {named}",
+                    found.bad.len() + alone
+                ),
+            },
             format!(
                 "{}; `--skip-bad-pairs` leaves such pairs out",
-                hints::remedy(bad).unwrap_or("correct the files, or their folders")
+                hints::remedy(&unusable).unwrap_or("correct the files or their names")
             ),
         )
     }

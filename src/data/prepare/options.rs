@@ -17,6 +17,9 @@ use prsmed_base::{Error, Result};
 /// Suffixes that a mask's stem may have in addition to its image's stem, compared without case.
 pub const MASK_SUFFIXES: [&str; 7] = ["_mask", "_masks", "_segmentation", "_seg", "_label", "_labels", "_gt"];
 
+/// Most letters of the name of a class, which begins names of files.
+const MAX_CLASS: usize = 100;
+
 /// Description of several separate regions of a mask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -155,15 +158,7 @@ impl PrepareOptions {
 /// # Errors
 /// [`Error::Config`].
 pub(super) fn check(options: &PrepareOptions, templates: &Templates) -> Result<()> {
-    let name = &options.modality;
-    let legal = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
-    if name.is_empty() || name.starts_with('.') || name == "annotations" || !name.chars().all(legal) {
-        return Err(Error::config(
-            "modality",
-            format!("`{name}` is not a folder name"),
-            "use letters, digits, `_`, `-` and `.`, as in `lung_CT`; not `annotations`",
-        ));
-    }
+    check_class(&options.modality)?;
     for (key, paths) in [("--images", &options.images), ("--masks", &options.masks)] {
         if paths.is_empty() {
             return Err(Error::config(key, "no path was given", "give a folder of images or volumes"));
@@ -188,6 +183,36 @@ pub(super) fn check(options: &PrepareOptions, templates: &Templates) -> Result<(
         ));
     }
     check_words(options, templates)
+}
+
+/// Refuses a class whose folder is none, or has another meaning in a data root or on Windows.
+fn check_class(name: &str) -> Result<()> {
+    let refuse = |reason: String| {
+        let hint = "use letters, digits, `_`, `-` and `.`, as in `lung_CT`";
+        Err(Error::config("modality", reason, hint))
+    };
+    let legal = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    if name.is_empty() || name.starts_with(['.', '-']) || name.ends_with('.') || !name.chars().all(legal) {
+        return refuse(format!("`{name}` is not a folder name"));
+    }
+    if name.len() > MAX_CLASS {
+        return refuse(format!("the name has {} letters; {MAX_CLASS} are the limit", name.len()));
+    }
+    let lower = name.to_lowercase();
+    let is_part = |word: &str| lower == word || lower.ends_with(&format!("_{word}"));
+    if is_part("masks") || is_part("images") || ["annotations", "annotation"].contains(&lower.as_str()) {
+        return refuse(format!(
+            "`{name}` is not a folder name for a class: a data root has such folders for its parts"
+        ));
+    }
+    let stem = lower.split('.').next().unwrap_or_default();
+    let is_port = ["com", "lpt"].iter().any(|port| {
+        stem.strip_prefix(port).is_some_and(|rest| rest.len() == 1 && rest.chars().all(|c| c.is_ascii_digit()))
+    });
+    if is_port || ["con", "prn", "aux", "nul"].contains(&stem) {
+        return refuse(format!("`{name}` is not a folder name: Windows reserves it for a device"));
+    }
+    Ok(())
 }
 
 /// Refuses words and templates that cannot be used together.

@@ -9,18 +9,20 @@ use image::{DynamicImage, GrayImage};
 use rayon::prelude::*;
 
 use super::existing::Existing;
-use super::item::{EMPTY, ITS_IMAGE, Item, NO_IMAGE, NO_MASK, NOT_AN_IMAGE, NOT_UTF8, Skipped, png, reason_of};
+use super::item::{EMPTY, IS_A, ITS_IMAGE, Item, NO_IMAGE, NO_MASK, NOT_AN_IMAGE, NOT_UTF8, Skipped, png, reason_of};
 use super::location::describe;
 use super::options::{MASK_SUFFIXES, PrepareOptions};
 use super::structures::Structure;
 use super::work::Work;
 use super::write;
 use crate::annotation::is_image;
+use crate::annotation_file;
 use crate::bit_depth::DepthReport;
 use crate::decode::{self, Refusal, StoredMask};
 use crate::findings::Findings;
 use crate::manifest::Split;
 use crate::marks::pixel_mark;
+use crate::names;
 use prsmed_base::event::{Event, Observer};
 use prsmed_base::{Error, Result, files};
 
@@ -54,6 +56,8 @@ pub(super) struct Found {
     pub(super) num_read: usize,
     /// Those that cannot be used, other than for an empty mask.
     pub(super) bad: Vec<Skipped>,
+    /// Images without a mask.
+    pub(super) alone: Vec<Skipped>,
     pub(super) findings: Findings,
 }
 
@@ -104,6 +108,7 @@ pub(super) fn read(work: &Work) -> Result<Found> {
     used.extend(found.pairs.iter().map(|pair| pair.image.clone()));
     found.skipped.iter_mut().for_each(|skip| name_second_mask(skip, &images, &used, is_one_folder));
     found.skipped.sort_by(|a, b| a.path.cmp(&b.path));
+    found.alone = found.skipped.iter().filter(|skip| skip.reason == NO_MASK).cloned().collect();
     Ok(found)
 }
 
@@ -152,8 +157,14 @@ fn is_known(pair: &FilePair, structures: &[Structure], existing: &Existing) -> R
 /// The stem without its mask suffix; `None` if it has none.
 pub(super) fn without_suffix(stem: &str) -> Option<&str> {
     MASK_SUFFIXES.iter().find_map(|suffix| {
-        let (head, tail) = stem.split_at_checked(stem.len().checked_sub(suffix.len())?)?;
-        (!head.is_empty() && tail.eq_ignore_ascii_case(suffix)).then_some(head)
+        let word = &suffix[1..];
+        let (head, tail) = stem.split_at_checked(stem.len().checked_sub(word.len())?)?;
+        let head = match head.strip_suffix('_') {
+            Some(head) => head.trim_end(),
+            // a blank or a hyphen before the word
+            None => head.strip_suffix([' ', '-', '\u{a0}'])?.trim_end_matches([' ', '-', '\u{a0}']),
+        };
+        (!head.is_empty() && tail.eq_ignore_ascii_case(word)).then_some(head)
     })
 }
 
@@ -177,7 +188,11 @@ fn list_images(folder: &Path, skipped: &mut Vec<Skipped>) -> Result<Vec<(String,
         match path.file_stem().and_then(OsStr::to_str) {
             Some(stem) if is_image(&path) => found.push((stem.to_owned(), path)),
             None if is_image(&path) => skipped.push(Skipped { path, reason: NOT_UTF8.into() }),
-            _ => skipped.push(Skipped { path, reason: NOT_AN_IMAGE.into() }),
+            _ => {
+                let reason =
+                    annotation_file::kind_of(&path).map_or(NOT_AN_IMAGE.into(), |kind| format!("{IS_A} {kind}"));
+                skipped.push(Skipped { path, reason });
+            }
         }
     }
     found.sort();
@@ -233,50 +248,49 @@ fn matched(image_folder: &Path, mask_folder: &Path) -> Result<Matched> {
         masks = list_images(mask_folder, &mut skipped)?;
     }
     let images = unique_by_stem(images, "image", "keep one image of this name")?;
+    let of_images: BTreeSet<String> = images.keys().map(|stem| names::key(stem)).collect();
     let mut numbered: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
     masks.retain_mut(|(stem, path)| {
         // An image's own name may end in a mask suffix; then the full stem matches.
-        if images.contains_key(stem.as_str()) {
+        if of_images.contains(&names::key(stem)) {
             return true;
         }
         if let Some(head) = without_suffix(stem) {
             *stem = head.to_owned();
         } else if let Some(head) = without_number(stem) {
-            numbered.entry(head.to_owned()).or_default().push(path.clone());
+            numbered.entry(names::key(head)).or_default().push(path.clone());
             return false;
         }
         true
     });
     let mut masks = unique_by_stem(masks, "mask", "keep one mask for each image; merge several masks into one")?;
-    for (stem, files) in &mut numbered {
-        if !masks.contains_key(stem) {
-            masks.insert(stem.clone(), files.remove(0));
-        }
+    let of_masks: BTreeSet<String> = masks.keys().map(|stem| names::key(stem)).collect();
+    for (stem, files) in numbered.iter_mut().filter(|(stem, _)| !of_masks.contains(*stem)) {
+        masks.insert(stem.clone(), files.remove(0));
     }
-    let (mut pairs, mut skipped) = by_stem(images.clone(), masks, skipped);
+    let (mut pairs, mut skipped) = by_stem(images.clone(), masks, skipped)?;
     for pair in &mut pairs {
-        pair.more = numbered.remove(&pair.stem).unwrap_or_default();
+        pair.more = numbered.remove(&names::key(&pair.stem)).unwrap_or_default();
     }
     let left = numbered.into_values().flatten();
     skipped.extend(left.map(|path| Skipped { path, reason: NO_IMAGE.into() }));
     Ok(Matched { pairs, skipped, images, is_one_folder })
 }
 
-/// Images and masks with the same stem; the others are skipped.
+/// Images and masks whose stems match; the others are skipped.
+///
+/// # Errors
+/// As [`names::matched`].
 pub(super) fn by_stem(
     images: BTreeMap<String, PathBuf>,
-    mut masks: BTreeMap<String, PathBuf>,
+    masks: BTreeMap<String, PathBuf>,
     mut skipped: Vec<Skipped>,
-) -> (Vec<FilePair>, Vec<Skipped>) {
-    let mut pairs = Vec::new();
-    for (stem, image) in images {
-        match masks.remove(&stem) {
-            Some(mask) => pairs.push(FilePair { stem, image, mask, more: Vec::new() }),
-            None => skipped.push(Skipped { path: image, reason: NO_MASK.into() }),
-        }
-    }
-    skipped.extend(masks.into_values().map(|path| Skipped { path, reason: NO_IMAGE.into() }));
-    (pairs, skipped)
+) -> Result<(Vec<FilePair>, Vec<Skipped>)> {
+    let names::Matches { pairs, first, second } = names::matched(images, masks)?;
+    let pair = |(stem, image, mask)| FilePair { stem, image, mask, more: Vec::new() };
+    skipped.extend(first.into_iter().map(|path| Skipped { path, reason: NO_MASK.into() }));
+    skipped.extend(second.into_iter().map(|path| Skipped { path, reason: NO_IMAGE.into() }));
+    Ok((pairs.into_iter().map(pair).collect(), skipped))
 }
 
 fn read_pair(

@@ -256,7 +256,7 @@ fn masks_that_may_belong_to_a_used_image_are_named() {
         ("a_mask_b.png", true, OF_A),
         ("a_2.png", false, OF_A),
         ("a_mask - Copy.png", false, OF_A),
-        ("A_MASK_1.png", false, OF_A),
+        ("A_MASK_left.png", false, OF_A),
         ("A-left.png", false, OF_A),
         // another image
         ("ab_mask.png", false, NO_IMAGE),
@@ -393,4 +393,149 @@ fn reasons_of_files_that_cannot_be_read_have_a_remedy() {
     assert!(found[0].1.starts_with("cannot be read: is not supported: "), "{found:?}");
     assert!(found[0].1.contains(" (save it as a PNG of 8 or 16 bits; "), "{found:?}");
     assert!(found[1].1.starts_with("cannot be read: cannot be decoded: ") && !found[1].1.contains("row"), "{found:?}");
+}
+
+#[test]
+fn names_match_without_case_unicode_form_and_blanks() {
+    for (image, mask) in [
+        ("case0.JPG", "CASE0_MASK.PNG"),
+        ("case 1.png", "case 1 Segmentation.png"),
+        ("case 2.png", "Case 2-mask.png"),
+        ("case 3.png", "case 3 _seg.png"),
+        ("l\u{e9}sion.png", "le\u{301}sion_mask.png"),
+        ("le\u{301}sion.png", "L\u{c9}SION.png"),
+        ("a.png", "A\u{a0}mask.png"),
+        ("T1_mask.png", "t1_MASK.png"),
+    ] {
+        let f = folders();
+        f.image("other.png");
+        f.mask("other.png", 255, &[FIRST]);
+        f.image(image);
+        f.mask(mask, 255, &[SECOND]);
+        let report = run(&f).unwrap();
+        assert_eq!((report.images, report.skipped.as_slice()), (2, [].as_slice()), "{image} {mask}");
+        let stem = Path::new(image).file_stem().unwrap().to_str().unwrap();
+        assert_eq!(written(&f, stem), 100, "{image} {mask}");
+        let bad = check::check(&f.out, None, Labels::NONE, &Silent).unwrap();
+        assert!(bad.bad.is_empty(), "{image}: {:?}", bad.bad);
+    }
+}
+
+#[test]
+fn masks_that_differ_in_case_only_are_refused_by_both_names() {
+    for (masks, words) in [
+        (["a.png", "A.png"], "upper and lower case"),
+        (["a_mask.png", "A_mask.png"], "upper and lower case"),
+        (["A.png", "a\u{a0}.png"], "blanks or invisible letters"),
+    ] {
+        let f = folders();
+        f.image("a.png");
+        for name in masks {
+            f.mask(name, 255, &[FIRST]);
+        }
+        let (text, _) = refused(&f);
+        assert!(masks.iter().all(|name| text.contains(name)) && text.contains(words), "{text}");
+    }
+}
+
+#[test]
+fn images_without_masks_stop_the_command_when_they_are_more_than_half() {
+    let f = folders();
+    for name in ["a.png", "b.png", "c.png", "d.png", "e.png"] {
+        f.image(name);
+    }
+    f.mask("a.png", 255, &[FIRST]);
+    f.mask("b.png", 255, &[FIRST]);
+    f.mask("third.png", 255, &[FIRST]);
+    let (text, hint) = refused(&f);
+    let expected = "3 of 5 images cannot be used (3 have no mask of their name); nothing was written; ";
+    assert!(text.contains(expected) && text.contains("c.png: no mask with this stem"), "{text}");
+    assert!(hint.contains("`--skip-bad-pairs`"), "{hint}");
+    let skipping = PrepareOptions { skip_bad_pairs: true, ..f.options() };
+    assert_eq!(prepare(&skipping, &Silent).unwrap().images, 2);
+    // images that the data root has count as used
+    let append = PrepareOptions { append: true, ..f.options() };
+    f.mask("c.png", 255, &[FIRST]);
+    assert_eq!(prepare(&append, &Silent).unwrap().images, 1);
+    // half is not more than half
+    let half = folders();
+    half.image("a.png");
+    half.image("b.png");
+    half.mask("a.png", 255, &[FIRST]);
+    assert_eq!(run(&half).unwrap().images, 1);
+}
+
+#[test]
+fn files_of_annotation_programs_are_named_and_the_remedy_is_to_export_masks() {
+    for (name, content, kind) in [
+        ("a.json", r#"{"shapes": [{"points": [[1, 2]]}]}"#, "a LabelMe file"),
+        ("a.txt", "0 0.5 0.5 0.2 0.2\n", "a YOLO file"),
+        ("a.xml", "<annotation><object/></annotation>", "a Pascal VOC file"),
+        ("instances.json", r#"{"images": [], "categories": [], "annotations": []}"#, "a COCO file"),
+        ("a.nrrd", "NRRD0004\n", "an NRRD file"),
+    ] {
+        let f = folders();
+        f.image("a.png");
+        fs::write(f.masks.join(name), content).unwrap();
+        let folder = refused(&f);
+        let file = prepare(&PrepareOptions { masks: vec![f.masks.join(name)], ..f.options() }, &Silent).unwrap_err();
+        for (text, hint) in [folder, (file.to_string(), file.hint())] {
+            assert!(text.contains(name) && text.contains(kind), "{text}");
+            assert!(hint.starts_with("export the masks as images") && !hint.contains("stem"), "{hint}");
+        }
+    }
+    let f = folders();
+    f.image("a.png");
+    f.mask("a.png", 255, &[FIRST]);
+    let file = prepare(&PrepareOptions { masks: vec![f.masks.join("a.png")], ..f.options() }, &Silent).unwrap_err();
+    assert!(file.to_string().contains("is a file, and the images are in a folder"), "{file}");
+}
+
+#[test]
+fn images_in_folders_of_patients_get_commands_that_work() {
+    let f = folders();
+    for patient in ["P1", "P2", "P3"] {
+        fs::create_dir(f.images.join(patient)).unwrap();
+        f.image(&format!("{patient}/image.png"));
+        mask(255, &[FIRST]).save(f.images.join(patient).join("mask.png")).unwrap();
+    }
+    let both = PrepareOptions { masks: vec![f.images.clone()], ..f.options() };
+    let error = prepare(&both, &Silent).unwrap_err();
+    assert!(error.hint().contains("named after their folders: `mkdir images masks; for d in"), "{}", error.hint());
+    let listed: Vec<PathBuf> = ["P1", "P2"].map(|name| f.images.join(name)).to_vec();
+    let error = prepare(&PrepareOptions { images: listed.clone(), masks: listed, ..f.options() }, &Silent).unwrap_err();
+    assert!(
+        error.to_string().contains("is the first of 2 folders of images") && error.hint().contains("mkdir"),
+        "{error}"
+    );
+    // one folder after the other, with equal names
+    let one = |name: &str| PrepareOptions {
+        images: vec![f.images.join(name)],
+        masks: vec![f.images.join(name)],
+        append: true,
+        skip_bad_pairs: true,
+        ..f.options()
+    };
+    for name in ["P1", "P2"] {
+        fs::rename(f.images.join(name).join("mask.png"), f.images.join(name).join("image_mask.png")).unwrap();
+    }
+    GrayImage::from_pixel(60, 40, Luma([91])).save(f.images.join("P2/image.png")).unwrap();
+    prepare(&one("P1"), &Silent).unwrap();
+    let report = prepare(&one("P2"), &Silent);
+    let text =
+        report.map_or_else(|error| format!("{error} {}", error.hint()), |report| format!("{:?}", report.skipped));
+    assert!(text.contains("another image of this name") && !text.contains("are the same folder"), "{text}");
+}
+
+#[test]
+fn a_class_that_differs_from_another_in_case_only_is_refused() {
+    let f = folders();
+    f.image("a.png");
+    f.mask("a.png", 255, &[FIRST]);
+    run(&f).unwrap();
+    for name in ["LUNG_CT", "lung_ct"] {
+        let error = prepare(&PrepareOptions { modality: name.into(), ..f.options() }, &Silent).unwrap_err();
+        assert!(error.to_string().contains("`lung_CT`, and `") && error.hint().contains("`--append`"), "{error}");
+        assert!(!f.out.join(name).exists());
+    }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use regex::Regex;
 
-use crate::{csv_text, patient};
+use crate::{csv_text, names, patient};
 use prsmed_base::{Error, Result, files};
 
 /// Where the patient of a file is found.
@@ -23,7 +23,35 @@ pub enum Patients {
 /// Finds the patients of files.
 pub(super) enum Finder {
     Pattern(Regex),
-    Table(PathBuf, BTreeMap<String, String>),
+    Table(PathBuf, Table),
+}
+
+/// Patients by file names.
+#[derive(Default)]
+pub(super) struct Table {
+    exact: BTreeMap<String, String>,
+    /// Names and patients by [`names::key`].
+    similar: BTreeMap<String, BTreeMap<String, String>>,
+}
+
+impl Table {
+    /// The patient of a file name, also if the table writes it in another case, form or with other blanks.
+    ///
+    /// # Errors
+    /// The two names of the table that may be meant.
+    fn find(&self, name: &str) -> std::result::Result<Option<&String>, [String; 2]> {
+        if let Some(found) = self.exact.get(name).or_else(|| self.exact.get(stem_of(name))) {
+            return Ok(Some(found));
+        }
+        let keys = [name, stem_of(name)].map(names::key);
+        let Some(found) = keys.iter().find_map(|key| self.similar.get(key)) else { return Ok(None) };
+        let mut all = found.iter();
+        let first = all.next();
+        match all.find(|(_, patient)| first.is_some_and(|(_, other)| patient::key(other) != patient::key(patient))) {
+            Some((other, _)) => Err([first.map_or(String::new(), |(name, _)| name.clone()), other.clone()]),
+            None => Ok(first.map(|(_, patient)| patient)),
+        }
+    }
 }
 
 impl Finder {
@@ -40,13 +68,27 @@ impl Finder {
     }
 
     /// The patient of a file.
-    fn find(&self, path: &Path) -> Option<String> {
-        let name = path.file_name()?.to_string_lossy();
+    ///
+    /// # Errors
+    /// [`Error::Data`] if two names of a table fit the file.
+    fn find(&self, path: &Path) -> Result<Option<String>> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
         let patient = match self {
-            Self::Pattern(regex) => regex.captures(&name)?.get(1)?.as_str(),
-            Self::Table(_, table) => table.get(&*name).or_else(|| table.get(stem_of(&name)))?,
+            Self::Pattern(regex) => {
+                regex.captures(&name).and_then(|groups| groups.get(1)).map_or("", |group| group.as_str())
+            }
+            Self::Table(table_path, table) => match table.find(&name) {
+                Ok(patient) => patient.map_or("", String::as_str),
+                Err([a, b]) => {
+                    let reason = format!(
+                        "`{a}` and `{b}` differ in {} only and have different patients; both may be the file `{name}`",
+                        names::difference(&a, &b)
+                    );
+                    return Err(Error::data(table_path, reason, "write the names as those of the files"));
+                }
+            },
         };
-        patient::key(patient).map(|_| patient.trim().to_owned())
+        Ok(patient::key(patient).map(|_| patient.trim().to_owned()))
     }
 
     /// The patient of each file. A file without one is its own patient, named like the file; the second list has those
@@ -58,7 +100,7 @@ impl Finder {
         let mut own = Vec::new();
         let mut found = Vec::new();
         for path in paths.iter().map(AsRef::as_ref) {
-            found.push(self.find(path).unwrap_or_else(|| {
+            found.push(self.find(path)?.unwrap_or_else(|| {
                 own.push(path.to_path_buf());
                 stem_of(&path.file_name().unwrap_or_default().to_string_lossy()).to_owned()
             }));
@@ -106,13 +148,13 @@ fn pattern_of(pattern: &str) -> Result<Regex> {
     Ok(regex)
 }
 
-fn table(path: &Path) -> Result<BTreeMap<String, String>> {
+fn table(path: &Path) -> Result<Table> {
     const HINT: &str = "write a CSV file with the columns `file` and `patient`, one line for each image file";
     let bytes = files::read(path, files::MAX_TABLE).map_err(Error::io(path, "read"))?;
     let bytes = csv_text::utf8(path, bytes)?;
     let separator = csv_text::separator(&bytes, &["file", "patient"]);
     let mut reader = csv::ReaderBuilder::new().delimiter(separator).from_reader(bytes.as_slice());
-    let unreadable = |error: csv::Error| csv_text::error(path, &error, HINT);
+    let unreadable = |error: csv::Error| csv_text::error(path, &bytes, &error, HINT);
     let header = reader.headers().map_err(unreadable)?.clone();
     let column = |name: &str| {
         csv_text::column(path, header.as_byte_record(), name)?.ok_or_else(|| {
@@ -121,20 +163,25 @@ fn table(path: &Path) -> Result<BTreeMap<String, String>> {
         })
     };
     let (file, patient) = (column("file")?, column("patient")?);
-    let mut table = BTreeMap::new();
-    for (record, line) in reader.records().zip(2..) {
+    let mut table = Table::default();
+    for record in reader.records() {
         let record = record.map_err(unreadable)?;
-        let [file, patient] = [file, patient].map(|index| record.get(index).unwrap_or_default().trim().to_owned());
-        if file.is_empty() {
+        let line = csv_text::line_at(&bytes, record.position().map_or(0, csv::Position::byte));
+        let file = record.get(file).unwrap_or_default().trim().to_owned();
+        let patient = names::cleaned(record.get(patient).unwrap_or_default());
+        if names::cleaned(&file).is_empty() {
             return Err(Error::data_line(path, line, "the column `file` is empty", HINT));
         }
         if let Some(reason) = csv_text::spoiled(&patient) {
             return Err(Error::data_line(path, line, format!("patient `{patient}` {reason}"), csv_text::SPOILED_HINT));
         }
         let name = Path::new(&file).file_name().map_or(file.clone(), |name| name.to_string_lossy().into_owned());
-        if let Some(other) =
-            table.insert(name, patient.clone()).filter(|other| patient::key(other) != patient::key(&patient))
-        {
+        // a spreadsheet may write the number 12 as `12.0`
+        for similar in [Some(name.as_str()), name.strip_suffix(".0")].into_iter().flatten() {
+            table.similar.entry(names::key(similar)).or_default().insert(name.clone(), patient.clone());
+        }
+        let other = table.exact.insert(name, patient.clone());
+        if let Some(other) = other.filter(|other| patient::key(other) != patient::key(&patient)) {
             let reason = format!("`{file}` has two patients, `{other}` and `{patient}`");
             return Err(Error::data_line(path, line, reason, "keep one line for each file"));
         }
@@ -178,6 +225,24 @@ mod tests {
         assert_eq!(of(&["a.png"]).unwrap().0, ["p,7"]);
         write("file,patient\na,p1\na,p2\n");
         assert!(of(&["a.png"]).unwrap_err().to_string().contains(":3: `a` has two patients, `p1` and `p2`"));
+        // other case, composed letters, invisible letters, and numbers of spreadsheets
+        write("\u{200b}File\u{a0},Patient\nA.PNG,p1\nl\u{e9}sion.png,\u{feff}p2\u{a0}\n12.0,p3\n\u{feff}d.png,p4\n");
+        let (patients, own) = of(&["a.png", "le\u{301}sion.png", "12.png", "d.png"]).unwrap();
+        assert_eq!((patients, own), (["p1", "p2", "p3", "p4"].map(str::to_owned).to_vec(), vec![]));
+        write("file,patient\nA.PNG,p1\na.PNG,p2\n");
+        assert_eq!(of(&["A.PNG", "a.PNG"]).unwrap().0, ["p1", "p2"]);
+        let text = of(&["a.png"]).unwrap_err().to_string();
+        assert!(text.contains("`A.PNG` and `a.PNG` differ in upper and lower case only"), "{text}");
+        // cells that are missing, with the line as an editor counts it
+        for (text, reason) in [
+            ("file,patient\r\n\r\na.png,p1\r\nb.png\r\n", ":4: 1 cell, but the header has 2"),
+            ("file,patient\na.png,p1,x\n", ":2: 3 cells, but the header has 2"),
+            ("file,patient\r\na.png,p1\r\n\u{200b},p2\r\n", ":3: the column `file` is empty"),
+        ] {
+            write(text);
+            let error = of(&["a.png"]).unwrap_err();
+            assert!(error.to_string().contains(reason), "{error}");
+        }
         write("file,subject\na,p1\n");
         assert!(of(&["a.png"]).unwrap_err().to_string().contains("column `patient` is missing"));
         write("file,patient,patient\na,p1,q1\n");

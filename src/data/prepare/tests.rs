@@ -220,8 +220,16 @@ fn options_out_of_range_are_named() {
         change(&mut options);
         prepare(&options, &Silent).unwrap_err().to_string()
     };
-    for name in ["", "a/b", "..", "annotations"] {
-        assert!(refuse(&|o| o.modality = name.into()).contains("is not a folder name"));
+    for name in [
+        "", "a/b", "..", "annotations", "Annotation", "masks", "train_masks", "images", "test_Images", "a:b", "ct ",
+        "ct.", "-ct", "nul", "COM1", "aux.ct", "l\u{e9}sion", "a\\b",
+    ] {
+        let text = refuse(&|o| o.modality = name.into());
+        assert!(text.contains("`modality`") && text.contains("is not a folder name"), "{text}");
+    }
+    assert!(refuse(&|o| o.modality = "x".repeat(101)).contains("101 letters; 100 are the limit"));
+    for name in ["masks_CT", "my-images2", "v1.2_CT", "common", "com10"] {
+        assert!(!refuse(&|o| o.modality = name.into()).contains("`modality`"), "{name}");
     }
     assert!(refuse(&|o| o.val_frac = 0.95).contains("`val_frac, test_frac`"));
     assert!(refuse(&|o| o.rows_per_image = 0).contains("`rows_per_image`"));

@@ -26,6 +26,7 @@ use crate::decode::is_other_image;
 use crate::findings::Findings;
 use crate::manifest::Split;
 use crate::marks::{Mark, pixel_mark};
+use crate::names;
 use crate::volume::path::{selection_name, split_selection};
 use crate::volume::{self, FileKind, LabelMap, Levels, Plane, Volume, Window, dicom, labels};
 use prsmed_base::event::Event;
@@ -211,8 +212,8 @@ fn joined(first: &[String], second: &[String]) -> Vec<String> {
 /// `--images scans/*/ct.nii.gz --masks scans/*/masks/liver.nii.gz` are what stands for `*`.
 fn name_by_path(images: &mut [(String, PathBuf)], masks: &mut [(String, PathBuf)]) {
     let pairs = |images: &[String], masks: &[String]| -> Vec<(usize, usize)> {
-        let numbers: BTreeMap<&String, usize> = images.iter().zip(0..).collect();
-        masks.iter().enumerate().filter_map(|(mask, name)| Some((*numbers.get(name)?, mask))).collect()
+        let numbers: BTreeMap<String, usize> = images.iter().map(|name| names::key(name)).zip(0..).collect();
+        masks.iter().enumerate().filter_map(|(mask, name)| Some((*numbers.get(&names::key(name))?, mask))).collect()
     };
     let stems = |files: &[(String, PathBuf)]| -> Vec<String> { files.iter().map(|(stem, _)| stem.clone()).collect() };
     let are_different = |names: &[String]| names.iter().collect::<BTreeSet<_>>().len() == names.len();
@@ -282,7 +283,9 @@ fn matched(options: &PrepareOptions) -> Result<(Vec<FilePair>, Vec<Skipped>)> {
         (masks, images) = images.into_iter().partition(|(stem, _)| without_suffix(stem).is_some());
     }
     for (stem, _) in &mut masks {
-        if let Some(head) = without_suffix(stem).filter(|_| !images.iter().any(|(image, _)| image == stem)) {
+        if let Some(head) =
+            without_suffix(stem).filter(|_| !images.iter().any(|(image, _)| names::key(image) == names::key(stem)))
+        {
             *stem = head.to_owned();
         }
     }
@@ -296,7 +299,7 @@ fn matched(options: &PrepareOptions) -> Result<(Vec<FilePair>, Vec<Skipped>)> {
     name_by_path(&mut images, &mut masks);
     let remedy = format!("name one file of each patient; {SAME_NAMES}");
     let masks = unique_by_stem(masks, "label map", &remedy)?;
-    Ok(by_stem(unique_by_stem(images, "volume", &remedy)?, masks, skipped))
+    by_stem(unique_by_stem(images, "volume", &remedy)?, masks, skipped)
 }
 
 /// Opens all volumes and finds the slices with structures, and those without if they are wanted.
