@@ -46,7 +46,7 @@ fn made() -> &'static Path {
 #[test]
 fn random_weights_are_called_random_and_the_time_is_predicted() {
     let out = path("pairs-of-noise");
-    let ran = run(&mut generate(phantoms(), &out, &["--limit", "2", "--set", "augment.steps=5"]));
+    let ran = run(&mut generate(phantoms(), &out, &["--limit", "4", "--set", "augment.steps=5"]));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     for words in ["`random:tiny` has random weights: the images will be noise", " that remain"] {
         assert!(ran.stderr.contains(words), "{words}: {}", ran.stderr);
