@@ -57,7 +57,7 @@ pub struct CheckReport {
     pub other_leaks: Vec<String>,
     /// What removes the leaks into `test`.
     #[serde(skip)]
-    pub remedy: &'static str,
+    pub remedy: String,
     /// Patients with several spellings, in one sentence.
     pub spellings: Option<String>,
     /// Number of rows of extra data roots, good and bad.

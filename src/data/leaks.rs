@@ -130,15 +130,18 @@ impl Leaks {
     }
 
     /// What removes the errors.
-    pub fn remedy(&self) -> &'static str {
-        let is_extra = self.images.iter().any(|leak| leak.is_extra && is_error(&leak.splits))
-            || self.patients.iter().any(|leak| leak.is_extra && is_error(&leak.splits));
-        if is_extra {
-            "remove these rows from the extra data root; give different patients different names"
+    pub fn remedy(&self) -> String {
+        let mut images = self.images.iter().filter(|leak| is_error(&leak.splits)).map(|leak| leak.is_extra);
+        let patients: Vec<bool> =
+            self.patients.iter().filter(|leak| is_error(&leak.splits)).map(|leak| leak.is_extra).collect();
+        let rows = if images.any(|is_extra| is_extra) || patients.contains(&true) {
+            "remove these rows from the extra data root"
         } else {
             "move all rows of an image and of a patient into one split (`prsmed data prepare` keeps them together), or remove \
              the copies"
-        }
+        };
+        let names = if patients.is_empty() { "" } else { "; give different patients of one name different names" };
+        format!("{rows}{names}")
     }
 
     fn texts(&self, is_meant: impl Fn(&[Split]) -> bool) -> Vec<String> {
