@@ -16,6 +16,8 @@ use std::path::Path;
 const TENSORS: &str = "trainer.safetensors";
 /// File of the progress.
 pub(super) const PROGRESS: &str = "trainer.json";
+/// Both files: only a training that continues needs them.
+pub const STATE: [&str; 2] = [TENSORS, PROGRESS];
 
 /// Progress of a run.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]

@@ -126,11 +126,20 @@ pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
     let steps_per_epoch = engine.progress.steps_per_epoch;
     let phase = Event::Started { phase: "train".into(), total: engine.total_steps, unit: "steps" };
     session.observer.on(&phase);
+    // a measurement has no settings of a user
+    if let Some(note) = length::which_limit(session.config, steps_per_epoch).filter(|_| !session.settings.is_empty()) {
+        session.observer.on(&Event::Note(note));
+    }
     let mut stopped_early = false;
     if engine.progress.unvalidated {
         let (step, total) = (engine.progress.step, engine.total_steps);
         stopped_early = engine.validate((step - 1) / steps_per_epoch, step >= total)?;
         engine.save("last")?;
+    } else if let Some(why) = engine.stalled().filter(|_| session.resume && engine.progress.step < engine.total_steps) {
+        // a queue that starts a finished job again
+        let text = format!("nothing to train: it stopped early, {why}; a larger `train.patience`, or 0, continues it");
+        session.observer.on(&Event::Note(text));
+        stopped_early = true;
     }
     engine.begin_interval();
     while engine.progress.step < engine.total_steps && !stopped_early {
@@ -564,15 +573,35 @@ impl<'a, T: Task> Engine<'a, T> {
         } else {
             self.progress.without_gain += 1;
         }
-        let patience = session.config.patience;
-        if !is_noisy {
-            return Ok(patience > 0 && self.progress.without_gain >= patience);
+        if is_noisy {
+            let scores = &mut self.progress.scores;
+            scores.push(score);
+            scores.drain(..scores.len().saturating_sub(MOST_SCORES));
         }
-        let scores = &mut self.progress.scores;
-        scores.push(score);
-        scores.drain(..scores.len().saturating_sub(MOST_SCORES));
+        let stalled = self.stalled().filter(|_| self.progress.step < self.total_steps);
+        if let Some(why) = &stalled {
+            session.observer.on(&Event::Note(format!("stopped early, {why}")));
+        }
+        Ok(stalled.is_some())
+    }
+
+    /// Why `train.patience` ends the training now; `None` if it goes on. Only noisy scores are kept one by one.
+    fn stalled(&self) -> Option<String> {
+        let Progress { step, scores, without_gain, best_score, .. } = &self.progress;
+        let patience = self.session.config.patience;
+        if patience == 0 {
+            return None;
+        }
+        if scores.is_empty() {
+            let best = best_score.map_or_else(String::new, |best| format!(" than {best:.4}"));
+            return (*without_gain >= patience).then(|| {
+                format!("after step {step}: the last {without_gain} validations were not better{best} (`train.patience={patience}`)")
+            });
+        }
         let window = usize::try_from(patience).unwrap_or(usize::MAX).min(MOST_SCORES);
-        Ok(patience > 0 && plateau::has_stalled(scores, window))
+        plateau::has_stalled(scores, window).then(|| {
+            format!("after step {step}: the score no longer grows beyond its noise (`train.patience={patience}`)")
+        })
     }
 
     /// Writes a picture into the run folder and to TensorBoard. A full disk is a warning.

@@ -487,6 +487,40 @@ fn a_noisy_score_ends_the_training_when_it_no_longer_grows() {
 }
 
 #[test]
+fn a_run_that_stopped_early_says_why_and_a_resume_trains_nothing() {
+    let score = |value| Some(Score { value, is_noisy: false, kind: "Dice" });
+    let with = |patience| TrainConfig { epochs: 6, max_steps: 0, validate_every_epochs: 1, patience, ..config(false) };
+    let (toy, folder) = (Toy::new(0, 6), tempfile::tempdir().unwrap());
+    let (outcome, notes) = train(&judged(&toy, [score(0.5), score(0.4), score(0.3)]), &with(2), folder.path());
+    assert!(outcome.is_ok_and(|outcome| outcome.stopped_early && outcome.steps == 24));
+    let why = "after step 24: the last 2 validations were not better than 0.5000 (`train.patience=2`)";
+    assert!(notes.contains(&format!("stopped early, {why}")), "{notes:?}");
+    let before = toy.values();
+    for _ in 0..2 {
+        let (outcome, notes) = train_on(&judged(&toy, []), &with(2), folder.path(), true);
+        assert!(outcome.is_ok_and(|outcome| outcome.stopped_early && outcome.steps == 24 && outcome.steps_now == 0));
+        let expected =
+            format!("nothing to train: it stopped early, {why}; a larger `train.patience`, or 0, continues it");
+        assert!(notes.contains(&expected), "{notes:?}");
+    }
+    assert_eq!(toy.values(), before);
+    // more patience continues, and the counter of validations stays
+    let (outcome, notes) = train_on(&judged(&toy, [score(0.4)]), &with(3), folder.path(), true);
+    assert!(outcome.is_ok_and(|outcome| outcome.stopped_early && outcome.steps == 32), "{notes:?}");
+    let (outcome, _) = train_on(&judged(&toy, [score(0.6), score(0.7)]), &with(0), folder.path(), true);
+    assert!(outcome.is_ok_and(|outcome| !outcome.stopped_early && outcome.steps == 48));
+}
+
+#[test]
+fn the_limit_that_ends_a_run_is_said_at_its_start() {
+    let limit = |epochs, max_steps| length::which_limit(&TrainConfig { epochs, max_steps, ..config(false) }, 5);
+    assert_eq!(limit(7, 0), None);
+    let text = limit(7, 200).unwrap();
+    assert!(text.starts_with("`train.epochs=7` ends the training after 35 steps (5 an epoch), before"), "{text}");
+    assert_eq!(limit(7, 12).unwrap(), "`train.max_steps=12` ends the training in epoch 3 of 7 (`train.epochs`)");
+}
+
+#[test]
 fn a_longer_training_says_how_its_learning_rate_jumps() {
     let (toy, folder) = (Toy::new(0, 6), tempfile::tempdir().unwrap());
     let with = |max_steps| TrainConfig { max_steps, min_learning_rate: 1e-3, ..config(false) };

@@ -41,6 +41,23 @@ pub(super) fn jump(progress: &Progress, total_steps: u64, config: &TrainConfig) 
     ))
 }
 
+/// Which of two limits ends the training; `None` with one limit.
+pub(super) fn which_limit(config: &TrainConfig, steps_per_epoch: u64) -> Option<String> {
+    let TrainConfig { epochs, max_steps, .. } = config;
+    let all = epochs * steps_per_epoch;
+    (*max_steps > 0).then(|| {
+        if all <= *max_steps {
+            format!(
+                "`train.epochs={epochs}` ends the training after {all} steps ({steps_per_epoch} an epoch), before \
+                 `train.max_steps={max_steps}`"
+            )
+        } else {
+            let epoch = max_steps.div_ceil(steps_per_epoch.max(1));
+            format!("`train.max_steps={max_steps}` ends the training in epoch {epoch} of {epochs} (`train.epochs`)")
+        }
+    })
+}
+
 /// The setting that ends a training after `total_steps`.
 fn limit_of(total_steps: u64, config: &TrainConfig) -> &'static str {
     if config.max_steps == total_steps { "train.max_steps" } else { "train.epochs" }
