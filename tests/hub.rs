@@ -443,6 +443,22 @@ fn http_errors_have_hints() {
 }
 
 #[test]
+fn a_busy_hub_is_asked_again_as_late_as_it_says() {
+    let server = Server::start(vec![("config.json", small("{}")), ("model.safetensors", large(10))]);
+    let cache = tempfile::tempdir().unwrap();
+    let options = server.options(cache.path());
+    // the listing, then a file
+    server.with(|state| state.busy = 3);
+    assert!(resolve(SPEC, &Files::All, &options, &Silent).is_ok());
+    assert_eq!(server.with(|state| state.busy), 0);
+    server.with(|state| state.busy = 99);
+    let other = tempfile::tempdir().unwrap();
+    let (text, _) = failure(resolve(SPEC, &Files::All, &server.options(other.path()), &Silent));
+    assert!(text.contains("HTTP 429"), "{text}");
+    assert_eq!(server.with(|state| state.busy), 94, "five requests");
+}
+
+#[test]
 fn names_that_leave_the_cache_are_errors_before_any_download() {
     let server = Server::start(vec![("config.json", small("{}"))]);
     let cache = tempfile::tempdir().unwrap();

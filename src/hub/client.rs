@@ -8,9 +8,9 @@
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read as _};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use ureq::http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, LOCATION, RANGE};
+use ureq::http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, LOCATION, RANGE, RETRY_AFTER};
 use ureq::http::{Response, StatusCode, Uri};
 use ureq::{Agent, Body, BodyReader, Timeout};
 
@@ -24,6 +24,9 @@ const MAX_LISTING: usize = 64 << 20;
 /// Limit of the time of a listing, in times of [`Timeouts::idle`].
 const LISTING_IDLES: u32 = 10;
 const CHUNK: usize = 1 << 16;
+/// Requests that a server may answer with HTTP 429 before that is an error, and the longest wait between two.
+const BUSY_ATTEMPTS: u32 = 4;
+const LONGEST_WAIT: Duration = Duration::from_mins(1);
 
 /// Failure of a request.
 #[derive(Debug)]
@@ -145,7 +148,7 @@ impl<'a> Client<'a> {
     fn send(&self, method: Method, address: &str, start: u64, follow: Follow) -> Result<Response<Body>, Fault> {
         let mut uri = parse(address)?;
         for _ in 0..=MAX_REDIRECTS {
-            let response = self.send_once(method, &uri, start)?;
+            let response = self.send_patiently(method, &uri, start)?;
             let status = response.status();
             if status.is_success() {
                 return Ok(response);
@@ -160,6 +163,19 @@ impl<'a> Client<'a> {
             uri = next;
         }
         Err(Fault::Protocol(format!("the server redirected more than {MAX_REDIRECTS} times")))
+    }
+
+    /// Sends a request again while the server asks to wait (HTTP 429), as long as it says in `Retry-After`.
+    fn send_patiently(&self, method: Method, uri: &Uri, start: u64) -> Result<Response<Body>, Fault> {
+        for attempt in 0..BUSY_ATTEMPTS {
+            let response = self.send_once(method, uri, start)?;
+            if response.status() != StatusCode::TOO_MANY_REQUESTS {
+                return Ok(response);
+            }
+            let asked = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
+            std::thread::sleep(Duration::from_secs(asked.unwrap_or(1 << attempt)).min(LONGEST_WAIT));
+        }
+        self.send_once(method, uri, start)
     }
 
     fn send_once(&self, method: Method, uri: &Uri, start: u64) -> Result<Response<Body>, Fault> {

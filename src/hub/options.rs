@@ -61,8 +61,8 @@ impl HubOptions {
     /// `var` looks up a variable. Empty values count as unset.
     pub fn from_vars(var: impl Fn(&str) -> Option<String>) -> Self {
         let var = |name: &str| var(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
-        let path = |name: &str| var(name).map(PathBuf::from);
-        let user = || path("HOME").or_else(|| path("USERPROFILE")).unwrap_or_else(|| ".".into());
+        let user = || var("HOME").or_else(|| var("USERPROFILE")).map_or_else(|| ".".into(), PathBuf::from);
+        let path = |name: &str| var(name).map(|text| expand(&text, &user(), &var));
         let home = path("HF_HOME")
             .unwrap_or_else(|| path("XDG_CACHE_HOME").unwrap_or_else(|| user().join(".cache")).join("huggingface"));
         let cache = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE"));
@@ -121,6 +121,33 @@ pub(super) fn without_credentials(address: &str) -> String {
     }
 }
 
+/// The path with a leading `~` and with `$NAME` and `${NAME}` replaced, as by Python's `expanduser` and `expandvars`: other
+/// users' homes and unset variables stay as they are.
+fn expand(text: &str, home: &Path, var: &impl Fn(&str) -> Option<String>) -> PathBuf {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find('$') {
+        out.push_str(&rest[..at]);
+        rest = &rest[at + 1..];
+        let (name, after) = match rest.strip_prefix('{').and_then(|inner| inner.split_once('}')) {
+            Some(braced) => braced,
+            None => rest.split_at(rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len())),
+        };
+        match var(name).filter(|_| !name.is_empty()) {
+            Some(value) => {
+                out.push_str(&value);
+                rest = after;
+            }
+            None => out.push('$'),
+        }
+    }
+    out.push_str(rest);
+    match out.strip_prefix('~').filter(|rest| rest.is_empty() || rest.starts_with('/')) {
+        Some(rest) => home.join(rest.trim_start_matches('/')),
+        None => out.into(),
+    }
+}
+
 fn token_in(file: &Path) -> Option<String> {
     let text = files::read_to_string(file, files::MAX_TEXT).ok()?;
     Some(text.trim().to_owned()).filter(|token| !token.is_empty())
@@ -142,6 +169,19 @@ mod tests {
         assert_eq!(from(&[("XDG_CACHE_HOME", "/x")]).cache_dir, Path::new("/x/huggingface/hub"));
         assert_eq!(from(&[("HF_HOME", "/f"), ("HOME", "/h")]).cache_dir, Path::new("/f/hub"));
         assert_eq!(from(&[("HF_HOME", "/f"), ("HF_HUB_CACHE", "/c")]).cache_dir, Path::new("/c"));
+        // as `os.path.expanduser(os.path.expandvars(..))`
+        for (given, expected) in [
+            ("~/hf", "/h/hf/hub"),
+            ("~", "/h/hub"),
+            ("$SCRATCH/hf", "/s/hf/hub"),
+            ("${SCRATCH}hf", "/shf/hub"),
+            ("$HOME/$MISSING/${ALSO}/$", "/h/$MISSING/${ALSO}/$/hub"),
+            ("~other/hf", "~other/hf/hub"),
+            ("/a/~/b", "/a/~/b/hub"),
+        ] {
+            let found = from(&[("HF_HOME", given), ("HOME", "/h"), ("SCRATCH", "/s")]).cache_dir;
+            assert_eq!(found, Path::new(expected), "{given}");
+        }
         assert_eq!(from(&[("HF_ENDPOINT", "http://x"), ("HF_TOKEN", " t ")]).token.unwrap(), "t");
         assert!(from(&[("HF_HUB_OFFLINE", "true")]).offline);
         assert!(!from(&[("HF_HUB_OFFLINE", "0")]).offline);

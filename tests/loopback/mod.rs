@@ -52,6 +52,8 @@ pub(crate) struct State {
     pub(crate) listed: Vec<String>,
     pub(crate) token: Option<String>,
     pub(crate) forbidden: bool,
+    /// Requests to answer with HTTP 429.
+    pub(crate) busy: u32,
     pub(crate) log: Vec<Request>,
 }
 
@@ -87,6 +89,7 @@ impl Server {
             listed: Vec::new(),
             token: None,
             forbidden: false,
+            busy: 0,
             log: Vec::new(),
         };
         let state = Arc::new(Mutex::new(state));
@@ -188,6 +191,10 @@ fn respond(request: &Request, state: &mut State, base: &str) -> Answer {
         && !request.path.starts_with("/content/")
     {
         return plain("401 Unauthorized");
+    }
+    if state.busy > 0 {
+        state.busy -= 1;
+        return whole("429 Too Many Requests\r\nRetry-After: 0\r\n".into(), Vec::new());
     }
     if state.forbidden {
         return plain("403 Forbidden");
