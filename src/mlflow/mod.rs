@@ -122,6 +122,14 @@ fn refused(options: &MlflowOptions, fault: &Fault) -> Error {
         Fault::Refused(401 | 403, _) => {
             "set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
         }
+        Fault::Refused(_, words) if words.contains("deleted") => {
+            "restore it (`mlflow experiments restore`, `mlflow runs restore`), or choose another name with \
+             `--mlflow-experiment`"
+        }
+        Fault::Refused(404, _) => "check the address: it must be that of an MLflow tracking server",
+        Fault::Refused(400..500, _) => {
+            "the server's own words say what it wants; `--mlflow-experiment` chooses another experiment"
+        }
         _ => "start the server (`mlflow server`), check the address and the proxy, or leave out `--mlflow`",
     };
     Error::config("--mlflow", reason, hint)

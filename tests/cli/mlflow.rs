@@ -314,8 +314,14 @@ fn a_server_that_fails_stops_the_start_and_credentials_that_it_repeats_are_hidde
         format!("HTTP/1.1 {status} x\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
     };
     let repeats = json!({ "error_code": "NO", "message": "hunter2secret is not Basic Ym9iOmh1bnRlcjJzZWNyZXQ=" });
+    let state = "The experiment 7 must be in the 'active' state. Current state is deleted.";
+    let deleted = json!({ "error_code": "INVALID_PARAMETER_VALUE", "message": state });
     for (answer, expected) in [
         (reply(500, "boom"), "`: HTTP 500\nhint: start the server"),
+        (reply(400, &deleted.to_string()), "Current state is deleted.\nhint: restore it"),
+        (reply(400, &deleted.to_string()), "`--mlflow-experiment`"),
+        (reply(404, "{}"), "hint: check the address"),
+        (reply(400, "{}"), "the server's own words"),
         (reply(200, "boom"), "is this an MLflow server?"),
         (reply(200, "{}").replace("Content-Length: 2", "Content-Length: 9"), "--mlflow"),
         ("not HTTP\r\n\r\n".to_owned(), "--mlflow"),
