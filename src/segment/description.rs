@@ -4,7 +4,8 @@ use super::assembly::{DESCRIPTION, Description, FORMAT};
 use super::config::{ModelConfig, RANDOM};
 use crate::models::{prsmed, tiny_vit};
 use crate::nn::Quantization;
-use crate::tensor::weights::{CHECKSUMS, verify_folder};
+use crate::tensor::weights::{CHECKSUMS, verify_folder_without};
+use crate::trainer::checkpoint::STATE;
 use crate::{Error, Result, files};
 use std::io::ErrorKind;
 use std::path::Path;
@@ -42,16 +43,17 @@ pub fn describe(folder: &Path) -> Result<Description> {
     Ok(description)
 }
 
-/// Verifies the checksums of a checkpoint folder. Folders of the original code have none.
+/// Verifies the checksums of a checkpoint folder, which may lack the state of the trainer: only `--resume` needs it.
+/// Folders of the original code have no checksums.
 ///
 /// # Errors
-/// As [`verify_folder`].
+/// As [`verify_folder_without`].
 pub fn verify(folder: &Path) -> Result<()> {
     let has = |name: &str| match folder.join(name).symlink_metadata() {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
         found => found.map(|_| true).map_err(Error::io(folder.join(name), "read")),
     };
-    if has(DESCRIPTION)? || has(CHECKSUMS)? { verify_folder(folder) } else { Ok(()) }
+    if has(DESCRIPTION)? || has(CHECKSUMS)? { verify_folder_without(folder, &STATE) } else { Ok(()) }
 }
 
 /// Checks the description of the model in a checkpoint folder. `path` is the file that it was read from.

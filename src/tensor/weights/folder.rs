@@ -248,10 +248,19 @@ const VERIFY_HINT: &str = "use another checkpoint of the run (`last` or `best`),
 /// # Errors
 /// [`Error::Weights`] with each file that is missing or has another size or content, or if there are no checksums.
 pub fn verify_folder(folder: &Path) -> Result<()> {
+    verify_folder_without(folder, &[])
+}
+
+/// As [`verify_folder`], for a reader that does not need the files `optional`: they may be missing.
+///
+/// # Errors
+/// As [`verify_folder`].
+pub fn verify_folder_without(folder: &Path, optional: &[&str]) -> Result<()> {
     let mut wrong = Vec::new();
     for (name, expected) in &read_checksums(folder)?.files {
         let path = folder.join(name);
         match files::open(&path).and_then(|file| Ok(file.metadata()?.len())) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && optional.contains(&name.as_str()) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => wrong.push(format!("`{name}` is missing")),
             Err(error) => return Err(Error::io(&path, "read")(error)),
             Ok(found) if found != expected.bytes => {

@@ -24,7 +24,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 pub use folder::{
     CHECKSUMS, Staged, copy_folder, read_unchanged, readable_folder, replace_folder, sha256, verify_folder,
-    write_bytes, write_safetensors,
+    verify_folder_without, write_bytes, write_safetensors,
 };
 pub use report::{LoadReport, MisShaped};
 pub use stream::TensorSpec;
