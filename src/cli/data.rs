@@ -4,8 +4,8 @@ use super::args::{LeakArgs, labels_of};
 use super::compare::{CompareArgs, compare_masks};
 use super::context::Context;
 use super::prepare::{PrepareArgs, prepare_root};
-use super::report::Outcome;
-use crate::data::check;
+use super::report::{Outcome, path_word};
+use crate::data::check::{self, CheckReport};
 use crate::data::phantom::{self, PhantomOptions, VolumeOptions};
 use crate::event::Event;
 use crate::report::data_check;
@@ -69,6 +69,18 @@ pub(super) struct CheckArgs {
     labels: String,
 }
 
+/// The training that a good data root is for. One without any image to score, such as corrections of the page or synthetic
+/// pairs, belongs to another one.
+fn next_command(args: &CheckArgs, report: &CheckReport) -> String {
+    let root = path_word(&args.root);
+    let has_scored = report.counts.iter().any(|count| count.val + count.test > 0);
+    if !has_scored {
+        return format!("prsmed train --data-root DATA --extra {root}");
+    }
+    let extra = args.extra.iter().map(|root| format!(" --extra {}", path_word(root)));
+    format!("prsmed train --data-root {root}{}", extra.collect::<String>())
+}
+
 fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
     let labels = labels_of(&args.labels)?;
     let root = (args.root.as_path(), args.annotations.as_deref());
@@ -98,7 +110,7 @@ fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
     }
     let is_good = report.is_good() && !has_leak;
     if is_good {
-        context.output.line(format!("next: prsmed train --data-root {}", args.root.display()))?;
+        context.output.line(format!("next: {}", next_command(args, &report)))?;
     }
     let mut record = json!({ "kind": "result", "good": is_good });
     if let (Some(record), serde_json::Value::Object(fields)) = (record.as_object_mut(), serde_json::to_value(&report)?)
@@ -174,7 +186,7 @@ fn make_phantoms(args: &PhantomArgs, context: &Context) -> anyhow::Result<Outcom
         report.rows,
         args.out.display()
     ))?;
-    context.output.line(format!("next: prsmed train --data-root {} --preset tiny", args.out.display()))?;
+    context.output.line(format!("next: prsmed train --data-root {} --preset tiny", path_word(&args.out)))?;
     context.output.record(&report)?;
     Ok(Outcome::Done)
 }
@@ -197,9 +209,9 @@ fn make_phantom_volumes(args: &PhantomArgs, volumes: usize, context: &Context) -
         report.slices,
         args.out.display()
     ))?;
-    let out = args.out.display();
+    let [scans, labels] = ["scans", "labels"].map(|name| path_word(&args.out.join(name)));
     let prepare = "--modality phantom_CT --out DATA --window soft-tissue --negatives";
-    context.output.line(format!("next: prsmed data prepare --images {out}/scans --masks {out}/labels {prepare}"))?;
+    context.output.line(format!("next: prsmed data prepare --images {scans} --masks {labels} {prepare}"))?;
     context.output.record(&report)?;
     Ok(Outcome::Done)
 }

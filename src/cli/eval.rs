@@ -4,7 +4,7 @@ use super::args::{RootArgs, labels_of};
 use super::context::Context;
 use super::predict::ModelArgs;
 use super::ranks::GpuArgs;
-use super::report::Outcome;
+use super::report::{Outcome, path_word};
 use crate::Error;
 use crate::data::manifest::{Manifest, Split};
 use crate::data::marks::Marks;
@@ -119,7 +119,7 @@ fn score(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
 fn single(scoring: &Scoring, run: &Path, context: &Context) -> anyhow::Result<()> {
     let Some((out, evaluation)) = scoring.single(run)? else { return Ok(()) };
     context.output.line(&evaluation.summary)?;
-    context.output.line(format!("report in {}\nnext: prsmed serve {}", out.display(), run.display()))?;
+    context.output.line(format!("report in {}\nnext: prsmed serve {}", out.display(), path_word(run)))?;
     context.output.record(&json!({
         "kind": "result",
         "split": scoring.split.name(),

@@ -2,7 +2,7 @@
 
 use super::context::Context;
 use super::predict::parse_precision;
-use super::report::Outcome;
+use super::report::{Outcome, path_word};
 use crate::job::weight_files;
 use crate::segment::merge::{Settings, Source};
 use crate::segment::setup::{self, Build, RunOverrides};
@@ -68,8 +68,10 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let plural = if merged.shards == 1 { "" } else { "s" };
     let (bytes, out) = (Bytes(merged.bytes), args.out.display());
     context.output.line(format!(
-        "{} adapters merged into {bytes} in {} file{plural}: {out}\nnext: prsmed serve {out}",
-        merged.adapters, merged.shards
+        "{} adapters merged into {bytes} in {} file{plural}: {out}\nnext: prsmed serve {}",
+        merged.adapters,
+        merged.shards,
+        path_word(&args.out)
     ))?;
     context.output.record(&json!({
         "kind": "result",

@@ -249,6 +249,11 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     context.output.line(plan.table())?;
     if !plan.fits {
         context.output.line(remedy_lines(&helping))?;
+        if matches!(args.task, Task::Predict | Task::Eval) && !helping.is_empty() {
+            let text =
+                "a prediction follows the settings of its run: `prsmed train` and `prsmed plan` take these flags";
+            context.output.line(text)?;
+        }
     }
     let mut record = serde_json::to_value(&plan)?;
     if asks_for_time {

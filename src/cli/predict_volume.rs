@@ -105,7 +105,9 @@ impl VolumeArgs {
         let Some(window) = windows.next() else { return Ok(flags) };
         if windows.any(|other| !other.is_same(window)) {
             let reason = format!("the classes of the run have different windows: {}", all());
-            return Err(Error::config("--window", reason, "choose the window of the class that the volume belongs to"));
+            let hint =
+                format!("choose the window of the class that the volume belongs to, for example `--window {window}`");
+            return Err(Error::config("--window", reason, hint));
         }
         context.progress.on(&Event::Note(format!("intensity window `{window}`, as in the training images")));
         flags.window = Some(window);

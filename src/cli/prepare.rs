@@ -2,7 +2,7 @@
 
 use super::args::{GeometryArgs, labels_of};
 use super::context::Context;
-use super::report::Outcome;
+use super::report::{Outcome, path_word};
 use crate::data::labels::Labels;
 use crate::data::manifest::Split;
 use crate::data::position::Zones;
@@ -157,7 +157,7 @@ pub(super) fn prepare_root(args: &PrepareArgs, context: &Context) -> anyhow::Res
         report.skipped.len()
     ))?;
     if report.images > 0 {
-        context.output.line(format!("next: prsmed data check {}", args.out.display()))?;
+        context.output.line(format!("next: prsmed data check {}", path_word(&args.out)))?;
     }
     context.output.record(&report)?;
     Ok(Outcome::Done)

@@ -1,6 +1,7 @@
 //! The end of a command: its exit code, and its error on standard error.
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use super::output::printable;
 use crate::error::Error;
@@ -84,6 +85,12 @@ pub fn command_line<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
         format!("'{}'", word.replace('\'', r"'\''"))
     };
     words.into_iter().map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+/// A path as a word of a command that can be pasted into a shell. One that begins with `-` would be a flag.
+pub fn path_word(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    command_line([if text.starts_with('-') { format!("./{text}") } else { text.into_owned() }.as_str()])
 }
 
 fn label(name: &str, code: u8, color: bool) -> String {

@@ -7,7 +7,7 @@ use super::mlflow::MlflowArgs;
 use super::plan;
 use super::plan::PRECISION;
 use super::ranks::GpuArgs;
-use super::report::Outcome;
+use super::report::{Outcome, command_line, path_word};
 use crate::config::{Resolved, RunConfig, Sources};
 use crate::event::Event;
 use crate::hub::HubOptions;
@@ -255,15 +255,18 @@ fn best_line(score: Option<f64>, values: &[(String, f64)]) -> String {
 
 /// The command that a training is usually followed by.
 fn next_command(run: &Run, has_test: bool, args: &Args) -> String {
-    let out = args.out.display();
+    let out = path_word(&args.out);
     if has_test {
-        return format!("prsmed eval {out} --data-root {} --split test", args.data.shown());
+        return format!("prsmed eval {out} --data-root {} --split test", path_word(Path::new(&args.data.shown())));
     }
-    let questions = run.task.assembly().questions.as_ref();
-    let question = questions.and_then(|questions| questions.examples(1).first().copied());
-    // a shell would change these characters
-    let question = question.filter(|question| !question.contains(['"', '$', '`', '\\', '!', '\n'])).unwrap_or("TEXT");
-    format!("prsmed predict {out} --image FILE --question \"{question}\"")
+    let assembly = run.task.assembly();
+    let question = assembly.questions.as_ref().and_then(|questions| questions.examples(1).first().copied());
+    let question = question.filter(|question| !question.contains('\n')).unwrap_or("TEXT");
+    // `predict` asks for one of several windows
+    let mut windows = assembly.description.intensity.values().map(|intensity| intensity.window);
+    let window = windows.next().filter(|first| windows.any(|other| !other.is_same(*first)));
+    let window = window.map_or_else(String::new, |window| format!(" --window {window}"));
+    format!("prsmed predict {out} --image FILE {}{window}", command_line(["--question", question]))
 }
 
 /// Memory by the ledger, and resident memory of this process: its peak and its value before the first tensor.

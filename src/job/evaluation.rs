@@ -94,6 +94,9 @@ impl Scoring<'_> {
         let default = PathBuf::from(format!("eval-{}-compared", self.split.name()));
         let paths: Vec<&Path> = runs.iter().map(PathBuf::as_path).collect();
         let place = Place::new(self, default, &paths);
+        if self.out.is_none() {
+            self.runtime.note(format!("the report goes to `{}` in the current folder", place.folder.display()));
+        }
         let out = &place.folder;
         self.ranks.agree(if self.ranks.is_main() { place.make(self.runtime) } else { Ok(()) })?;
         let mut compared: Vec<Compared> = Vec::new();
@@ -253,6 +256,9 @@ impl Scoring<'_> {
         let default = PathBuf::from("eval-folds");
         let paths: Vec<&Path> = runs.iter().map(PathBuf::as_path).collect();
         let place = Place::new(self, default, &paths);
+        if self.out.is_none() {
+            self.runtime.note(format!("the report goes to `{}` in the current folder", place.folder.display()));
+        }
         self.ranks.agree(if self.ranks.is_main() { place.make(self.runtime) } else { Ok(()) })?;
         let (mut items, mut records, mut length) = (Vec::new(), Vec::new(), String::new());
         for (run, name) in runs.iter().zip(unique_names(runs)) {

@@ -393,11 +393,12 @@ fn compact(text: &str) -> String {
     name + form
 }
 
-/// GB of a bare size: `24gb`, `24 GiB`, `22.5g`, `24`.
+/// GB of a bare size: `24gb`, `24 GiB`, `22.5g`, `24`, `24576MiB`.
 fn size(text: &str) -> Option<f64> {
     let lower = text.trim().to_lowercase();
-    let number = ["gib", "gb", "g"].iter().find_map(|unit| lower.strip_suffix(unit)).unwrap_or(&lower);
-    number.trim().parse().ok().filter(|gb: &f64| (1.0..=1024.0).contains(gb))
+    let of = |units: &[&str]| units.iter().find_map(|unit| lower.strip_suffix(unit)?.trim_end().parse::<f64>().ok());
+    let gb = of(&["mib", "mb"]).map(|mib| mib / 1024.0).or_else(|| of(&["gib", "gb", "g", ""]));
+    gb.filter(|gb| (1.0..=1024.0).contains(gb))
 }
 
 /// Name and GB of `NAME 24gb`.

@@ -173,7 +173,7 @@ fn a_gpu_is_slower_than_those_that_are_known_to_be_faster() {
 
 #[test]
 fn a_bare_size_offers_the_least_memory_of_gpus_of_that_size() {
-    for text in ["24gb", "24 GB", "24gib", "24GiB", "24g", "24", "24.0 gb"] {
+    for text in ["24gb", "24 GB", "24gib", "24GiB", "24g", "24", "24.0 gb", "24576MiB", "24576 mb"] {
         let budget = find(text).unwrap();
         assert_eq!((budget.gpu, budget.total_bytes), (None, 22_562 * MIB), "{text}");
         assert_eq!(budget.capability, (8, 9));

@@ -7,7 +7,7 @@ use crate::cli::context::Context;
 use crate::cli::memory::ProfileArgs;
 use crate::cli::mlflow::MlflowArgs;
 use crate::cli::ranks::GpuArgs;
-use crate::cli::report::Outcome;
+use crate::cli::report::{Outcome, command_line, path_word};
 use crate::cli::train::steps_text;
 use crate::config::{FinetuneRun, Resolved, Settings as _, Sources};
 use crate::job::finetuning::{Finetuned, GeneratorFinetuning};
@@ -142,12 +142,13 @@ fn next_command(config: &FinetuneConfig, weights: &Path, data: &str) -> Option<S
         (Mode::MaskToImage, _) if config.unlock_decoder => return None,
         (Mode::MaskToImage, _) => {
             let folder = weights.parent().unwrap_or(weights).display();
-            format!("--mode mask_to_image --set augment.controlnet={folder}")
+            command_line(["--mode", "mask_to_image", "--set", &format!("augment.controlnet={folder}")])
         }
-        (_, Method::Lora) => format!("--lora {}", weights.display()),
+        (_, Method::Lora) => format!("--lora {}", path_word(weights)),
         (_, Method::Full) => return None,
     };
-    let (model, side) = (&config.model, config.image_size);
+    let (model, side) = (command_line([config.model.as_str()]), config.image_size);
+    let data = path_word(Path::new(data));
     Some(format!(
         "prsmed augment generate --data-root {data} --out pairs --model {model} {with} --set augment.image_size={side}"
     ))
