@@ -20,7 +20,7 @@ use super::prompt::Prompts;
 use super::saved_settings::same_settings;
 use super::settings::{AugmentConfig, Mode};
 use crate::data::manifest::{Manifest, Split};
-use crate::data::split::spread;
+use crate::data::split::spread_over_classes;
 use crate::event::{Event, Observer};
 use crate::models::diffusion::lora::Adapter;
 use crate::tensor::weights::sha256;
@@ -60,7 +60,7 @@ pub struct Generation<'a> {
     pub loras: &'a [LoraUse],
     /// Data root of the sources; only `train` rows are used.
     pub manifest: &'a Manifest,
-    /// Number of source images, spread over all of them and so over the classes; 0 = all.
+    /// Number of source images, spread over the classes; 0 = all.
     pub limit: usize,
     /// Output data root.
     pub out: &'a Path,
@@ -96,7 +96,7 @@ pub struct GenerationSummary {
 }
 
 /// The training images of a manifest whose masks show a target, in the order of their first rows; `limit` of them,
-/// spread over all, unless it is 0.
+/// spread over the classes, unless it is 0.
 fn sources(manifest: &Manifest, limit: usize) -> Result<Vec<SourceImage<'_>>> {
     let mut found: Vec<SourceImage> = Vec::new();
     let mut index_of: HashMap<(&Path, &Path), usize> = HashMap::new();
@@ -117,7 +117,7 @@ fn sources(manifest: &Manifest, limit: usize) -> Result<Vec<SourceImage<'_>>> {
         source.companions = of_image[sum.as_str()].iter().copied().filter(|mask| *mask != source.mask).collect();
         source.sha256.clone_from(sum);
     }
-    let found = spread(found, limit);
+    let found = spread_over_classes(found, limit, |source| source.rows[0].modality.clone());
     if found.is_empty() {
         let hint = "pairs are made from train rows only: give at least one row the split `train`";
         return Err(Error::data(&manifest.root, "there are no training rows with a mask", hint));

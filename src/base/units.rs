@@ -3,6 +3,21 @@
 use std::fmt;
 use std::time::Duration;
 
+/// A number with `digits` decimals. What rounds to zero has no sign: `0.0000`, not `-0.0000`.
+pub fn fixed(value: f64, digits: usize) -> String {
+    let text = format!("{value:.digits$}");
+    match text.strip_prefix('-') {
+        Some(zero) if zero.bytes().all(|byte| matches!(byte, b'0' | b'.')) => zero.to_owned(),
+        _ => text,
+    }
+}
+
+/// As [`fixed`], with `+` before a number that is not negative, also before one that rounds to zero.
+pub fn signed(value: f64, digits: usize) -> String {
+    let text = fixed(value, digits);
+    if text.starts_with('-') { text } else { format!("+{text}") }
+}
+
 /// A number of bytes. It is printed in binary units (`1.50 GiB`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
@@ -66,7 +81,23 @@ pub fn counted(count: usize, noun: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Bytes, counted};
+    use super::{Bytes, counted, fixed, signed};
+
+    #[test]
+    fn zero_has_no_minus() {
+        for (value, digits, plain, with_sign) in [
+            (-0.000_01, 4, "0.0000", "+0.0000"),
+            (-0.0, 4, "0.0000", "+0.0000"),
+            (0.000_01, 4, "0.0000", "+0.0000"),
+            (-0.4, 0, "0", "+0"),
+            (-0.000_06, 4, "-0.0001", "-0.0001"),
+            (-10.0, 1, "-10.0", "-10.0"),
+            (1.25, 1, "1.2", "+1.2"),
+        ] {
+            assert_eq!((fixed(value, digits), signed(value, digits)), (plain.into(), with_sign.into()), "{value}");
+        }
+        assert_eq!((fixed(f64::NAN, 2), fixed(f64::NEG_INFINITY, 2)), ("NaN".into(), "-inf".into()));
+    }
 
     #[test]
     fn nouns_are_counted() {

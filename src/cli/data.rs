@@ -44,7 +44,10 @@ pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcom
 ///
 /// Warnings name images or patients that `val` rows share with other rows, patients with several spellings, classes
 /// without images of a split, 16-bit images that use a small part of the range of values, files with an EXIF orientation or
-/// transparency that was applied, masks that cover the whole image or are inverted, and images of one grey level.
+/// transparency that was applied, masks that cover the whole image or are inverted, and images of one grey level. They also
+/// name texts that differ from their mask, each with its file and line: another location (`upper left part of the image`, the
+/// column `position`), area (`about 14% of the image`) or number of regions, and answers about another target than their
+/// question.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed data check data

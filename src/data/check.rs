@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use ::image::GrayImage;
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -18,6 +19,7 @@ use super::manifest::{BadRow, Manifest, Problem, Row, Split, Target};
 use super::marks::{ImageMarks, Mark, Marks, pixel_mark};
 use super::sample::size_mismatch;
 use super::split::content;
+use super::word_check::{self, MaskWords, WordReport};
 use prsmed_base::error::{Error, Result};
 use prsmed_base::event::{Event, Observer};
 
@@ -72,6 +74,8 @@ pub struct CheckReport {
     pub uncovered: Vec<Uncovered>,
     /// 16-bit images, and those that use a small part of the range: warnings, not bad rows.
     pub depth: DepthReport,
+    /// Words that differ from the masks of their rows: warnings, not bad rows.
+    pub words: WordReport,
     /// Choices that were made to read the files, and masks and images that are probably not meant so: warnings.
     pub findings: Findings,
 }
@@ -126,10 +130,12 @@ pub fn check_with_extra(
     let mut ranges = BTreeMap::new();
     let mut summaries = Vec::new();
     let mut findings = Findings::default();
+    let mut words = Vec::new();
     for (indices, found) in results {
         match found {
-            Ok(GoodPair { marks: of_image, range, summary, findings: found }) => {
+            Ok(GoodPair { marks: of_image, range, summary, findings: found, mask }) => {
                 findings.merge(found);
+                words.extend(mask);
                 let rows = || indices.iter().map(|&index| &manifest.rows[index]);
                 ranges.extend(rows().next().map(|row| (&row.image_path, range)));
                 rows().take(1).for_each(|row| marks.insert(row.image_path.clone(), of_image));
@@ -171,6 +177,7 @@ pub fn check_with_extra(
         fingerprint: fingerprint::fingerprints(summaries),
         uncovered: uncovered(&manifest),
         depth,
+        words: word_check::report(&manifest, words),
         findings,
         bad,
     })
@@ -185,7 +192,7 @@ fn check_pairs(manifest: &Manifest, labels: Labels, observer: &dyn Observer) -> 
     observer.on(&Event::Started { phase: "check".into(), total: pairs.len() as u64, unit: "images" });
     let done = Mutex::new(0_u64);
     let check = |((image, mask, target), rows): ((&PathBuf, &PathBuf, Target), Vec<usize>)| {
-        let found = check_pair(image, mask, target, labels);
+        let found = check_pair(image, mask, target, labels, |mask| word_check::compare(manifest, &rows, mask));
         let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
         *done += 1;
         observer.on(&Event::Advanced { done: *done });
@@ -209,26 +216,34 @@ struct GoodPair {
     range: Option<[u16; 2]>,
     summary: PairSummary,
     findings: Findings,
+    /// What the texts of its rows say, for a target that is in the image.
+    mask: Option<MaskWords>,
 }
 
 /// What is known of a pair, or what is wrong with it.
 type PairCheck = Result<GoodPair, (Problem, String)>;
 
-/// Decodes an image and its mask.
-fn check_pair(image: &Path, mask: &Path, target: Target, labels: Labels) -> PairCheck {
+/// Decodes an image and its mask. `compare` compares the mask with the texts of its rows.
+fn check_pair(
+    image: &Path,
+    mask: &Path,
+    target: Target,
+    labels: Labels,
+    compare: impl FnOnce(&GrayImage) -> MaskWords,
+) -> PairCheck {
     let undecodable = |error: Error| (Problem::UndecodableImage, describe(&error));
     let file = decode::image_file(image).map_err(undecodable)?;
     let mut findings = Findings::default();
     findings.add_image(image, &file);
     let (decoded, range) = (file.pixels, file.range);
-    let good = |num_foreground: usize, labels: Vec<u16>, findings: Findings| {
+    let good = |num_foreground: usize, labels: Vec<u16>, findings: Findings, mask: Option<MaskWords>| {
         let size_px = (decoded.width(), decoded.height());
         let summary = PairSummary { size_px, levels: fingerprint::levels(&decoded), num_foreground, labels };
         let file = content(image).map_err(undecodable)?;
-        Ok(GoodPair { marks: ImageMarks { file, pixels: pixel_mark(&decoded) }, range, summary, findings })
+        Ok(GoodPair { marks: ImageMarks { file, pixels: pixel_mark(&decoded) }, range, summary, findings, mask })
     };
     if target != Target::Present && !mask.exists() {
-        return good(0, Vec::new(), findings);
+        return good(0, Vec::new(), findings, None);
     }
     let stored = decode::stored_mask(mask).map_err(|error| (Problem::UndecodableMask, describe(&error)))?;
     findings.add_stored(mask, &stored);
@@ -260,10 +275,12 @@ fn check_pair(image: &Path, mask: &Path, target: Target, labels: Labels) -> Pair
         );
         return Err((Problem::NotEmpty, reason));
     }
+    let mut words = None;
     if target == Target::Present {
         findings.add_mask(mask, &set);
+        words = Some(compare(&set));
     }
-    good(num_foreground, found.into_iter().map(|(label, _)| label).collect(), findings)
+    good(num_foreground, found.into_iter().map(|(label, _)| label).collect(), findings, words)
 }
 
 fn describe(error: &Error) -> String {

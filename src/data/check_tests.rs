@@ -4,6 +4,7 @@ use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
+use crate::word_check::WordReport;
 use crate::fixture::{Root, shared};
 use prsmed_base::event::Silent;
 
@@ -122,6 +123,8 @@ fn shared_data_the_real_data_set_has_no_bad_rows() {
     let observer = Last(AtomicU64::new(0));
     let report = check(&folder, None, Labels::NONE, &observer).expect("readable");
     assert_eq!(report.bad, []);
+    // the texts were made from the masks
+    assert_eq!(report.words, WordReport::default());
     assert_eq!((report.rows, report.images, report.counts.len()), (360, 180, 9));
     assert_eq!(observer.0.load(Ordering::Relaxed), 180);
     assert!(report.counts.iter().all(|count| count.train > 0 && count.test > 0));

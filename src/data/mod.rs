@@ -35,6 +35,7 @@ pub mod features;
 pub mod findings;
 pub mod fingerprint;
 pub mod flip_rotate;
+pub mod grammar;
 pub mod held_out;
 pub mod identity;
 pub mod image;
@@ -58,6 +59,7 @@ pub mod split;
 pub mod templates;
 pub mod text;
 pub mod unreadable;
+pub mod word_check;
 
 mod random;
 

@@ -17,7 +17,7 @@ use super::flip_rotate::{
 use super::image::foreground;
 use super::manifest::Row;
 use super::position::{self, Position, Region, Zones};
-use prsmed_base::location;
+use prsmed_base::location::{self, StatedLocation};
 
 /// Why a row cannot be relabelled.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -190,18 +190,25 @@ fn rule(
 
 /// The location of a phrase; `None` for one side alone (`left`).
 fn location_of(phrase: &Phrase) -> Option<Position> {
-    let row = match phrase.vertical {
-        -1 => location::GridRow::Upper,
-        1 => location::GridRow::Lower,
-        _ => location::GridRow::Center,
-    };
-    let column = match phrase.horizontal {
-        -1 => location::GridColumn::Left,
-        1 => location::GridColumn::Right,
-        _ => location::GridColumn::Center,
-    };
-    let one_side = (phrase.horizontal != 0) != (phrase.vertical != 0) && phrase.centre.is_none();
-    (!one_side).then_some(Position { row, column })
+    let stated = location_of_phrase(phrase);
+    (!stated.is_one_sided()).then(|| stated.position())
+}
+
+/// The location of a phrase; one side alone leaves the other direction open.
+pub(super) fn location_of_phrase(phrase: &Phrase) -> StatedLocation {
+    let center = phrase.centre.is_some() || phrase.is_centre();
+    StatedLocation {
+        row: match phrase.vertical {
+            -1 => Some(location::GridRow::Upper),
+            1 => Some(location::GridRow::Lower),
+            _ => center.then_some(location::GridRow::Center),
+        },
+        column: match phrase.horizontal {
+            -1 => Some(location::GridColumn::Left),
+            1 => Some(location::GridColumn::Right),
+            _ => center.then_some(location::GridColumn::Center),
+        },
+    }
 }
 
 /// The location of a label that consists of a phrase only.
@@ -258,7 +265,7 @@ fn is_anatomy(words: &[Word], index: usize) -> bool {
 }
 
 /// Index of the first word of `close to the` or `near the` (true), or `far from the` (false), before a phrase.
-fn closeness(words: &[Word], phrase: &Phrase) -> Option<(usize, bool)> {
+pub(super) fn closeness(words: &[Word], phrase: &Phrase) -> Option<(usize, bool)> {
     let before = |back: usize| phrase.first.checked_sub(back).map_or("", |index| words[index].lower.as_str());
     match (before(3), before(2), before(1)) {
         ("close", "to", "the") => Some((phrase.first - 3, true)),

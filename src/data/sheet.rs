@@ -9,7 +9,7 @@ use std::io::Cursor;
 use std::path::Path;
 
 use image::imageops::{self, FilterType};
-use image::{DynamicImage, GrayImage, ImageError, ImageFormat, Rgb, RgbImage};
+use image::{DynamicImage, GrayImage, ImageBuffer, ImageError, ImageFormat, Rgb, RgbImage};
 
 use prsmed_base::error::{Error, Result};
 use prsmed_base::files::write_bytes;
@@ -56,6 +56,21 @@ pub fn probability_image(probabilities: &[f32], width: u32, height: u32) -> Resu
     let levels = probabilities.iter().map(|p| (p * 255.0).round() as u8).collect();
     GrayImage::from_raw(width, height, levels)
         .filter(|_| width as usize * height as usize == probabilities.len())
+        .ok_or_else(|| Error::Shape {
+            reason: format!("{} probabilities do not fill an image of {width}x{height}", probabilities.len()),
+        })
+}
+
+/// A 16-bit image of a probability map, row by row: 65535 is 1. NaN is 0.
+///
+/// # Errors
+/// [`Error::Shape`] when there are not `width * height` values.
+pub fn probability_image_16(probabilities: &[f32], width: u32, height: u32) -> Result<DynamicImage> {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates")]
+    let levels = probabilities.iter().map(|p| (p * 65_535.0).round() as u16).collect();
+    ImageBuffer::from_raw(width, height, levels)
+        .filter(|_| width as usize * height as usize == probabilities.len())
+        .map(DynamicImage::ImageLuma16)
         .ok_or_else(|| Error::Shape {
             reason: format!("{} probabilities do not fill an image of {width}x{height}", probabilities.len()),
         })

@@ -5,7 +5,7 @@
 //! patient, if the rows name patients. Within each class the groups are ordered by a hash of seed and content, so the split does not depend on paths or on the order of
 //! the rows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
@@ -28,6 +28,42 @@ pub fn spread<T>(items: Vec<T>, limit: usize) -> Vec<T> {
         is_next.then_some(item)
     };
     items.into_iter().enumerate().filter_map(is_chosen).collect()
+}
+
+/// At most `limit` of `items`, spread over their classes and evenly over each of them, in their order; all of them if
+/// `limit` is 0. A class gets a share by its size, and at least one item if there are not more classes than `limit`.
+pub fn spread_over_classes<T>(items: Vec<T>, limit: usize, class: impl Fn(&T) -> String) -> Vec<T> {
+    let mut members: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    for (index, item) in items.iter().enumerate() {
+        members.entry(class(item)).or_default().push(index);
+    }
+    let all = items.len();
+    if limit == 0 || limit >= all || members.len() > limit {
+        return spread(items, limit);
+    }
+    // largest remainders, after one for each class
+    let mut shares: Vec<usize> = members.values().map(|own| (own.len() * limit / all).max(1)).collect();
+    let missing =
+        |shares: &[usize], (i, own): (usize, &Vec<usize>)| (own.len() * limit) as f64 / all as f64 - shares[i] as f64;
+    while shares.iter().sum::<usize>() != limit {
+        let is_short = shares.iter().sum::<usize>() < limit;
+        let candidates = members
+            .values()
+            .enumerate()
+            .filter(|(i, own)| if is_short { shares[*i] < own.len() } else { shares[*i] > 1 });
+        let by_missing = candidates.map(|at| (missing(&shares, at), at.0));
+        // of equal ones the first
+        let chosen = if is_short {
+            by_missing.rev().max_by(|a, b| a.0.total_cmp(&b.0))
+        } else {
+            by_missing.min_by(|a, b| a.0.total_cmp(&b.0))
+        };
+        let Some((_, chosen)) = chosen else { break };
+        shares[chosen] = if is_short { shares[chosen] + 1 } else { shares[chosen] - 1 };
+    }
+    let chosen: HashSet<usize> =
+        members.into_values().zip(shares).flat_map(|(own, share)| spread(own, share)).collect();
+    items.into_iter().enumerate().filter_map(|(index, item)| chosen.contains(&index).then_some(item)).collect()
 }
 
 /// SHA-256 of an image file.
@@ -307,6 +343,31 @@ mod tests {
             (vec![0], vec![0, 1, 2, 3, 4, 5, 6, 7, 8])
         );
         assert_eq!((spread(numbers.clone(), 0), spread(numbers.clone(), 12)), (numbers.clone(), numbers));
+    }
+
+    #[test]
+    fn every_class_gets_a_share() {
+        let chosen = |classes: &str, limit: usize| -> String {
+            let of = |letter: &char| letter.to_string();
+            spread_over_classes(classes.chars().collect(), limit, of).into_iter().collect()
+        };
+        for (classes, limit, expected) in [
+            ("aaaaaaaabbc", 3, "abc"),
+            ("abcabcabc", 3, "abc"),
+            ("aaaabbbbcccc", 6, "aabbcc"),
+            ("aaaaaaaaab", 9, "aaaaaaaab"),
+            ("aaaaaaaaab", 2, "ab"),
+            ("abcdef", 3, "ace"),
+            ("aabb", 0, "aabb"),
+            ("aabb", 7, "aabb"),
+            ("aaaaaaaabbbbbbbbccd", 8, "aaabbbcd"),
+            ("", 3, ""),
+        ] {
+            assert_eq!(chosen(classes, limit), expected, "{classes} {limit}");
+        }
+        // classes of one size, as the even spread over all
+        let items: Vec<usize> = (0..60).collect();
+        assert_eq!(spread_over_classes(items.clone(), 18, |i| (i / 10).to_string()), spread(items, 18));
     }
 
     #[test]

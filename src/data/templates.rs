@@ -9,6 +9,7 @@ use rand::seq::IndexedRandom;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::grammar::{self, Number, without_article};
 use prsmed_base::location::first_location;
 use prsmed_base::{Error, Result, files};
 
@@ -91,16 +92,54 @@ fn phrase(label: &str) -> String {
     if label.contains(' ') { format!("{label} part") } else { label.to_owned() }
 }
 
+/// Appends a word, after the article that fits it if the text ends with one. A sentence begins with a capital.
+fn push_word(text: &mut String, word: &str) {
+    let last = text.trim_end().rfind([' ', '(', '"']).map_or(0, |at| at + 1);
+    let article = match text[last..].strip_suffix(' ') {
+        Some("a" | "an") => grammar::article(word).to_owned(),
+        Some("A" | "An") => grammar::article(word).replacen('a', "A", 1),
+        _ => String::new(),
+    };
+    if !article.is_empty() {
+        text.truncate(last);
+        *text += &(article + " ");
+    }
+    let begins = text.is_empty() || [". ", "? ", "! "].iter().any(|end| text.ends_with(end));
+    match word.chars().next().filter(|_| begins) {
+        Some(first) => text.extend(first.to_uppercase().chain(word.chars().skip(1))),
+        None => text.push_str(word),
+    }
+}
+
 impl Words<'_> {
-    /// `template` with every placeholder replaced.
+    /// `template` with every placeholder replaced, and with the articles and the grammatical number of the words.
     pub fn fill(&self, template: &str) -> String {
-        template
-            .replace("{target}", self.target)
-            .replace("{image}", self.image)
-            .replace("{zone}", &phrase(self.zone))
-            .replace("{second_zone}", &phrase(self.second_zone))
-            .replace("{which}", self.which)
-            .replace("{count}", &self.count.to_string())
+        let target = without_article(self.target);
+        let template = Number::of(target).rewrite(template);
+        let (zone, second_zone) = (phrase(self.zone), phrase(self.second_zone));
+        let count = self.count.to_string();
+        let words = [
+            ("{target}", target),
+            ("{image}", self.image),
+            ("{zone}", &zone),
+            ("{second_zone}", &second_zone),
+            ("{which}", self.which),
+            ("{count}", &count),
+        ];
+        let mut text = String::with_capacity(2 * template.len());
+        let mut rest = template.as_str();
+        while let Some(at) = rest.find('{') {
+            text.push_str(&rest[..at]);
+            rest = &rest[at..];
+            if let Some((name, word)) = words.iter().find(|(name, _)| rest.starts_with(name)) {
+                push_word(&mut text, word);
+                rest = &rest[name.len()..];
+            } else {
+                text.push('{');
+                rest = &rest[1..];
+            }
+        }
+        text + rest
     }
 }
 
@@ -267,5 +306,82 @@ mod tests {
         std::fs::write(&path, format!("{start}{}", &rest[rest.find("[extra]").unwrap()..])).unwrap();
         let templates = Templates::open(&path).unwrap();
         assert!(templates.absent.answers.is_empty() && !Templates::embedded().absent.answers.is_empty());
+    }
+
+    /// All built-in sentences about a target.
+    fn sentences(target: &str, image: &str) -> Vec<String> {
+        let templates = Templates::embedded();
+        let words = Words { target, image, zone: "upper left", second_zone: "center", which: "larger", count: 2 };
+        let questions = templates.one.iter().chain(&templates.pair);
+        let texts = questions.flat_map(|template| std::iter::once(&template.question).chain(&template.answers));
+        let extra = [&templates.extra.areas, &templates.extra.near, &templates.extra.far];
+        let texts = texts.chain(&templates.regions.answers).chain(&templates.absent.answers).chain(extra);
+        texts.map(|text| words.fill(text)).collect()
+    }
+
+    #[test]
+    fn sentences_are_grammatical_for_every_target() {
+        for (target, expected) in [
+            ("effusion", "Yes, there is an effusion in the upper left part of the scan."),
+            ("ureter", "Yes, there is a ureter in the upper left part of the scan."),
+            ("MRI lesion", "Yes, there is an MRI lesion in the upper left part of the scan."),
+            ("the aorta", "Yes, there is an aorta in the upper left part of the scan."),
+            ("polyps", "Yes, there are polyps in the upper left part of the scan."),
+            ("free fluid", "Yes, there is free fluid in the upper left part of the scan."),
+        ] {
+            assert!(
+                sentences(target, "scan").iter().any(|sentence| sentence == expected),
+                "{:?}",
+                sentences(target, "scan")
+            );
+        }
+        for expected in [
+            "Where are the lungs in this chest X-ray?",
+            "Which part of this chest X-ray shows the lungs?",
+            "Segment the lungs and describe their position.",
+            "Where are the larger lungs in this chest X-ray?",
+            "The lungs are in the upper left part of the chest X-ray.",
+            "The segmented lungs lie in the upper left part of the chest X-ray.",
+            "The lungs lie in two places: in the upper left part and in the center of the chest X-ray.",
+            "There are no lungs in this chest X-ray.",
+            "This chest X-ray shows no lungs.",
+            "No lungs are visible in this chest X-ray.",
+            "They consist of 2 separate areas, and this is the position of all of them together.",
+            "They are close to the middle of the chest X-ray.",
+        ] {
+            let all = sentences("lungs", "chest X-ray");
+            assert!(all.iter().any(|sentence| sentence == expected), "{expected}: {all:?}");
+        }
+    }
+
+    #[test]
+    fn sentences_about_one_thing_with_a_consonant_are_the_templates_as_they_are() {
+        let plain = |template: &str| {
+            template
+                .replace("{target}", "lesion")
+                .replace("{image}", "image")
+                .replace("{zone}", "upper left part")
+                .replace("{second_zone}", "center")
+                .replace("{which}", "larger")
+                .replace("{count}", "2")
+        };
+        let templates = Templates::embedded();
+        let questions = templates.one.iter().chain(&templates.pair);
+        let texts = questions.flat_map(|template| std::iter::once(&template.question).chain(&template.answers));
+        let filled = sentences("lesion", "image");
+        for (text, filled) in texts.zip(&filled) {
+            assert_eq!(*filled, plain(text));
+        }
+        assert!(filled.contains(&"It is far from the middle of the image.".to_owned()));
+    }
+
+    #[test]
+    fn templates_of_ones_own_get_articles_and_capitals() {
+        let fill =
+            |target: &str, template: &str| Words { target, image: "US image", ..Words::default() }.fill(template);
+        assert_eq!(fill("ulcer", "{target} seen. {target} again, (a {target})"), "Ulcer seen. Ulcer again, (an ulcer)");
+        assert_eq!(fill("ulcer", "A {target} on an {image}."), "An ulcer on a US image.");
+        assert_eq!(fill("ulcer", "Is there a {target}?"), "Is there an ulcer?");
+        assert_eq!(fill("polyps", "Is there a {target}? I see {unknown} 7 {"), "Are there polyps? I see {unknown} 7 {");
     }
 }

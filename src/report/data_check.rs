@@ -25,6 +25,7 @@ pub fn warnings(report: &CheckReport) -> Vec<String> {
         .chain(report.spellings.clone())
         .chain(left_out)
         .chain(uncovered)
+        .chain(report.words.texts())
         .chain(report.depth.warning())
         .chain(report.findings.texts())
         .collect()

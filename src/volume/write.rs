@@ -122,6 +122,35 @@ pub fn nifti_i16(path: &Path, values: &[i16], grid: &Grid) -> Result<()> {
     write_nifti(path, &header, &bytes)
 }
 
+/// Writes a number for each voxel as NIfTI-1 of type float32 with the position of their volume. A path that ends with
+/// `.gz` is compressed.
+///
+/// # Errors
+/// As [`nifti()`].
+pub fn nifti_f32(path: &Path, values: &[f32], volume: &Volume) -> Result<()> {
+    volume.grid.check(values.len())?;
+    let mut header = header_like(path, volume)?;
+    // float32, 32 bits
+    header[70..72].copy_from_slice(&16_i16.to_le_bytes());
+    header[72..74].copy_from_slice(&32_i16.to_le_bytes());
+    let description = b"probabilities by prsmed";
+    header[148..148 + description.len()].copy_from_slice(description);
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    write_nifti(path, &header, &bytes)
+}
+
+/// Checks that probabilities of `volume` can be written to `path`, before the expensive work.
+///
+/// # Errors
+/// [`Error::Config`] for another ending than `.nii.gz` and `.nii`; [`Error::Data`] for a volume that NIfTI cannot hold.
+pub fn check_probabilities(path: &Path, volume: &Volume) -> Result<()> {
+    if MaskFormat::of(path) == Some(MaskFormat::Nifti) {
+        return header_like(path, volume).map(drop);
+    }
+    let reason = format!("`{}` has the wrong file extension for probabilities of a volume", path.display());
+    Err(Error::config("--probabilities", reason, "use a file name that ends with `.nii.gz` or `.nii`"))
+}
+
 fn write_nifti(path: &Path, header: &[u8; HEADER], voxels: &[u8]) -> Result<()> {
     let bytes = encoded_nifti(path, header, voxels)?;
     files::write_output(path, &bytes).map_err(Error::io(path, "write"))
