@@ -6,6 +6,7 @@ use super::predict_many::{ManyArgs, Settings, has_dicom};
 use super::predict_volume::{Common, Input, VolumeArgs};
 use super::report::Outcome;
 use crate::data::annotation::is_image;
+use crate::data::volume::{Volume, write};
 use crate::data::{sheet, volume};
 use crate::event::Event;
 use crate::job::outputs::{self, Output, Written};
@@ -143,6 +144,10 @@ pub(super) struct Args {
     /// Write the image with the mask drawn over it
     #[arg(long, value_name = "FILE", conflicts_with = "images")]
     overlay_out: Option<PathBuf>,
+    /// Write the probability of each pixel, before the presence threshold: a 16-bit PNG (65535 is 1), or for a volume a
+    /// float32 NIfTI file on its grid (NaN in slices that are not segmented)
+    #[arg(long, value_name = "FILE", conflicts_with = "images")]
+    probabilities: Option<PathBuf>,
     /// Paint the mask even if the target is reported as not found
     #[arg(long)]
     always_paint: bool,
@@ -162,7 +167,8 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     check_question(question)?;
     refuse_folder_of_images(path)?;
     if args.many.no_overwrite {
-        let outputs = [&args.mask_out, &args.overlay_out, &args.volume.out, &args.volume.record_out];
+        let outputs =
+            [&args.mask_out, &args.overlay_out, &args.probabilities, &args.volume.out, &args.volume.record_out];
         outputs.into_iter().flatten().try_for_each(|path| check_new(path))?;
     }
     let volume = match volume::is_volume(path)?
@@ -177,18 +183,30 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         Input::Image(image) => image,
         Input::Volume(opened) => {
             check_volume_flags(args)?;
+            args.probabilities.iter().try_for_each(|path| check_probabilities(path, &opened))?;
+            let common = Common {
+                image: path,
+                run: &args.run.run,
+                question,
+                always_paint: args.always_paint,
+                probabilities: args.probabilities.as_deref(),
+            };
             let assembly = args.run.open(context)?;
-            let common = Common { image: path, run: &args.run.run, question, always_paint: args.always_paint };
             return volume.run(&opened, &assembly, context, &common);
         }
     };
     // JPEG compression would change the values 0 and 255 of the mask.
     args.mask_out.iter().try_for_each(|path| check_writable("--mask-out", path, &["png"]))?;
     args.overlay_out.iter().try_for_each(|path| check_writable("--overlay-out", path, &["png", "jpg", "jpeg"]))?;
+    args.probabilities.iter().try_for_each(|path| check_writable("--probabilities", path, &["png"]))?;
     let assembly = args.run.open(context)?;
     let request = Request { image: &image, question, max_new_tokens: args.max_new_tokens };
     let stream = |piece: &str| context.progress.on(&Event::Token(piece.to_owned()));
     let mut prediction = predict(&assembly, &request, stream).map_err(|error| error.of_image(path))?;
+    if let Some(path) = &args.probabilities {
+        let (width, height) = prediction.size;
+        write_image(&sheet::probability_image_16(&prediction.mask, width, height)?, path)?;
+    }
     let confidence = prediction.settle(assembly.description.calibration.as_ref(), args.always_paint);
     if let Some(path) = &args.mask_out {
         write_image(&prediction.binary_mask()?.into(), path)?;
@@ -259,6 +277,7 @@ fn finish(
         "modality": modality,
         "mask": args.mask_out,
         "overlay": args.overlay_out,
+        "probabilities": args.probabilities,
         "foreground_frac": foreground_frac,
         "confidence": confidence,
         "width": prediction.size.0,
@@ -297,6 +316,12 @@ fn refuse_folder_of_images(path: &Path) -> Result<()> {
         return Err(Error::config("--image", format!("`{}` is a folder of images", path.display()), hint));
     }
     Ok(())
+}
+
+/// Refuses a file that cannot take the probabilities of a volume.
+fn check_probabilities(path: &Path, volume: &Volume) -> Result<()> {
+    check_parent("--probabilities", path)?;
+    write::check_probabilities(path, volume)
 }
 
 /// Refuses flags that are for images.

@@ -81,6 +81,8 @@ pub(super) struct Common<'a> {
     pub(super) run: &'a Path,
     pub(super) question: &'a str,
     pub(super) always_paint: bool,
+    /// File of the probabilities.
+    pub(super) probabilities: Option<&'a Path>,
 }
 
 impl VolumeArgs {
@@ -248,8 +250,13 @@ impl VolumeArgs {
     ) -> anyhow::Result<Outcome> {
         let mut settings = self.settings(volume, common.question, common.always_paint);
         let start = Instant::now();
-        let found = predict_volume(assembly, volume, &settings, &*context.progress, &context.interrupt)
-            .map_err(|error| error.of_image(common.image))?;
+        let mut probabilities = common.probabilities.map(|_| Vec::new());
+        let found =
+            predict_volume(assembly, volume, &settings, &*context.progress, &context.interrupt, probabilities.as_mut())
+                .map_err(|error| error.of_image(common.image))?;
+        if let Some((path, values)) = common.probabilities.zip(probabilities) {
+            write::nifti_f32(path, &values, volume)?;
+        }
         if let Some(out) = &self.out {
             write::segments(out, &[Segment { name: common.question, mask: &found.mask }], volume)?;
         }
@@ -260,6 +267,7 @@ impl VolumeArgs {
         let files =
             [("image", name(common.image)), ("run", name(common.run)), ("mask", self.out.as_deref().and_then(name))];
         let mut record = found.record(volume, &settings, files);
+        record["probabilities"] = json!(common.probabilities.and_then(name));
         record["seconds"] = json!(start.elapsed().as_secs_f64());
         let familiarity = found.familiarity(assembly, common.question);
         familiarity.add_to(&mut record);

@@ -20,7 +20,7 @@ use crate::segment::{Run, Training, needs};
 use crate::tensor::Device;
 use crate::trainer::Switch;
 use crate::trainer::graph::settling_steps;
-use crate::units::Bytes;
+use crate::units::{Bytes, signed};
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -224,8 +224,11 @@ impl Observer for PlanCheck<'_> {
         if (done == self.settled || is_last) && report.allocated_peak > 0 {
             let percent = (report.allocated_peak as f64 / planned as f64 - 1.0) * 100.0;
             let measured = Bytes(report.allocated_peak);
-            let text =
-                format!("tensors at their peak: planned {}, measured {measured} ({percent:+.1} %)", Bytes(planned));
+            let text = format!(
+                "tensors at their peak: planned {}, measured {measured} ({} %)",
+                Bytes(planned),
+                signed(percent, 1)
+            );
             self.inner.on(&Event::Note(text));
         }
     }

@@ -9,6 +9,7 @@ use super::detection::auroc_of_sorted;
 use super::paired::Interval;
 use super::text_table::aligned;
 use prsmed_base::error::{Error, Result};
+use prsmed_base::units::{fixed, signed};
 
 /// A score of a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +36,7 @@ pub enum Unit {
 }
 
 /// All scores, in the order of tables and of [`Item::values`].
-pub const SCORES: [Score; 22] = [
+pub const SCORES: [Score; 24] = [
     score("dice", "Dice", Unit::Fraction),
     score("iou", "IoU", Unit::Fraction),
     score("soft_dice", "soft Dice", Unit::Fraction),
@@ -55,6 +56,8 @@ pub const SCORES: [Score; 22] = [
     score("target_specificity", "target specificity", Unit::Fraction),
     score("class_right", "class accuracy", Unit::Fraction),
     score("position_right", "position accuracy", Unit::Fraction),
+    score("mask_position_right", "mask position accuracy", Unit::Fraction),
+    score("positions_agree", "position agreement", Unit::Fraction),
     score("bleu", "BLEU", Unit::Fraction),
     score("rouge1", "ROUGE-1", Unit::Fraction),
     score("meteor_exact_stem", "METEOR*", Unit::Fraction),
@@ -256,7 +259,7 @@ pub fn keys_in_order(estimates: &Estimates) -> Vec<&'static str> {
 pub fn table(estimates: &Estimates, length: &str) -> String {
     let row = |key: &'static str| {
         let Estimate { mean, interval, count } = estimates[key];
-        let mean = format!("{mean:.4}");
+        let mean = fixed(mean, 4);
         vec![title(key, length), mean, range(interval.as_ref()), better(key).to_owned(), count.to_string()]
     };
     let rows: Vec<Vec<String>> = keys_in_order(estimates).into_iter().map(row).collect();
@@ -265,14 +268,15 @@ pub fn table(estimates: &Estimates, length: &str) -> String {
 
 /// `0.7123 .. 0.8456`, or `-` without an interval.
 pub fn range(interval: Option<&Interval>) -> String {
-    interval.map_or_else(|| "-".to_owned(), |Interval { low, high }| format!("{low:.4} .. {high:.4}"))
+    interval
+        .map_or_else(|| "-".to_owned(), |Interval { low, high }| format!("{} .. {}", fixed(*low, 4), fixed(*high, 4)))
 }
 
 /// Differences as a text table, with the two means.
 pub fn difference_table(rows: &[Difference], names: [&str; 2], length: &str) -> String {
     let cells = |row: &Difference| {
         let interval = row.interval.map_or_else(|| "-".to_owned(), |interval| interval.to_string());
-        let numbers = [format!("{:.4}", row.baseline), format!("{:.4}", row.other), format!("{:+.4}", row.difference)];
+        let numbers = [fixed(row.baseline, 4), fixed(row.other, 4), signed(row.difference, 4)];
         let mut cells = vec![title(&row.score, length)];
         cells.extend(numbers);
         cells.extend([interval, row.count.to_string()]);

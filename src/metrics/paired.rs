@@ -10,6 +10,7 @@
 //! interval too narrow.
 
 use prsmed_base::rng;
+use prsmed_base::units::{fixed, signed};
 use prsmed_base::{Error, Result};
 use rand::Rng as _;
 use rand_chacha::ChaCha8Rng;
@@ -213,7 +214,7 @@ fn count(n: usize) -> f64 {
 
 impl fmt::Display for Interval {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:+.4} .. {:+.4}", self.low, self.high)
+        write!(f, "{} .. {}", signed(self.low, 4), signed(self.high, 4))
     }
 }
 
@@ -237,9 +238,9 @@ pub fn table(rows: &[Comparison]) -> String {
                 row.group.clone(),
                 row.images.to_string(),
                 row.seeds.to_string(),
-                format!("{:.4}", row.baseline),
-                format!("{:.4}", row.other),
-                format!("{:+.4}", row.difference),
+                fixed(row.baseline, 4),
+                fixed(row.other, 4),
+                signed(row.difference, 4),
                 row.bootstrap.to_string(),
                 row.over_seeds.map_or_else(|| "-".into(), |i| i.to_string()),
                 row.verdict.to_string(),

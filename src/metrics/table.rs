@@ -13,12 +13,36 @@ use crate::text::{BleuCounts, TextScores};
 use crate::text_table::aligned;
 use crate::threshold_average::{ThresholdScores, ThresholdSums};
 use prsmed_base::error::Result;
-use prsmed_base::location::first_location;
+use prsmed_base::location::{Position, first_location};
+use prsmed_base::units::fixed;
 
 /// True if an answer names the location of a label (`upper left`); an answer without a location is wrong. `None` if the
 /// label has no location, so that the answer cannot be scored.
 fn is_right(answer: &str, label: &str) -> Option<bool> {
     first_location(label).map(|expected| first_location(answer) == Some(expected))
+}
+
+/// How often something is true.
+#[derive(Debug, Clone, Copy, Default)]
+struct Share {
+    yes: u64,
+    all: u64,
+}
+
+impl Share {
+    fn add(&mut self, is_true: Option<bool>) {
+        self.all += u64::from(is_true.is_some());
+        self.yes += u64::from(is_true == Some(true));
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.all += other.all;
+        self.yes += other.yes;
+    }
+
+    fn value(self) -> Option<f64> {
+        (self.all > 0).then(|| self.yes as f64 / self.all as f64)
+    }
 }
 
 /// Sums over the samples of one modality.
@@ -27,7 +51,10 @@ pub struct GroupSums {
     segmentation: SegmentationSums,
     thresholds: ThresholdSums,
     positions_right: u64,
-    positions: u64,
+    /// Number of questions by the location of their label.
+    positions: BTreeMap<Position, u64>,
+    mask_positions: Share,
+    agreements: Share,
     text: TextScores,
     bleu: BleuCounts,
     answers: u64,
@@ -58,18 +85,38 @@ impl GroupSums {
         self.bleu += BleuCounts::of(answer, reference);
         self.answers += 1;
         let right = label.and_then(|label| is_right(answer, label));
-        if let Some(right) = right {
-            self.positions += 1;
+        if let (Some(right), Some(position)) = (right, label.and_then(first_location)) {
+            *self.positions.entry(position).or_default() += 1;
             self.positions_right += u64::from(right);
         }
         (scores, right)
     }
 
+    /// Adds whether a mask has the location of the label, and whether it has that of the answer; `None` where that is not
+    /// known.
+    pub fn add_mask_position(&mut self, is_right: Option<bool>, agrees: Option<bool>) {
+        self.mask_positions.add(is_right);
+        self.agreements.add(agrees);
+    }
+
+    fn num_positions(&self) -> u64 {
+        self.positions.values().sum()
+    }
+
+    /// The most common location of the labels, and its number; the first of equal ones in reading order.
+    fn most_common(&self) -> Option<(Position, u64)> {
+        self.positions.iter().rev().max_by_key(|(_, count)| **count).map(|(position, count)| (*position, *count))
+    }
+
     fn merge(&mut self, other: &Self) {
         self.segmentation.merge(&other.segmentation);
         self.thresholds.merge(&other.thresholds);
-        self.positions += other.positions;
+        for (position, count) in &other.positions {
+            *self.positions.entry(*position).or_default() += count;
+        }
         self.positions_right += other.positions_right;
+        self.mask_positions.merge(other.mask_positions);
+        self.agreements.merge(other.agreements);
         self.text.add(&other.text);
         self.bleu += other.bleu;
         self.answers += other.answers;
@@ -78,6 +125,8 @@ impl GroupSums {
 
     fn row(&self, name: &str, items: &[&Item]) -> EvalRow {
         let answers = self.answers as f64;
+        let positions = self.num_positions();
+        let share = |count: u64| (positions > 0).then(|| count as f64 / positions as f64);
         EvalRow {
             name: name.to_owned(),
             questions: self.answers,
@@ -86,7 +135,11 @@ impl GroupSums {
             images: self.images.len() as u64,
             segmentation: self.segmentation.means(),
             thresholds: self.thresholds.scores(),
-            position_accuracy: (self.positions > 0).then(|| self.positions_right as f64 / self.positions as f64),
+            position_accuracy: share(self.positions_right),
+            mask_position_accuracy: self.mask_positions.value(),
+            position_agreement: self.agreements.value(),
+            position_base_rate: self.most_common().and_then(|(_, count)| share(count)),
+            most_common_position: self.most_common().map(|(position, _)| position.to_string()),
             text: (self.answers > 0).then(|| TextScores {
                 bleu: self.text.bleu / answers,
                 rouge1: self.text.rouge1 / answers,
@@ -302,8 +355,22 @@ pub struct EvalRow {
     pub segmentation: Option<SegmentationMeans>,
     /// The reference's threshold-averaged scores; `None` without masks.
     pub thresholds: Option<ThresholdScores>,
-    /// Fraction (0..=1) of answers that name the right location; `None` if no label has one.
+    /// Fraction (0..=1) of answers that name the right location, over all questions that have one; an answer without a
+    /// location is wrong. `None` if no question has one.
     pub position_accuracy: Option<f64>,
+    /// Fraction of masks with the right location, over the questions with a target that have one; an empty mask is wrong.
+    #[serde(default)]
+    pub mask_position_accuracy: Option<f64>,
+    /// Fraction of answers that name the location of their own mask, over those where both have one.
+    #[serde(default)]
+    pub position_agreement: Option<f64>,
+    /// What `position_accuracy` would be if every answer named the most common location. In the macro mean, the mean over
+    /// modalities.
+    #[serde(default)]
+    pub position_base_rate: Option<f64>,
+    /// The most common location; none in the macro mean.
+    #[serde(default)]
+    pub most_common_position: Option<String>,
     /// Mean text scores; `None` without answers. Its BLEU is the mean of the BLEU of each answer.
     pub text: Option<TextScores>,
     /// BLEU of all answers as one corpus: n-gram counts are added up before they are divided, as `sacrebleu` and
@@ -356,6 +423,10 @@ fn macro_mean(rows: &[EvalRow]) -> EvalRow {
         segmentation: SegmentationMeans::macro_mean(rows.iter().filter_map(|row| row.segmentation)),
         thresholds: ThresholdScores::macro_mean(&thresholds),
         position_accuracy: mean(rows.iter().filter_map(|row| row.position_accuracy)),
+        mask_position_accuracy: mean(rows.iter().filter_map(|row| row.mask_position_accuracy)),
+        position_agreement: mean(rows.iter().filter_map(|row| row.position_agreement)),
+        position_base_rate: mean(rows.iter().filter_map(|row| row.position_base_rate)),
+        most_common_position: None,
         text: text_mean(|t| t.bleu).map(|bleu| TextScores {
             bleu,
             rouge1: text_mean(|t| t.rouge1).unwrap_or_default(),
@@ -370,11 +441,14 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-const HEADER: [&str; 9] = ["modality", "questions", "images", "Dice", "IoU", "meanDic", "meanIoU", "position", "BLEU"];
+const HEADER: [&str; 12] = [
+    "modality", "questions", "images", "Dice", "IoU", "meanDic", "meanIoU", "position", "of mask", "agree", "base",
+    "BLEU",
+];
 
 impl EvalRow {
     fn cells(&self) -> Vec<String> {
-        let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| format!("{v:.4}"));
+        let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| fixed(v, 4));
         let (seg, thr, text) = (self.segmentation, self.thresholds, self.text);
         let mut cells = vec![self.name.clone(), self.questions.to_string(), self.images.to_string()];
         cells.extend([
@@ -383,6 +457,9 @@ impl EvalRow {
             number(thr.map(|t| t.mean_dic)),
             number(thr.map(|t| t.mean_iou)),
             number(self.position_accuracy),
+            number(self.mask_position_accuracy),
+            number(self.position_agreement),
+            number(self.position_base_rate),
             number(text.map(|t| t.bleu)),
         ]);
         cells
@@ -404,6 +481,13 @@ impl fmt::Display for EvalSummary {
             self.pooled.dice, self.pooled.iou
         )?;
         writeln!(f, "meanDic, meanIoU: averages over 256 thresholds, as in the original evaluation")?;
+        if self.all_images.position_accuracy.is_some() {
+            writeln!(
+                f,
+                "position: share of answers with the right location; of mask: of masks; agree: of answers with that of \
+                 their mask;\nbase: by always naming the most common location"
+            )?;
+        }
         write!(f, "BLEU: mean of the BLEU-4 of each answer, without smoothing")?;
         writeln!(
             f,
@@ -426,7 +510,14 @@ impl EvalSummary {
         let all = &self.all_images;
         let score = |key: &str| {
             let Estimate { mean, interval, .. } = all.estimates.get(key)?;
-            let range = interval.map_or_else(String::new, |range| format!(" ({:.2} to {:.2})", range.low, range.high));
+            let range = interval.map(|range| format!("{:.2} to {:.2}", range.low, range.high));
+            let base = all.position_base_rate.filter(|_| key == "position_right");
+            let base = base.map_or_else(String::new, |base| format!("; {base:.2} by the most common location"));
+            let range = match (range, base.as_str()) {
+                (None, "") => String::new(),
+                (None, base) => format!(" ({})", base.trim_start_matches("; ")),
+                (Some(range), base) => format!(" ({range}{base})"),
+            };
             Some(format!("{} {mean:.2}{range}", estimates::title(key, &self.protocol.length)))
         };
         let scores: Vec<String> = ["dice", "hd95", "position_right"].into_iter().filter_map(score).collect();
@@ -449,6 +540,33 @@ impl EvalSummary {
         })
     }
 
+    /// How words and masks name locations; `None` if no question has one.
+    pub fn positions(&self) -> Option<String> {
+        let all = &self.all_images;
+        let (words, base, common) =
+            (all.position_accuracy?, all.position_base_rate?, all.most_common_position.as_deref()?);
+        let share = |value: Option<f64>, of: &str| value.map_or_else(String::new, |value| format!("{of} {value:.2}"));
+        let worth = match all.estimates.get("position_right").and_then(|estimate| estimate.interval) {
+            _ if words <= base => ", so the words are no better than that",
+            Some(interval) if interval.low <= base => ", so it is not certain that the words are better than that",
+            _ => "",
+        };
+        Some(format!(
+            "positions: {words:.2} of the answers name the right location{}{}; always naming `{common}` would be {base:.2}{worth}",
+            share(all.mask_position_accuracy, ", and the mask has it in"),
+            share(all.position_agreement, "; words and mask agree in"),
+        ))
+    }
+
+    /// Whether the words should not be believed: they often differ from the mask, or are not better than one constant location.
+    pub fn doubts_words(&self) -> bool {
+        /// Agreement below which the report warns.
+        const LOW: f64 = 0.9;
+        let all = &self.all_images;
+        let is_base = all.position_accuracy.zip(all.position_base_rate).is_some_and(|(words, base)| words <= base);
+        is_base || all.position_agreement.is_some_and(|agreement| agreement < LOW)
+    }
+
     /// Sentences that explain the estimates: what they are over, withheld masks, calibration.
     pub fn notes(&self) -> Vec<String> {
         let Protocol { length, tolerance, unknown_classes, trained_on, .. } = &self.protocol;
@@ -461,6 +579,7 @@ impl EvalSummary {
             format!("surface Dice within {tolerance} {length}; distances only where both masks have foreground"),
         ];
         notes.extend(self.withheld());
+        notes.extend(self.positions());
         notes.extend(self.calibration.as_ref().map(|calibration| {
             let scaled =
                 calibration.scaled.as_ref().zip(calibration.temperature).map_or_else(String::new, |(curve, t)| {

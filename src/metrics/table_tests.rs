@@ -50,6 +50,37 @@ fn means_are_over_groups_and_over_samples() {
 }
 
 #[test]
+fn words_and_masks_have_a_score_each_and_a_base_rate() {
+    let mut sums = EvalSums::default();
+    // four questions at `center`, two at `upper left`; the words always say `center`, once nothing
+    for (i, label) in ["center", "center", "center", "upper left", "center", "upper left"].into_iter().enumerate() {
+        let group = sums.group(if i < 3 { "a" } else { "b" });
+        let answer = if i == 0 { "a lesion" } else { "It is in the center." };
+        group.add_answer(answer, "", Some(label));
+        group.add_mask_position(Some(i != 5), (i > 0).then_some(label == "center"));
+    }
+    // an absent target has no location
+    sums.group("b").add_answer("It is in the center.", "There is no lesion.", None);
+    sums.group("b").add_mask_position(None, None);
+    let summary = sums.summary(Protocol::default());
+    let of = |row: &EvalRow| {
+        let EvalRow { position_accuracy, mask_position_accuracy, position_agreement, position_base_rate, .. } = row;
+        [position_accuracy, mask_position_accuracy, position_agreement, position_base_rate].map(|value| value.unwrap())
+    };
+    assert_eq!(of(&summary.all_images), [3.0 / 6.0, 5.0 / 6.0, 3.0 / 5.0, 4.0 / 6.0]);
+    assert_eq!(of(&summary.modalities[0]), [2.0 / 3.0, 1.0, 1.0, 1.0]);
+    assert_eq!(of(&summary.modalities[1]), [1.0 / 3.0, 2.0 / 3.0, 1.0 / 3.0, 2.0 / 3.0]);
+    assert!((summary.macro_mean.position_base_rate.unwrap() - 5.0 / 6.0).abs() < 1e-12);
+    assert!(summary.doubts_words());
+    assert_eq!(
+        summary.positions().unwrap(),
+        "positions: 0.50 of the answers name the right location, and the mask has it in 0.83; words and mask agree in 0.60; \
+         always naming `center` would be 0.67, so the words are no better than that"
+    );
+    assert!(!EvalSums::default().summary(Protocol::default()).doubts_words());
+}
+
+#[test]
 fn each_column_shows_the_score_of_its_header() {
     let row = EvalRow {
         name: "skin".into(),
@@ -72,6 +103,10 @@ fn each_column_shows_the_score_of_its_header() {
             mae: 0.14,
         }),
         position_accuracy: Some(0.15),
+        mask_position_accuracy: Some(0.151),
+        position_agreement: Some(0.152),
+        position_base_rate: Some(0.153),
+        most_common_position: None,
         text: Some(TextScores { bleu: 0.16, rouge1: 0.17, meteor_exact_stem: 0.18 }),
         corpus_bleu: Some(0.19),
     };
@@ -85,6 +120,9 @@ fn each_column_shows_the_score_of_its_header() {
         ("meanDic", "0.0400"),
         ("meanIoU", "0.0600"),
         ("position", "0.1500"),
+        ("of mask", "0.1510"),
+        ("agree", "0.1520"),
+        ("base", "0.1530"),
         ("BLEU", "0.1600"),
     ];
     assert_eq!(shown, expected.map(|(name, cell)| (name, cell.to_owned())));
@@ -123,7 +161,7 @@ fn the_summary_can_be_written_and_read_as_json() {
 fn columns_are_aligned() {
     let table = summary().to_string();
     let lines: Vec<&str> = table.lines().collect();
-    assert_eq!(lines.len(), 2 + 2 + 1 + 2 + 3, "{table}");
+    assert_eq!(lines.len(), 2 + 2 + 1 + 2 + 5, "{table}");
     let end_of_dice = lines[0].find("Dice").unwrap() + 4;
     for line in [lines[2], lines[3], lines[5], lines[6]] {
         let cell = &line[..end_of_dice];

@@ -2,7 +2,7 @@
 
 use super::dry_run::Phase;
 use super::report::Plan;
-use crate::units::Bytes;
+use crate::units::{Bytes, signed};
 use crate::{Error, Result};
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ pub fn text(plan: &Plan, measured: &[Phase]) -> String {
     for phase in measured {
         let parts = compared(plan, phase).into_iter().map(|(label, measured, planned)| {
             let error = 100.0 * relative_error(planned, measured);
-            format!("{label} {measured} ({planned}, {error:+.1} %)")
+            format!("{label} {measured} ({planned}, {} %)", signed(error, 1))
         });
         let parts: Vec<String> = parts.collect();
         if !parts.is_empty() {

@@ -8,6 +8,7 @@ use crate::metrics::paired::Interval;
 use crate::metrics::table::EvalSummary;
 use crate::metrics::text_table::aligned;
 use crate::segment::evaluate::files::{write_csv, write_json};
+use crate::units::fixed;
 use askama::Template;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -89,10 +90,13 @@ impl Comparison {
         keys_in_order(&all)
     }
 
-    /// What the runs were trained on of these questions, and masks that their presence thresholds withheld.
+    /// What the runs were trained on of these questions, masks that their presence thresholds withheld, and how words and masks
+    /// agree.
     fn notes(&self) -> Vec<String> {
         let notes = |run: &Compared| {
-            let notes = run.summary.protocol.trained_on.notes().into_iter().chain(run.summary.withheld());
+            let EvalSummary { protocol, .. } = &run.summary;
+            let others = [run.summary.withheld(), run.summary.positions()].into_iter().flatten();
+            let notes = protocol.trained_on.notes().into_iter().chain(others);
             notes.map(|note| format!("{}: {note}", run.name)).collect::<Vec<_>>()
         };
         self.runs.iter().flat_map(notes).collect()
@@ -203,7 +207,7 @@ impl fmt::Display for Comparison {
             let mut cells = vec![title(key, length)];
             for run in &self.runs {
                 let estimate = run.summary.all_images.estimates.get(key);
-                cells.push(estimate.map_or_else(|| "-".to_owned(), |estimate| format!("{:.4}", estimate.mean)));
+                cells.push(estimate.map_or_else(|| "-".to_owned(), |estimate| fixed(estimate.mean, 4)));
                 let range = || estimates::range(estimate.and_then(|estimate| estimate.interval.as_ref()));
                 cells.extend(has_intervals.then(range));
             }

@@ -5,6 +5,7 @@ use super::picture::{self, Layer};
 use super::svg::{self, Axis};
 use super::{Page, heading, number, sort_key};
 use crate::Result;
+use crate::data::agreement::Positions;
 use crate::data::manifest::Target;
 use crate::metrics::estimates::{AUROC, Estimate, Estimates, keys_in_order};
 use crate::metrics::order::quantile;
@@ -21,11 +22,29 @@ pub type Facts = Vec<(String, String)>;
 /// Most questions in the table of a report; the others are in `samples.csv`.
 const MAX_ROWS: usize = 2000;
 /// Scores of the cards at the top.
-const CARDS: [&str; 8] =
-    ["dice", "surface_dice", "hd95", "lesion_f1", "target_sensitivity", "target_specificity", AUROC, "position_right"];
+const CARDS: [&str; 10] = [
+    "dice",
+    "surface_dice",
+    "hd95",
+    "lesion_f1",
+    "target_sensitivity",
+    "target_specificity",
+    AUROC,
+    "position_right",
+    "mask_position_right",
+    "positions_agree",
+];
 /// Scores of the table of classes.
-const CLASS_COLUMNS: [&str; 7] =
-    ["dice", "surface_dice", "hd95", "lesion_f1", "target_sensitivity", "target_specificity", "position_right"];
+const CLASS_COLUMNS: [&str; 8] = [
+    "dice",
+    "surface_dice",
+    "hd95",
+    "lesion_f1",
+    "target_sensitivity",
+    "target_specificity",
+    "position_right",
+    "mask_position_right",
+];
 /// Scores of the table of questions.
 const ROW_COLUMNS: [&str; 3] = ["dice", "surface_dice", "hd95"];
 
@@ -64,6 +83,8 @@ pub fn model_facts(description: &Description) -> Facts {
 struct EvaluationPage {
     page: Page,
     unknown_classes: String,
+    /// Why the locations in the answers should not be believed.
+    doubt: Option<String>,
     length: String,
     cards: Vec<Card>,
     notes: Vec<String>,
@@ -159,6 +180,7 @@ struct CaseView {
     class: String,
     question: String,
     generated: String,
+    positions: String,
 }
 
 struct Row {
@@ -173,6 +195,9 @@ struct Row {
     question: String,
     answer: String,
     generated: String,
+    mask_position: String,
+    /// Whether words and mask name different locations.
+    differ: bool,
 }
 
 impl EvaluationPage {
@@ -198,7 +223,8 @@ impl EvaluationPage {
             page: Page::new(&format!("Evaluation of {name}"), subtitle),
             unknown_classes: summary.protocol.unknown_classes.join(", "),
             length: length.to_owned(),
-            cards: cards(all, length),
+            doubt: summary.positions().filter(|_| summary.doubts_words()),
+            cards: cards(&summary.all_images, length),
             notes: summary.notes(),
             scores: keys_in_order(all).into_iter().map(|key| score_row(key, all, mean, length)).collect(),
             class_columns: class_keys(all).map(|key| heading(key, length)).collect(),
@@ -232,9 +258,12 @@ pub(super) fn mean_cell(estimate: Option<&Estimate>) -> MeanCell {
     }
 }
 
-fn cards(all: &Estimates, length: &str) -> Vec<Card> {
+fn cards(all: &EvalRow, length: &str) -> Vec<Card> {
+    let base = all.position_base_rate.zip(all.most_common_position.as_deref());
+    let base = base.map(|(rate, position)| format!("; always “{position}”: {}", number(Some(rate))));
     let card = |key: &str| {
-        let Estimate { mean, interval, count } = all.get(key)?;
+        let Estimate { mean, interval, count } = all.estimates.get(key)?;
+        let base = base.as_deref().filter(|_| key == "position_right").unwrap_or_default();
         let is_fraction = !key.starts_with("hd");
         let meter = |Interval { low, high }: &Interval| Meter {
             low: 100.0 * low.clamp(0.0, 1.0),
@@ -248,7 +277,7 @@ fn cards(all: &Estimates, length: &str) -> Vec<Card> {
             title: heading(key, length),
             value: number(Some(*mean)),
             interval: interval_text,
-            note: format!("{count} questions"),
+            note: format!("{count} questions{base}"),
             meter: interval.as_ref().filter(|_| is_fraction).map(meter),
         })
     };
@@ -368,7 +397,14 @@ fn case_view(case: &Case, sample: &SampleScore) -> CaseView {
         class: sample.modality.clone(),
         question: sample.question.clone(),
         generated: sample.generated.clone(),
+        positions: positions(sample),
     }
+}
+
+/// Locations of the mask and in the answer, in one line.
+fn positions(sample: &SampleScore) -> String {
+    let SampleScore { mask_position, answer_position, positions_agree, .. } = sample.clone();
+    Positions { mask_position, answer_position, positions_agree, position_warning: None }.line()
 }
 
 fn row(number_of_row: usize, sample: &SampleScore) -> Row {
@@ -391,5 +427,7 @@ fn row(number_of_row: usize, sample: &SampleScore) -> Row {
         question: sample.question.clone(),
         answer: sample.answer.clone(),
         generated: sample.generated.clone(),
+        mask_position: sample.mask_position.clone().unwrap_or_else(|| "–".to_owned()),
+        differ: sample.positions_agree == Some(false),
     }
 }

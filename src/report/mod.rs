@@ -14,6 +14,7 @@ mod svg;
 pub mod training;
 
 use crate::metrics::estimates;
+use crate::units::fixed;
 use crate::{Error, Result, files};
 use askama::Template;
 use sha2::{Digest, Sha256};
@@ -59,7 +60,7 @@ fn write(folder: &Path, page: &impl Template) -> Result<()> {
 
 /// A number for people: three decimals below 10, one above; `–` without a value.
 fn number(value: Option<f64>) -> String {
-    let shown = |value: f64| if value.abs() < 10.0 { format!("{value:.3}") } else { format!("{value:.1}") };
+    let shown = |value: f64| fixed(value, if value.abs() < 10.0 { 3 } else { 1 });
     value.map_or_else(|| "–".to_owned(), shown)
 }
 

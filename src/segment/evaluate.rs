@@ -17,6 +17,7 @@ use crate::data::manifest::{Manifest, Row, Target};
 use crate::data::sample::{at_row, decoded};
 use crate::data::{image as pixels, sheet};
 use crate::event::{Event, Observer};
+use crate::location::first_location;
 use crate::metrics::estimates::Item;
 use crate::metrics::grid::{Size, Spacing};
 use crate::metrics::mask_scores::MaskScores;
@@ -245,7 +246,12 @@ impl Running<'_> {
     ) -> Answered {
         let group = self.sums.group(&row.modality);
         group.add_image(&row.image_path);
-        let (text, position_right) = group.add_answer(&prediction.answer, &row.answer, row.position.as_deref());
+        // a row without a label has the location that its own answer names
+        let named = |text: &&str| first_location(text).is_some();
+        let label = row.position.as_deref().filter(named).or_else(|| Some(row.answer.as_str()).filter(named));
+        let (text, position_right) = group.add_answer(&prediction.answer, &row.answer, label);
+        let mask_position_right = label.filter(|_| row.is_present()).map(|label| prediction.mask_is_at(label));
+        group.add_mask_position(mask_position_right, prediction.positions.positions_agree);
         let modalities = &self.assembly.description.modalities;
         let class = prediction.best_class().and_then(|class| modalities.get(class));
         let predicted_modality = class.cloned().unwrap_or_default();
@@ -253,6 +259,8 @@ impl Running<'_> {
             generated: prediction.answer.clone(),
             text,
             position_right,
+            positions: prediction.positions.clone(),
+            mask_position_right,
             class_right: modalities.contains(&row.modality).then(|| predicted_modality == row.modality),
             predicted_modality,
             confidence,

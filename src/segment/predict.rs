@@ -146,6 +146,12 @@ impl Prediction {
         sheet::probability_image(&levels, width, height)
     }
 
+    /// Whether the mask has the location that a text names; false for an empty mask.
+    pub fn mask_is_at(&self, text: &str) -> bool {
+        let compared = self.binary_mask().map(|mask| Positions::of(&mask, text, self.zones).positions_agree);
+        compared.is_ok_and(|agree| agree == Some(true))
+    }
+
     /// The most probable class, as an index of the run's classes.
     pub fn best_class(&self) -> Option<usize> {
         most_probable(&self.classes)

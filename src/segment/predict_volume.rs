@@ -194,7 +194,8 @@ impl VolumeSettings {
     }
 }
 
-/// Segments the slices of a volume. The observer gets the progress by slice.
+/// Segments the slices of a volume. The observer gets the progress by slice. `probabilities` gets a probability for each voxel,
+/// before the presence threshold and the clean-up; NaN in slices that are not segmented.
 ///
 /// # Errors
 /// As [`predict`]; [`Error::Config`] for slices or a window that the volume does not have; [`Error::Interrupted`].
@@ -204,12 +205,16 @@ pub fn predict_volume(
     settings: &VolumeSettings,
     observer: &dyn Observer,
     interrupt: &AtomicBool,
+    mut probabilities: Option<&mut Vec<f32>>,
 ) -> Result<VolumePrediction> {
     let plane = volume.plane(settings.axis);
     let chosen = settings.chosen(&plane)?;
     let levels = settings.window.levels(volume)?;
     observer.on(&Event::Started { phase: "predict".into(), total: chosen.len() as u64, unit: "slices" });
     let mut mask = vec![0; volume.grid.num_voxels()];
+    if let Some(all) = &mut probabilities {
+        **all = vec![f32::NAN; volume.grid.num_voxels()];
+    }
     let mut slices = Vec::with_capacity(chosen.len());
     let mut seen = Vec::with_capacity(chosen.len());
     for slice in chosen {
@@ -219,6 +224,9 @@ pub fn predict_volume(
         let image = slice_image(volume, &plane, slice, &levels)?;
         let request = Request { image: &image, question: &settings.question, max_new_tokens: 0 };
         let mut prediction = predict(assembly, &request, |_| ())?;
+        if let Some(all) = &mut probabilities {
+            plane.put(all, slice, &prediction.mask)?;
+        }
         let confidence = prediction.settle(assembly.description.calibration.as_ref(), settings.always_paint);
         let drawn: Vec<u8> = prediction.mask.iter().map(|probability| u8::from(is_foreground(*probability))).collect();
         plane.put(&mut mask, slice, &drawn)?;

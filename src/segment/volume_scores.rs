@@ -18,6 +18,7 @@ use crate::metrics::estimates::{AUROC, Estimates, Item, SCORES, Values, estimate
 use crate::metrics::grid::{Size, Spacing};
 use crate::metrics::mask_scores::MaskScores;
 use crate::metrics::text_table::aligned;
+use crate::units::fixed;
 use crate::{Error, Result};
 
 /// Largest deviation of two voxel axes from a right angle, in degrees. It changes no distance by more than 1 %.
@@ -332,7 +333,7 @@ impl std::fmt::Display for VolumeSummary {
         let mean = |(name, title, _): &(&str, &str, &str)| {
             let estimate = self.estimates.get(*name)?;
             let interval = range(estimate.interval.as_ref());
-            Some(vec![(*title).to_owned(), format!("{:.4}", estimate.mean), interval, estimate.count.to_string()])
+            Some(vec![(*title).to_owned(), fixed(estimate.mean, 4), interval, estimate.count.to_string()])
         };
         let rows: Vec<Vec<String>> = VOLUME_SCORES.iter().filter_map(mean).collect();
         write!(f, "{}", aligned(&["score", "mean", "95 % interval", "volumes"], &rows, None))?;

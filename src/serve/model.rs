@@ -90,7 +90,7 @@ impl Answerer for Model<'_> {
     ) -> Result<VolumePrediction> {
         let (volume, _) = picture.volume()?;
         let progress = SliceProgress { on_slice, total: AtomicU64::new(0), stop: AtomicBool::new(false) };
-        predict_volume(self.assembly, volume, settings, &progress, &progress.stop)
+        predict_volume(self.assembly, volume, settings, &progress, &progress.stop, None)
     }
 
     fn encoded_bytes(&self) -> usize {

@@ -329,7 +329,8 @@ fn names_in_json_and_csv_stay() {
         "row,modality,mask,dice,iou,soft_dice,position_right,bleu,rouge1,meteor_exact_stem,predicted_modality,question,\
          answer,generated,image,patient,target,presence,is_found,is_withheld,has_mask,foreground_confidence,\
          uncertain_boundary,raw_dice,surface_dice,hd95,hd,assd,pixel_sensitivity,pixel_precision,lesions,lesions_found,\
-         predicted_lesions,predicted_lesions_right,area_difference,area_error_frac,class_right"
+         predicted_lesions,predicted_lesions_right,area_difference,area_error_frac,class_right,mask_position,answer_position,\
+         positions_agree,mask_position_right"
     );
     let mut predict = prsmed();
     predict.args(["--json", "predict", "--question", "Where?", "--max-new-tokens", "1", "--image"]);
@@ -357,6 +358,7 @@ fn names_in_json_and_csv_stay() {
         "overlay",
         "position_warning",
         "positions_agree",
+        "probabilities",
         "question_classes",
         "question_distance",
         "question_known",
@@ -402,8 +404,20 @@ fn the_last_command_of_quickstart_compares_its_answer_with_its_mask() {
 
 const SUMMARY_KEYS: [&str; 7] =
     ["all_images", "calibration", "macro_mean", "modalities", "pooled", "presence", "protocol"];
-const ROW_KEYS: [&str; 10] = [
-    "corpus_bleu", "estimates", "images", "name", "patients", "position_accuracy", "questions", "segmentation", "text",
+const ROW_KEYS: [&str; 14] = [
+    "corpus_bleu",
+    "estimates",
+    "images",
+    "mask_position_accuracy",
+    "most_common_position",
+    "name",
+    "patients",
+    "position_accuracy",
+    "position_agreement",
+    "position_base_rate",
+    "questions",
+    "segmentation",
+    "text",
     "thresholds",
 ];
 const STEP_KEYS: [&str; 12] = [

@@ -67,14 +67,31 @@ fn a_mask_of_a_slice_is_that_of_the_same_image() {
     // one DICOM slice is an image; a volume of that slice gets the same mask
     let file = fixture("jpeg_2000_lossless.dcm");
     let (png, nifti) = (path("volume-slice.png"), path("volume-slice.nii"));
-    let image = result(predict(&file, &["--window", "p0-p100", "--always-paint", "--mask-out"]).arg(&png));
+    let levels = [path("volume-slice-p.png"), path("volume-slice-p.nii")];
+    let mut predict_image = predict(&file, &["--window", "p0-p100", "--always-paint", "--mask-out"]);
+    let image = result(predict_image.arg(&png).arg("--probabilities").arg(&levels[0]));
     assert!(image["answer"].is_string());
-    let volume = result(predict(&file, &["--window", "p0-p100", "--always-paint", "--out"]).arg(&nifti));
+    let mut predict_volume = predict(&file, &["--window", "p0-p100", "--always-paint", "--out"]);
+    let volume = result(predict_volume.arg(&nifti).arg("--probabilities").arg(&levels[1]));
     let drawn = image::open(&png).unwrap().into_luma8();
     let opened = volume::open(&file).unwrap();
     let labels = labels::open(&nifti).unwrap().on_grid(&nifti, &opened.grid, false).unwrap();
     assert_eq!(opened.plane(Axis::Axial).mask(&labels.mask(1), 0).unwrap(), drawn);
     assert_eq!(volume["slices"][0]["presence"], image["confidence"]["presence"]);
+    // the probabilities are those of the mask, with 16 and 32 bits
+    let of_image = image::open(&levels[0]).unwrap();
+    let image::DynamicImage::ImageLuma16(of_image) = of_image else { panic!("{:?}", of_image.color()) };
+    let of_volume = fs::read(&levels[1]).unwrap();
+    assert_eq!((&of_volume[70..74], of_volume.len()), (&[16, 0, 32, 0][..], 352 + 4 * drawn.len()));
+    let of_volume: Vec<f32> = of_volume[352..].chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+    let of_volume = opened.plane(Axis::Axial).values(&of_volume, 0).unwrap();
+    for ((level, probability), mask) in of_image.iter().zip(of_volume).zip(drawn.iter()) {
+        assert!((f32::from(*level) / 65_535.0 - probability).abs() < 1e-5, "{level} {probability}");
+        assert_eq!(probability >= 0.5, *mask == 255);
+    }
+    // both have the same location
+    assert_eq!(volume["mask_position"], image["mask_position"]);
+    assert_eq!((&volume["answer_position"], &volume["positions_agree"]), (&Value::Null, &Value::Null));
 }
 
 #[test]
@@ -103,6 +120,11 @@ fn wrong_flags_are_refused_before_the_model_is_loaded() {
         &mut predict(&series, &["--out", "mask.png"]),
         "error: `--out`: `mask.png` has the wrong file extension\nhint: use a file name that ends with `.nii.gz`, `.nii` \
          or `.dcm`",
+    );
+    refused(
+        &mut predict(&series, &["--out", "mask.nii", "--probabilities", "p.png"]),
+        "error: `--probabilities`: `p.png` has the wrong file extension for probabilities of a volume\nhint: use a file name \
+         that ends with `.nii.gz` or `.nii`",
     );
     refused(
         &mut predict(&fixture("ras_i16.nii.gz"), &["--out", "mask.dcm"]),

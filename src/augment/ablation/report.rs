@@ -13,6 +13,7 @@ use crate::Result;
 use crate::data::mixing_sampler::Ratio;
 use crate::metrics::paired::{self, Comparison, Conclusion, Interval, Scores};
 use crate::metrics::text_table::aligned;
+use crate::units::signed;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
@@ -314,7 +315,7 @@ impl AblationReport {
                     comparison.real_images.to_string(),
                     comparison.set.to_owned(),
                     comparison.metric.name().to_owned(),
-                    format!("{:+.4}", all.difference),
+                    signed(all.difference, 4),
                     all.bootstrap.to_string(),
                     all.over_seeds.map_or_else(|| "-".into(), |interval| interval.to_string()),
                     result_of(all),
@@ -369,7 +370,8 @@ impl AblationReport {
         };
         let change = |all: &Comparison, over: &str| {
             let Interval { low, high } = all.bootstrap;
-            format!("{:+.4} Dice over {over} (95 % of draws {low:+.4} to {high:+.4}).", all.difference)
+            let [difference, low, high] = [all.difference, low, high].map(|value| signed(value, 4));
+            format!("{difference} Dice over {over} (95 % of draws {low} to {high}).")
         };
         let (seeds, images) = (self.seeds.len(), real.images);
         let too_few = || {

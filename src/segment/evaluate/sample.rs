@@ -1,5 +1,6 @@
 //! Scores of one question.
 
+use crate::data::agreement::Positions;
 use crate::data::manifest::{Row, Target};
 use crate::metrics::estimates::{Item, SCORES, Values};
 use crate::metrics::mask_scores::MaskScores;
@@ -85,6 +86,14 @@ pub struct SampleScore {
     pub area_error_frac: Option<f64>,
     /// Whether the predicted class is that of the row; empty for a class that the run does not know.
     pub class_right: Option<bool>,
+    /// Location of the painted mask; empty for an empty mask.
+    pub mask_position: Option<String>,
+    /// The location that the generated answer names; empty if it names none.
+    pub answer_position: Option<String>,
+    /// Whether the two are the same; empty if one of them is missing.
+    pub positions_agree: Option<bool>,
+    /// True if the painted mask has the correct location; empty if the row has no location or no target in the image.
+    pub mask_position_right: Option<bool>,
     #[serde(skip)]
     lesion_scores: [Option<f64>; 3],
 }
@@ -106,6 +115,8 @@ pub(super) struct Answered {
     pub(super) generated: String,
     pub(super) text: TextScores,
     pub(super) position_right: Option<bool>,
+    pub(super) positions: Positions,
+    pub(super) mask_position_right: Option<bool>,
     pub(super) predicted_modality: String,
     pub(super) class_right: Option<bool>,
     pub(super) confidence: Confidence,
@@ -116,6 +127,7 @@ pub(super) struct Answered {
 impl SampleScore {
     pub(super) fn new(row: &Row, answered: Answered, scored: Option<&Scored>) -> Self {
         let Answered { generated, text, position_right, predicted_modality, class_right, confidence, .. } = answered;
+        let Positions { mask_position, answer_position, positions_agree, .. } = answered.positions;
         let mask = scored.map(|scored| &scored.mask);
         let border = mask.and_then(|mask| mask.border);
         let lesions = mask.map(|mask| mask.lesions);
@@ -157,6 +169,10 @@ impl SampleScore {
             area_difference: mask.map(|mask| mask.area_difference),
             area_error_frac: mask.and_then(|mask| mask.area_error_frac),
             class_right,
+            mask_position,
+            answer_position,
+            positions_agree,
+            mask_position_right: answered.mask_position_right,
             lesion_scores: lesions.map_or([None; 3], |lesions| [lesions.recall(), lesions.precision(), lesions.f1()]),
         }
     }
@@ -189,6 +205,8 @@ impl SampleScore {
             "target_specificity" => (self.target == Target::Absent).then(|| flag(!self.has_mask)),
             "class_right" => self.class_right.map(flag),
             "position_right" => self.position_right.map(flag),
+            "mask_position_right" => self.mask_position_right.map(flag),
+            "positions_agree" => self.positions_agree.map(flag),
             "bleu" => Some(self.bleu),
             "rouge1" => Some(self.rouge1),
             "meteor_exact_stem" => Some(self.meteor_exact_stem),
