@@ -4,8 +4,8 @@ use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
-use crate::word_check::WordReport;
 use crate::fixture::{Root, shared};
+use crate::word_check::WordReport;
 use prsmed_base::event::Silent;
 
 #[test]
