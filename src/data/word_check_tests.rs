@@ -1,5 +1,6 @@
 use super::*;
 use crate::fixture::row;
+use crate::patient::Spellings;
 use ::image::Luma;
 
 /// A mask of 90x90 whose foreground is a box of 10 pixels in a cell of the grid.
@@ -11,14 +12,24 @@ fn cell(column: u32, line: u32) -> GrayImage {
 /// Answer, cell of the column `position`, and column and line of the cell of the mask.
 type Texts<'a> = (&'a str, Option<&'a str>, (u32, u32));
 
+fn manifest(rows: Vec<Row>) -> Manifest {
+    Manifest {
+        root: PathBuf::new(),
+        rows,
+        modalities: Vec::new(),
+        num_leaking: 0,
+        skipped: Vec::new(),
+        spellings: Spellings::default(),
+    }
+}
+
 /// The report of rows, from line 2 on.
 fn report_of(rows: &[Texts]) -> WordReport {
     let question = "Where is the lesion in this image?";
     let all: Vec<Row> = (rows.iter().zip(2..))
         .map(|((answer, position, _), line)| Row { line, ..row(question, answer, *position) })
         .collect();
-    let manifest =
-        Manifest { root: PathBuf::new(), rows: all, modalities: Vec::new(), num_leaking: 0, skipped: Vec::new() };
+    let manifest = manifest(all);
     let compared = |(index, (.., at)): (usize, &Texts)| compare(&manifest, &[index], &cell(at.0, at.1));
     report(&manifest, rows.iter().enumerate().map(compared).collect())
 }
@@ -107,7 +118,7 @@ fn areas_counts_and_targets_are_compared() {
     let mut rows: Vec<Row> = (0..6).map(|_| class("skin", "skin lesion", "A nevus.")).collect();
     rows.extend((0..6).map(|_| class("endoscopy", "polyp", "The polyp is in the center of the image.")));
     rows.push(class("skin", "skin lesion", "The polyp is in the center of the image."));
-    let manifest = Manifest { root: PathBuf::new(), rows, modalities: Vec::new(), num_leaking: 0, skipped: Vec::new() };
+    let manifest = manifest(rows);
     let found = report(&manifest, Vec::new());
     assert_eq!(found.wrong.len(), 1, "{found:?}");
     assert_eq!(found.wrong[0].reason, "the answer is about `polyp`, which the question does not ask about");

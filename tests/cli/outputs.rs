@@ -27,7 +27,7 @@ const CASES: [Case; 15] = [
             ("--base", "base"),
             ("--vision-tower", "tower"),
         ],
-        outputs: &["--mask-out", "--overlay-out", "--record-out", "--out"],
+        outputs: &["--mask-out", "--overlay-out", "--probabilities", "--record-out", "--out"],
         rest: &["--question", "Where is it?"],
     },
     Case {
