@@ -441,10 +441,8 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-const HEADER: [&str; 12] = [
-    "modality", "questions", "images", "Dice", "IoU", "meanDic", "meanIoU", "position", "of mask", "agree", "base",
-    "BLEU",
-];
+const HEADER: [&str; 10] =
+    ["modality", "questions", "images", "Dice", "IoU", "meanDic", "meanIoU", "position", "base", "BLEU"];
 
 impl EvalRow {
     fn cells(&self) -> Vec<String> {
@@ -457,8 +455,6 @@ impl EvalRow {
             number(thr.map(|t| t.mean_dic)),
             number(thr.map(|t| t.mean_iou)),
             number(self.position_accuracy),
-            number(self.mask_position_accuracy),
-            number(self.position_agreement),
             number(self.position_base_rate),
             number(text.map(|t| t.bleu)),
         ]);
@@ -482,11 +478,7 @@ impl fmt::Display for EvalSummary {
         )?;
         writeln!(f, "meanDic, meanIoU: averages over 256 thresholds, as in the original evaluation")?;
         if self.all_images.position_accuracy.is_some() {
-            writeln!(
-                f,
-                "position: share of answers with the right location; of mask: of masks; agree: of answers with that of \
-                 their mask;\nbase: by always naming the most common location"
-            )?;
+            writeln!(f, "position: answers with the right location; base: always naming the most common location")?;
         }
         write!(f, "BLEU: mean of the BLEU-4 of each answer, without smoothing")?;
         writeln!(
@@ -500,7 +492,10 @@ impl fmt::Display for EvalSummary {
         writeln!(f, "\nall questions")?;
         f.write_str(&estimates::table(&self.all_images.estimates, &self.protocol.length))?;
         writeln!(f, "METEOR*: exact and stem matches, no synonyms")?;
-        self.notes().into_iter().try_for_each(|note| writeln!(f, "{note}"))
+        // the sentence about positions is long
+        self.notes()
+            .into_iter()
+            .try_for_each(|note| writeln!(f, "{}", note.replace("; always naming", ";\nalways naming")))
     }
 }
 
@@ -510,14 +505,7 @@ impl EvalSummary {
         let all = &self.all_images;
         let score = |key: &str| {
             let Estimate { mean, interval, .. } = all.estimates.get(key)?;
-            let range = interval.map(|range| format!("{:.2} to {:.2}", range.low, range.high));
-            let base = all.position_base_rate.filter(|_| key == "position_right");
-            let base = base.map_or_else(String::new, |base| format!("; {base:.2} by the most common location"));
-            let range = match (range, base.as_str()) {
-                (None, "") => String::new(),
-                (None, base) => format!(" ({})", base.trim_start_matches("; ")),
-                (Some(range), base) => format!(" ({range}{base})"),
-            };
+            let range = interval.map_or_else(String::new, |range| format!(" ({:.2} to {:.2})", range.low, range.high));
             Some(format!("{} {mean:.2}{range}", estimates::title(key, &self.protocol.length)))
         };
         let scores: Vec<String> = ["dice", "hd95", "position_right"].into_iter().filter_map(score).collect();
@@ -525,7 +513,9 @@ impl EvalSummary {
         // an image without a patient counts as one
         let (known, over) =
             if patients < images { (format!(", {patients} patients"), "patients") } else { (String::new(), "images") };
-        let count = format!("{questions} questions, {images} images{known}; in brackets 95 % intervals over {over}");
+        let base = all.position_base_rate.map_or_else(String::new, |base| format!("; position base rate {base:.2}"));
+        let count =
+            format!("{questions} questions, {images} images{known}; in brackets 95 % intervals over {over}{base}");
         (!scores.is_empty()).then(|| format!("{}\n{count}", scores.join(", ")))
     }
 
@@ -545,16 +535,15 @@ impl EvalSummary {
         let all = &self.all_images;
         let (words, base, common) =
             (all.position_accuracy?, all.position_base_rate?, all.most_common_position.as_deref()?);
-        let share = |value: Option<f64>, of: &str| value.map_or_else(String::new, |value| format!("{of} {value:.2}"));
         let worth = match all.estimates.get("position_right").and_then(|estimate| estimate.interval) {
-            _ if words <= base => ", so the words are no better than that",
-            Some(interval) if interval.low <= base => ", so it is not certain that the words are better than that",
+            _ if words <= base => ", so the words are no better",
+            Some(interval) if interval.low <= base => ", so the words may be no better",
             _ => "",
         };
         Some(format!(
-            "positions: {words:.2} of the answers name the right location{}{}; always naming `{common}` would be {base:.2}{worth}",
-            share(all.mask_position_accuracy, ", and the mask has it in"),
-            share(all.position_agreement, "; words and mask agree in"),
+            "positions: right in {words:.2} of the answers{}{}; always naming `{common}` would be right in {base:.2}{worth}",
+            all.mask_position_accuracy.map_or_else(String::new, |value| format!(" and {value:.2} of the masks")),
+            all.position_agreement.map_or_else(String::new, |value| format!("; words and mask agree in {value:.2}")),
         ))
     }
 
