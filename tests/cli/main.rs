@@ -26,6 +26,7 @@ mod memory;
 mod merge;
 mod mlflow;
 mod negatives;
+mod next;
 mod outputs;
 mod phantom_volumes;
 mod plan;
