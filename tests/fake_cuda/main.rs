@@ -183,14 +183,15 @@ fn a_step_of_the_full_model_waits_once_and_launches_no_more_than_today() {
         Counters::read(&path)
     };
     let of_a_step = |kernels: &str| Counters::of_a_step(&counted(kernels, 6), &counted(kernels, 2), 4);
+    // flash attention divides its keys among the 142 multiprocessors of the fake GPU, and adds the parts
     let custom = of_a_step("train.fused_kernels=on");
-    assert!(custom["launches"] <= 13_087.0 && custom["products"] <= 3_804.0, "{custom:?}");
+    assert!(custom["launches"] <= 13_156.0 && custom["products"] <= 3_804.0, "{custom:?}");
     let step = of_a_step("train.fused_kernels=off");
     eprintln!("{step:?}");
     assert_eq!(HOST_WAITS.map(|name| step[name]), [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], "{step:?}");
     // one copy of indices for each of three micro-batches, one of losses and norm
     assert_eq!([step["to_gpu_pinned"], step["to_host_pinned"]], [3.0, 1.0], "{step:?}");
-    assert!(step["launches"] <= 20_764.0 && step["products"] <= 4_947.0, "{step:?}");
+    assert!(step["launches"] <= 20_833.0 && step["products"] <= 4_947.0, "{step:?}");
     assert!(step["on_gpu"] <= 258.0 && step["memsets"] <= 147.0, "{step:?}");
 }
 
