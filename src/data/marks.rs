@@ -10,8 +10,6 @@ use prsmed_base::event::{Event, Observer};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeSet, HashMap};
-use std::fs::{File, OpenOptions};
-use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -101,7 +99,7 @@ impl Marks {
             observer.on(&Event::Finished);
         }
         if let Some(cache) = &self.cache {
-            stored.append(cache, all.iter().filter_map(|(_, marks, key)| Some((*key.as_ref()?, (*marks)?))));
+            stored.write_with(cache, all.iter().filter_map(|(_, marks, key)| Some((*key.as_ref()?, (*marks)?))));
         }
         self.known.extend(all.into_iter().map(|(path, marks, _)| (path.to_owned(), marks)));
     }
@@ -160,25 +158,25 @@ impl Stored {
         Self(bytes.chunks_exact(Self::RECORD).filter_map(record).collect())
     }
 
-    /// Adds new records to the file.
-    fn append(&self, path: &Path, new: impl Iterator<Item = (Key, ImageMarks)>) {
-        let record = |(key, ImageMarks { file, pixels }): (Key, ImageMarks)| {
-            [key.as_slice(), &file, &[u8::from(pixels.is_some())], &pixels.unwrap_or_default()].concat()
-        };
-        let bytes: Vec<u8> = new.flat_map(record).collect();
-        if bytes.is_empty() {
+    /// Writes the records and new ones, sorted by their keys, so that a crash leaves the old file or the new one.
+    fn write_with(mut self, path: &Path, new: impl Iterator<Item = (Key, ImageMarks)>) {
+        let before = self.0.len();
+        self.0.extend(new);
+        let is_small = |records: usize| records as u64 * Self::RECORD as u64 <= Self::MOST;
+        if self.0.len() == before || !is_small(self.0.len()) {
             return;
         }
-        if self.0.is_empty() {
-            // it is missing, damaged or too large
-            let _ = std::fs::remove_file(path);
-        }
-        let open = |path: &Path| -> std::io::Result<File> {
-            prsmed_base::files::create_folders(path.parent().unwrap_or(Path::new(".")))?;
-            OpenOptions::new().append(true).create(true).open(path)
-        };
-        let _ = open(path).and_then(|mut file| file.write_all(&bytes));
+        let mut records: Vec<Vec<u8>> = self.0.into_iter().map(record).collect();
+        records.sort_unstable();
+        let folder = path.parent().unwrap_or(Path::new("."));
+        // only an aid
+        let _ = prsmed_base::files::create_folders(folder)
+            .and_then(|()| prsmed_base::files::write(path, &records.concat()));
     }
+}
+
+fn record((key, ImageMarks { file, pixels }): (Key, ImageMarks)) -> Vec<u8> {
+    [key.as_slice(), &file, &[u8::from(pixels.is_some())], &pixels.unwrap_or_default()].concat()
 }
 
 #[cfg(test)]

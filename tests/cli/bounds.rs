@@ -367,7 +367,7 @@ fn a_shard_index_of_a_million_names_is_bounded() {
         if one_shard {
             fs::write(path("0.safetensors"), safetensors(b"{}")).unwrap();
         }
-        let name = if one_shard { "0.safetensors" } else { "shards.index.json" };
+        let name = if one_shard { "one-shard.index.json" } else { "shards.index.json" };
         bounded(&mut train_on_encoder(&file), &[name]);
     }
 }

@@ -247,7 +247,7 @@ fn code_in_a_pickle_is_not_executed() {
     let encoder = format!("model.image_encoder={}", file.display());
     let ran = run(&mut train(phantoms(), &path("malicious"), &[&encoder, "train.max_steps=1"]));
     let expected = format!(
-        "error: {}: refuses to execute `posix.system`: only tensors are read from a pickle\n\
+        "error: `model.image_encoder`: `{}`: refuses to execute `posix.system`: only tensors are read from a pickle\n\
          hint: if you trust the file, load it in PyTorch and write it again with \
          `torch.save(model.state_dict(), FILE)`",
         file.display()

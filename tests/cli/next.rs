@@ -1,6 +1,6 @@
 //! The commands that other commands print as `next:` work as printed, also with blanks and quotes in paths.
 
-use crate::support::{copy, done, folder, home, phantoms, prsmed, run, trained};
+use crate::support::{copy, done, folder, path, phantoms, prsmed, run, trained};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -18,7 +18,7 @@ fn works(command: &str, more: &str) -> String {
     let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
     let mut shell = Command::new("sh");
     shell.args(["-c", &format!("{command} {more}")]).env("PATH", path).env("OMP_NUM_THREADS", "1");
-    let output = shell.current_dir(home()).output().unwrap();
+    let output = shell.current_dir(path("")).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{command} {more}: {}", text(&output.stderr));
     text(&output.stdout)
@@ -43,7 +43,8 @@ fn next_commands_work_as_printed() {
     works(&next(&made), "");
 
     let run_folder = copy(&trained().0, "next of a user's data/a run");
-    let evaluated = run(prsmed().arg("eval").arg(&run_folder).arg("--data-root").arg(phantoms()).args(["--limit", "1"]));
+    let evaluated =
+        run(prsmed().arg("eval").arg(&run_folder).arg("--data-root").arg(phantoms()).args(["--limit", "1"]));
     assert!(works(&next(&evaluated.stdout), "--help").contains("Usage: prsmed serve"));
     let merged = done(prsmed().arg("merge").arg(&run_folder).arg("--out").arg(place.join("merged one")));
     assert!(works(&next(&merged), "--help").contains("Usage: prsmed serve"));

@@ -360,7 +360,7 @@ fn gpus_and_models_that_cannot_be_used_are_refused_by_every_command_that_plans()
         } else if command[0] != "solve" {
             command_line.args(["--gpu", "24gb"]);
         }
-        let ran = run(command_line.args(["--set", &set]).current_dir(&base));
+        let ran = run(command_line.args(["--set", &set]).current_dir(folder("beside-qwen")));
         assert_eq!(ran.code, Some(2), "{command:?}: {}", ran.stderr);
         let error = error_text(&ran);
         assert!(error.contains("Qwen2_5_VLForConditionalGeneration is not supported; supported: "), "{error}");

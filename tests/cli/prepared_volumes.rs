@@ -93,7 +93,7 @@ fn a_prediction_on_a_volume_has_the_window_of_the_training_images() {
     refused(
         command.arg("--out").arg(path("never.nii.gz")),
         "error: `--window`: the classes of the run have different windows: `350/50` for `ct`, `lung` for `other`\n\
-         hint: choose the window of the class that the volume belongs to",
+         hint: choose the window of the class that the volume belongs to, for example `--window 350/50`",
     );
 }
 

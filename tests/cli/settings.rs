@@ -7,8 +7,8 @@ use crate::support::{done, folder, path, phantoms, prsmed, refused, train};
 const ALL: &str = "`prsmed train --print-config` shows all settings";
 
 fn set(assignment: &str, message: &str) {
-    refused(&mut train(phantoms(), &path("never"), &[assignment]), message);
-    assert!(!path("never").exists());
+    refused(&mut train(phantoms(), &path("never-set"), &[assignment]), message);
+    assert!(!path("never-set").exists());
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn an_invalid_value_is_refused() {
         "error: `--set`: `train.epochs` is not `key=value`\nhint: write for example `--set train.epochs=5`",
     );
     refused(
-        train(phantoms(), &path("never"), &[]).args(["--precision", "fp64"]),
+        train(phantoms(), &path("never-set"), &[]).args(["--precision", "fp64"]),
         &format!(
             "error: `train.precision`: unknown variant `fp64`, expected one of `fp32`, `bf16`, `fp16` (--precision)\n\
              hint: the preset has `\"fp32\"`; {ALL}"

@@ -207,7 +207,9 @@ pub(super) fn study(root: &Path) -> [PathBuf; 2] {
     }
     let files = planted_series("axial.zip", |_, _| ());
     write_folder(&volumes.join("P1"), &files);
-    fs::write(volumes.join("P2.zip"), zipped(&files)).unwrap();
+    // other pixels: copies of a patient's images would be in one split
+    let others = planted_series("axial.zip", |object, _| put(object, tags::RESCALE_INTERCEPT, VR::DS, "-7"));
+    fs::write(volumes.join("P2.zip"), zipped(&others)).unwrap();
     fs::write(volumes.join("P3.dcm"), planted_file("enhanced.dcm", |_| ())).unwrap();
     let series = volume::open(&volumes.join("P1")).unwrap();
     let count = series.grid.num_voxels();

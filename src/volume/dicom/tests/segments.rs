@@ -192,7 +192,7 @@ fn slices_of_one_grey_level_are_named() {
         let part = format!("P1: 2 of 2 slices are one single grey level with the window `{window}` (slice 0, 1)");
         assert_eq!(found.iter().any(|note| note.contains(&part)), window != "lung", "{found:?}");
     }
-    assert_eq!(notes("-300..300"), [""; 0]);
+    assert!(!notes("-300..300").iter().any(|note| note.contains("grey level")));
 }
 
 #[test]
@@ -295,6 +295,6 @@ fn windows_in_hounsfield_units_for_other_values_have_a_note() {
     assert!(found.iter().any(|note| note.starts_with(part)), "{found:?}");
     // numbers were chosen for these values
     for window in ["-300..3000", "900..1100"] {
-        assert_eq!(notes(window), [""; 0]);
+        assert!(!notes(window).iter().any(|note| note.contains("Hounsfield")), "{window}");
     }
 }
