@@ -262,7 +262,7 @@ mod tests {
         let old = std::fs::metadata(&paths[0]).expect("a file").modified().expect("a time");
         let content = std::fs::read(&paths[0]).expect("read");
         std::fs::write(&paths[0], content).expect("written");
-        File::options().write(true).open(&paths[0]).expect("open").set_modified(old).expect("set");
+        std::fs::File::options().write(true).open(&paths[0]).expect("open").set_modified(old).expect("set");
         assert_eq!(all()[0], first[0]);
         // a damaged cache is left out and begins anew
         std::fs::write(&file, &bytes[..100]).expect("written");

@@ -15,9 +15,9 @@ fn next(stdout: &str, image: &Path) -> String {
 /// Runs a printed command in a shell, with flags that keep it short.
 fn works(command: &str, more: &str) -> String {
     let program = Path::new(env!("CARGO_BIN_EXE_prsmed")).parent().unwrap();
-    let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
+    let programs = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
     let mut shell = Command::new("sh");
-    shell.args(["-c", &format!("{command} {more}")]).env("PATH", path).env("OMP_NUM_THREADS", "1");
+    shell.args(["-c", &format!("{command} {more}")]).env("PATH", programs).env("OMP_NUM_THREADS", "1");
     let output = shell.current_dir(path("")).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{command} {more}: {}", text(&output.stderr));

@@ -126,7 +126,10 @@ fn invalid_limits_and_folders_of_the_filter_are_errors() {
         command.arg(if more.is_empty() { phantoms() } else { made() }).args(more);
         command
     };
-    refused_with(&mut filter(&[]), &["error: `--extra`: `~/phantoms` is `~/phantoms` of `--data-root`", "a folder of its own"]);
+    refused_with(
+        &mut filter(&[]),
+        &["error: `--extra`: `~/phantoms` is `~/phantoms` of `--data-root`", "a folder of its own"],
+    );
     refused_with(
         &mut filter(&["--threshold", "dice=0.3"]),
         &["error: `--threshold`: there is no limit `dice`", "`dice_min`"],
