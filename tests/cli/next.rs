@@ -55,7 +55,8 @@ fn next_commands_work_as_printed() {
         let table = table.unwrap().path();
         let text = fs::read_to_string(&table).unwrap();
         let rows = text.lines().enumerate().filter(|(number, row)| *number == 0 || row.contains("train"));
-        fs::write(&table, rows.map(|(_, row)| format!("{row}\n")).collect::<String>()).unwrap();
+        let rows: Vec<&str> = rows.map(|(_, row)| row).collect();
+        fs::write(&table, rows.join("\n") + "\n").unwrap();
     }
     let checked = done(prsmed().args(["data", "check"]).arg(&extra));
     let command = next(&checked);
