@@ -26,8 +26,8 @@ fn works(command: &str, more: &str) -> String {
 
 #[test]
 fn next_commands_work_as_printed() {
-    let place = folder("next of a user's data");
-    let (root, volumes, prepared) = (place.join("it's"), place.join("vol umes"), place.join("$HOME"));
+    let place = folder("next of a user");
+    let (root, volumes, prepared) = (place.join("it's"), place.join("vol umes"), place.join("pre pared"));
     let image = phantoms().join("brain_MRI/test_images");
     let image = fs::read_dir(image).unwrap().next().unwrap().unwrap().path();
     let next = |stdout: &str| next(stdout, &image);
@@ -42,15 +42,15 @@ fn next_commands_work_as_printed() {
     let made = works(&prepare, "--every 8");
     works(&next(&made), "");
 
-    let run_folder = copy(&trained().0, "next of a user's data/a run");
+    let run_folder = copy(&trained().0, "next of a user/a run");
     let evaluated =
         run(prsmed().arg("eval").arg(&run_folder).arg("--data-root").arg(phantoms()).args(["--limit", "1"]));
     assert!(works(&next(&evaluated.stdout), "--help").contains("Usage: prsmed serve"));
-    let merged = done(prsmed().arg("merge").arg(&run_folder).arg("--out").arg(place.join("merged one")));
+    let merged = done(prsmed().arg("merge").arg(&run_folder).arg(place.join("merged one")));
     assert!(works(&next(&merged), "--help").contains("Usage: prsmed serve"));
 
     // a root without images to score, such as corrections of the page, belongs to another one
-    let extra = copy(&root, "next of a user's data/extra");
+    let extra = copy(&root, "next of a user/extra");
     for table in fs::read_dir(extra.join("annotations")).unwrap() {
         let table = table.unwrap().path();
         let text = fs::read_to_string(&table).unwrap();
