@@ -254,16 +254,23 @@ fn guarded(work: impl FnOnce() -> anyhow::Result<Outcome>) -> anyhow::Result<Out
         .unwrap_or_else(|panic| Err(Error::Internal { reason: panics::describe(&*panic) }.into()))
 }
 
-/// Handles Ctrl-C, SIGTERM and SIGHUP. In commands that can save, the first one saves and stops, and the second one ends the process. In
-/// other commands the first one ends the process. SIGUSR1 saves and stops as well.
+/// Handles Ctrl-C, SIGTERM and SIGHUP. In commands that can save, the first one saves and stops, and the second one ends
+/// the process. In other commands the first one ends the process. SIGUSR1 saves and stops as well. SIGHUP stays ignored
+/// under `nohup`, whose purpose is that a closed terminal ends nothing.
 fn listen_for_interrupts(context: &Context, saves: bool) {
     let flag = Arc::clone(&context.interrupt);
+    // SAFETY: `signal` only sets a disposition; no handler is replaced, because none is installed before this.
+    let has_nohup = unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) } == libc::SIG_IGN;
     let listening = ctrlc::set_handler(move || {
         if flag.swap(true, Ordering::SeqCst) || !saves {
             // SAFETY: ends the process without running destructors; files are replaced atomically.
             unsafe { libc::_exit(130) };
         }
     });
+    if has_nohup {
+        // SAFETY: as above; `set_handler` has just replaced what `nohup` had set.
+        unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
+    }
     if let Err(error) = listening {
         context.progress.on(&Event::Warning(format!("Ctrl-C will not save: {error}")));
     }

@@ -102,6 +102,24 @@ fn signals_of_batch_systems_save_a_checkpoint_and_the_run_can_be_resumed() {
     saves_on(libc::SIGUSR1, "out-of-time");
 }
 
+#[test]
+fn a_closed_terminal_ends_no_training_under_nohup() {
+    let plain = train(phantoms(), &path("nohup"), &["train.max_steps=6"]);
+    let mut command = Command::new("nohup");
+    command.arg(plain.get_program()).args(plain.get_args()).current_dir(plain.get_current_dir().unwrap());
+    for (name, value) in plain.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let child = start_until(&mut command, "step", 2);
+    signal(&child, libc::SIGHUP);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(step_of(&path("nohup/last")), 6);
+}
+
 fn saves_on(number: i32, name: &str) {
     let out = path(name);
     let sets = ["train.epochs=1000", "train.checkpoint_every_steps=0", "train.validate_every_epochs=0"];
