@@ -20,7 +20,7 @@ use crate::nn::Quantization;
 use crate::tensor::weights::{Archive, Staged, TensorSpec};
 use crate::tensor::{Device, Kind, Tensor, guard, no_grad};
 use crate::{Error, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
 use std::path::Path;
 
@@ -305,8 +305,19 @@ impl Base {
         self.keys().into_iter().map(spec).collect()
     }
 
-    /// Every adapter of the language model must change a weight.
+    /// Every adapter of the language model must have both factors, and change a weight.
     fn check_adapters(&self, adapted: usize) -> Result<()> {
+        let names: BTreeSet<&str> = self.adapters.names().iter().map(String::as_str).collect();
+        let other = |name: &&str| match name.strip_suffix("lora_A.weight") {
+            Some(start) => Some(format!("{start}lora_B.weight")),
+            None => Some(format!("{}lora_A.weight", name.strip_suffix("lora_B.weight")?)),
+        };
+        let missing: Vec<String> = names.iter().filter_map(other).filter(|name| !names.contains(name.as_str())).collect();
+        if let Some(first) = missing.first() {
+            let more = if missing.len() > 1 { format!(" and {} more", missing.len() - 1) } else { String::new() };
+            let reason = format!("the file is incomplete: it has no `{first}`{more}");
+            return Err(Error::weights(self.adapters.path(), reason, "copy it again, or use another checkpoint of the run"));
+        }
         let stored = |name: &&String| name.ends_with("lora_A.weight") && !name.contains("vision_tower");
         let stored = self.adapters.names().iter().filter(stored).count();
         if stored == adapted && stored > 0 {

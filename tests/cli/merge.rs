@@ -135,17 +135,27 @@ fn adapters_and_dtypes_that_do_not_fit_are_refused() {
     let whole: Vec<(String, Tensor)> =
         archive.names().iter().map(|name| (name.clone(), archive.read(name).unwrap())).collect();
     drop(archive);
-    let merged = |change: &dyn Fn(&Tensor) -> Tensor, kind| {
+    let merged_of = |whole: &[(String, Tensor)], change: &dyn Fn(&Tensor) -> Tensor, kind| {
         let tensors: Vec<(&str, Tensor)> = whole.iter().map(|(name, tensor)| (name.as_str(), change(tensor))).collect();
         let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (*name, tensor)).collect();
         write_safetensors(&file, &tensors, &BTreeMap::new()).unwrap();
         let settings = Settings { overrides: RunOverrides::default(), kind, shard_bytes: 5_000_000 };
-        merge(&run, &path("unfit-merged"), &settings, build(Kind::Float), &Silent).unwrap_err().to_string()
+        merge(&run, &path("unfit-merged"), &settings, build(Kind::Float), &Silent).unwrap_err()
     };
+    let merged = |change: &dyn Fn(&Tensor) -> Tensor, kind| merged_of(&whole, change, kind).to_string();
     let text = merged(&|tensor| tensor.reshape([-1]), None);
     assert!(text.contains("the adapter of `model.layers.0.self_attn."), "{text}");
     let text = merged(&|tensor| tensor * 1e6, Some(Kind::Half));
     assert!(text.contains("values that are not finite after the merge, in the dtype Half"), "{text}");
+    // one factor of an adapter, or all of a kind, are missing
+    for lacks in ["layers.0.self_attn.q_proj.lora_B.weight", "layers.0.self_attn.q_proj.lora_A.weight", "lora_B.weight"] {
+        let rest: Vec<(String, Tensor)> =
+            whole.iter().filter(|(name, _)| !name.ends_with(lacks)).map(|(name, t)| (name.clone(), t.copy())).collect();
+        assert!(rest.len() < whole.len());
+        let error = merged_of(&rest, &Tensor::shallow_clone, None);
+        assert!(error.to_string().contains("the file is incomplete: it has no `base_model"), "{error}");
+        assert!(error.to_string().contains(lacks) && error.hint().contains("copy it again"), "{error}");
+    }
     assert!(!path("unfit-merged").exists());
 }
 
