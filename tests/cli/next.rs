@@ -33,9 +33,9 @@ fn next_commands_work_as_printed() {
     let next = |stdout: &str| next(stdout, &image);
 
     let made = done(prsmed().args(["data", "phantom", "--count", "16", "--image-size", "64"]).arg(&root));
-    assert!(works(&next(&made), "--check").contains("can start"));
+    assert!(works(&next(&made), "--check --out never-trained").contains("can start"));
     let checked = done(prsmed().args(["data", "check"]).arg(&root));
-    assert!(works(&next(&checked), "--preset tiny --check").contains("can start"));
+    assert!(works(&next(&checked), "--preset tiny --check --out never-trained").contains("can start"));
 
     let made = done(prsmed().args(["data", "phantom", "--volumes", "3"]).arg(&volumes));
     let prepare = next(&made).replace(&format!("'{}'", phantoms().display()), &format!("'{}'", prepared.display()));
@@ -61,5 +61,5 @@ fn next_commands_work_as_printed() {
     let checked = done(prsmed().args(["data", "check"]).arg(&extra));
     let command = next(&checked);
     assert!(command.contains(" --extra '"), "{command}");
-    assert!(works(&command, "--preset tiny --check --allow-leak").contains("can start"));
+    assert!(works(&command, "--preset tiny --check --allow-leak --out never-trained").contains("can start"));
 }

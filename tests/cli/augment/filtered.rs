@@ -123,7 +123,7 @@ fn filtering_takes_the_planned_memory() {
     done(prsmed().args(["data", "phantom", "--count", "60", "--image-size", "64"]).arg(&real));
     let pairs = path("pairs-for-large-filter-models");
     // enough images of a class for feature distances and a full batch
-    let limits = ["--limit", "6", "--per-image", "4"];
+    let limits = ["--limit", "12", "--per-image", "4"];
     done(generate(&real, &pairs, &limits).arg("--no-filter"));
     let mut command = prsmed();
     command.args(["augment", "filter", "--data-root"]).arg(&real).arg("--extra").arg(&pairs);
