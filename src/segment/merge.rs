@@ -312,11 +312,16 @@ impl Base {
             Some(start) => Some(format!("{start}lora_B.weight")),
             None => Some(format!("{}lora_A.weight", name.strip_suffix("lora_B.weight")?)),
         };
-        let missing: Vec<String> = names.iter().filter_map(other).filter(|name| !names.contains(name.as_str())).collect();
+        let missing: Vec<String> =
+            names.iter().filter_map(other).filter(|name| !names.contains(name.as_str())).collect();
         if let Some(first) = missing.first() {
             let more = if missing.len() > 1 { format!(" and {} more", missing.len() - 1) } else { String::new() };
             let reason = format!("the file is incomplete: it has no `{first}`{more}");
-            return Err(Error::weights(self.adapters.path(), reason, "copy it again, or use another checkpoint of the run"));
+            return Err(Error::weights(
+                self.adapters.path(),
+                reason,
+                "copy it again, or use another checkpoint of the run",
+            ));
         }
         let stored = |name: &&String| name.ends_with("lora_A.weight") && !name.contains("vision_tower");
         let stored = self.adapters.names().iter().filter(stored).count();

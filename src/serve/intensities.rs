@@ -2,7 +2,6 @@
 
 use super::failure::{Failure, Reply};
 use super::picture::Picture;
-use super::worker::Task;
 use crate::data::familiarity::questions::KnownQuestions;
 use crate::data::prepared::Intensity;
 use crate::data::volume::{Axis, Window};
@@ -73,14 +72,16 @@ impl Intensities {
         })
     }
 
-    /// How a volume was shown to the model, if the images of the training were not shown so.
-    pub(super) fn difference(&self, picture: &Picture, task: &Task) -> Option<String> {
+    /// How a volume was shown to the model, if the images of the training were not shown so. `None` as window or axis is
+    /// that of the picture.
+    pub(super) fn difference(
+        &self,
+        picture: &Picture,
+        question: &str,
+        (window, axis): (Option<Window>, Option<Axis>),
+    ) -> Option<String> {
         let (volume, shown) = picture.volume().ok()?;
-        let (window, axis, question) = match task {
-            Task::Slice(question) => (question.view.window, shown, &question.text),
-            Task::Volume(settings) => (Some(settings.window), settings.axis, &settings.question),
-        };
-        let window = window.or(picture.window())?;
+        let (window, axis) = (window.or(picture.window())?, axis.unwrap_or(shown));
         let about = self.about(question);
         let has_axis = |own: &Intensity| picture.slices() == 1 || own.axis == axis;
         let is_trained = |own: &Intensity| own.window.chosen_for(volume).is_same(window) && has_axis(own);
@@ -107,8 +108,6 @@ fn undecided(different: &str, what: &str) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use super::super::model::Question;
-    use super::super::picture::View;
     use super::*;
     use std::path::Path;
 
@@ -188,8 +187,7 @@ mod tests {
     fn another_window_than_that_of_the_class_is_named() {
         let (known, picture) = (intensities(), volume());
         let ask = |text: &str, window: Option<&str>| {
-            let view = View { slice: 0, window: window.map(|window| window.parse().unwrap()) };
-            known.difference(&picture, &Task::Slice(Question { view, text: text.into(), max_new_tokens: 1 }))
+            known.difference(&picture, text, (window.map(|window| window.parse().unwrap()), None))
         };
         assert_eq!(ask("Where is the nodule in this image?", Some("lung")), None);
         assert_eq!(ask("Where is the organ?", None), None, "400/40 is soft-tissue");
@@ -201,9 +199,7 @@ mod tests {
         // shown along another axis
         assert!(ask("Where is the vertebra?", Some("bone")).unwrap().contains("sagittal slices"));
         let none = Intensities::default();
-        let view = View { slice: 0, window: None };
-        let task = Task::Slice(Question { view, text: "Where?".into(), max_new_tokens: 1 });
-        assert_eq!(none.difference(&picture, &task), None);
+        assert_eq!(none.difference(&picture, "Where?", (None, None)), None);
         assert_eq!(none.window(&picture, "Where?", None).unwrap(), None);
     }
 }

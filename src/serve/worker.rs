@@ -9,6 +9,7 @@ use super::picture::{Picture, View};
 use super::store::{Store, no_image};
 use crate::data::familiarity::ImageFamiliarity;
 use crate::data::familiarity::questions::KnownQuestions;
+use crate::data::volume::{Axis, Window};
 use crate::segment::calibration::Calibration;
 use crate::segment::predict::Prediction;
 use crate::segment::predict::class_of;
@@ -136,7 +137,7 @@ fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &Atom
             _ => None,
         };
         let familiarity = familiarity.beside(class).with_image(seen.image).answered(other);
-        let view_differs = shared.intensities.difference(&job.picture, &job.task);
+        let view_differs = shared.intensities.difference(&job.picture, &question, job.task.shown());
         Answer { id: String::new(), question, familiarity, view_differs, seconds, content }
     });
     let (outcome, progress) = match answer.and_then(|answer| shared.store.add_answer(&job.image, answer)) {
@@ -190,6 +191,14 @@ impl Task {
         match self {
             Self::Slice(question) => &question.text,
             Self::Volume(settings) => &settings.question,
+        }
+    }
+
+    /// Window and axis of the model's view; `None` is that of the picture.
+    fn shown(&self) -> (Option<Window>, Option<Axis>) {
+        match self {
+            Self::Slice(question) => (question.view.window, None),
+            Self::Volume(settings) => (Some(settings.window), Some(settings.axis)),
         }
     }
 }

@@ -148,7 +148,8 @@ fn adapters_and_dtypes_that_do_not_fit_are_refused() {
     let text = merged(&|tensor| tensor * 1e6, Some(Kind::Half));
     assert!(text.contains("values that are not finite after the merge, in the dtype Half"), "{text}");
     // one factor of an adapter, or all of a kind, are missing
-    for lacks in ["layers.0.self_attn.q_proj.lora_B.weight", "layers.0.self_attn.q_proj.lora_A.weight", "lora_B.weight"] {
+    for lacks in ["layers.0.self_attn.q_proj.lora_B.weight", "layers.0.self_attn.q_proj.lora_A.weight", "lora_B.weight"]
+    {
         let rest: Vec<(String, Tensor)> =
             whole.iter().filter(|(name, _)| !name.ends_with(lacks)).map(|(name, t)| (name.clone(), t.copy())).collect();
         assert!(rest.len() < whole.len());
