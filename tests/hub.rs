@@ -423,6 +423,9 @@ fn http_errors_have_hints() {
     let (text, hint) = all(SPEC, &wrong);
     assert!(text.contains("token was refused") && !text.contains("wrong") && hint.contains("expired"), "{text} {hint}");
     server.with(|state| state.forbidden = true);
+    let broken = HubOptions { token: Some("ri ght".into()), ..options.clone() };
+    let (text, hint) = all(SPEC, &broken);
+    assert!(text.contains("the access token contains a blank") && hint.contains("HF_TOKEN"), "{text} {hint}");
     let right = HubOptions { token: Some("right".into()), ..options.clone() };
     let (text, hint) = all(SPEC, &right);
     assert!(text.contains("HTTP 403") && hint.contains("accept the terms"), "{text} {hint}");

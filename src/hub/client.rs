@@ -37,6 +37,8 @@ pub(super) enum Fault {
     Connection(String),
     /// The answer is not one that a hub gives.
     Protocol(String),
+    /// The access token has characters that no header can have. Nothing was sent.
+    Token,
 }
 
 impl fmt::Display for Fault {
@@ -44,6 +46,7 @@ impl fmt::Display for Fault {
         match self {
             Self::Status(status) => write!(f, "HTTP {status}"),
             Self::Connection(reason) | Self::Protocol(reason) => write!(f, "{reason}"),
+            Self::Token => write!(f, "the access token contains a blank, or a character that is not ASCII"),
         }
     }
 }
@@ -183,6 +186,9 @@ impl<'a> Client<'a> {
         if let Some(token) = &self.options.token
             && origin(uri)? == self.hub
         {
+            if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
+                return Err(Fault::Token);
+            }
             request = request.header(AUTHORIZATION, format!("Bearer {token}"));
         }
         if start > 0 {

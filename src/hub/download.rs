@@ -235,6 +235,6 @@ fn is_final(fault: &Fault) -> bool {
     match fault {
         Fault::Status(status) => (400..500).contains(status) && !matches!(status, 408 | 429),
         Fault::Connection(_) => false,
-        Fault::Protocol(_) => true,
+        Fault::Protocol(_) | Fault::Token => true,
     }
 }

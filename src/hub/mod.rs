@@ -42,6 +42,7 @@ use prsmed_base::error::{Error, Result};
 use prsmed_base::event::{Event, Observer};
 
 const NO_HUB: &str = "check HF_ENDPOINT and the proxy: the server does not behave like a hub";
+const TOKEN_HINT: &str = "check HF_TOKEN, or the file that a login wrote";
 /// How long [`reach`] waits for an answer.
 const REACH_TIMEOUT: Duration = Duration::from_secs(4);
 
@@ -298,6 +299,7 @@ impl<'a> Hub<'a> {
             Fault::Connection(reason) => Failure::Unreachable(reason),
             Fault::Status(status) => Failure::Refused(self.status(status, None)),
             Fault::Protocol(reason) => Failure::Refused(self.error(reason, NO_HUB)),
+            Fault::Token => Failure::Refused(self.error(fault.to_string(), TOKEN_HINT)),
         })?;
         self.read_info(&text).map_err(Failure::Refused)
     }
@@ -464,6 +466,7 @@ impl<'a> Hub<'a> {
                 "run the same command again: it continues where it stopped",
             ),
             Fault::Protocol(reason) => self.error(format!("`{file}`: {reason}"), NO_HUB),
+            Fault::Token => self.error(fault.to_string(), TOKEN_HINT),
         }
     }
 }

@@ -73,7 +73,10 @@ impl HubOptions {
         let implicit = || if is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN") { None } else { token_in(&token_file) };
         Self {
             endpoint: var("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into()),
-            token: var("HF_TOKEN").or_else(|| var("HUGGING_FACE_HUB_TOKEN")).or_else(implicit),
+            token: var("HF_TOKEN")
+                .or_else(|| var("HUGGING_FACE_HUB_TOKEN"))
+                .and_then(|text| clean_token(&text))
+                .or_else(implicit),
             cache_dir: cache.unwrap_or_else(|| home.join("hub")),
             offline: is_true("HF_HUB_OFFLINE"),
             timeouts: Timeouts::from_vars(var),
@@ -149,8 +152,12 @@ fn expand(text: &str, home: &Path, var: &impl Fn(&str) -> Option<String>) -> Pat
 }
 
 fn token_in(file: &Path) -> Option<String> {
-    let text = files::read_to_string(file, files::MAX_TEXT).ok()?;
-    Some(text.trim().to_owned()).filter(|token| !token.is_empty())
+    clean_token(&files::read_to_string(file, files::MAX_TEXT).ok()?)
+}
+
+/// A token without line ends, also those inside of it, and blanks around it, as Python's client sends it.
+fn clean_token(text: &str) -> Option<String> {
+    Some(text.replace(['\r', '\n'], "").trim().to_owned()).filter(|token| !token.is_empty())
 }
 
 #[cfg(test)]
@@ -182,7 +189,10 @@ mod tests {
             let found = from(&[("HF_HOME", given), ("HOME", "/h"), ("SCRATCH", "/s")]).cache_dir;
             assert_eq!(found, Path::new(expected), "{given}");
         }
-        assert_eq!(from(&[("HF_ENDPOINT", "http://x"), ("HF_TOKEN", " t ")]).token.unwrap(), "t");
+        for token in [" t ", "t\n", "\r\nt\r\n "] {
+            assert_eq!(from(&[("HF_ENDPOINT", "http://x"), ("HF_TOKEN", token)]).token.unwrap(), "t");
+        }
+        assert_eq!(from(&[("HF_TOKEN", "hf_ab\ncd\r\n")]).token.unwrap(), "hf_abcd");
         assert!(from(&[("HF_HUB_OFFLINE", "true")]).offline);
         assert!(!from(&[("HF_HUB_OFFLINE", "0")]).offline);
         let timeouts = from(&[("HF_HUB_ETAG_TIMEOUT", "5"), ("HF_HUB_DOWNLOAD_TIMEOUT", "0.5")]).timeouts;
@@ -211,7 +221,7 @@ mod tests {
     #[test]
     fn the_token_of_a_login_is_found_and_not_printed() {
         let home = tempfile::tempdir().unwrap();
-        std::fs::write(home.path().join("token"), "secret\n").unwrap();
+        std::fs::write(home.path().join("token"), " sec\r\nret\n\n").unwrap();
         let folder = home.path().to_str().unwrap();
         let options = from(&[("HF_HOME", folder)]);
         assert_eq!(options.token.as_deref(), Some("secret"));
