@@ -37,7 +37,8 @@ pub(super) struct Header {
     pub table: Option<Arc<Table>>,
     /// The parts of ImageType.
     kinds: Vec<String>,
-    /// SeriesDescription, to compare it with the text that a user gives. It is never printed.
+    /// SeriesDescription, to compare it with the text that a user gives. It is printed only in the hint about a series that is
+    /// not found.
     pub description: String,
     /// Names and values of what tells images at one position apart.
     pub distinct: Vec<(&'static str, f64)>,

@@ -73,9 +73,11 @@ pub(super) fn choose(
          axial`; `{shown}#largest` is that with most slices (`data prepare --series` chooses for all volumes)"
     );
     if let Some(selected) = selected {
-        let known = listed(&all);
+        let (known, named) = (listed(&all), named(&all));
         all = matching(all, selected);
         if all.is_empty() {
+            // a hint is shown to the user who chose, and is in no file
+            let hint = format!("choose one by its number, description or SeriesInstanceUID, or `#largest`:{named}");
             // another text could be an identifier
             let of = selected
                 .parse::<u32>()
@@ -132,6 +134,26 @@ fn describe(entries: &[Entry]) -> String {
     let [width, height] = header.pixels.size;
     let _ = write!(text, " ({}, {} slices of {width}x{height})", header.modality, num_frames(entries));
     text
+}
+
+/// Most series of a list, and characters of a description.
+const MOST_LISTED: usize = 20;
+const MOST_CHARS: usize = 64;
+
+/// A line for each series: its number, SeriesDescription and SeriesInstanceUID.
+fn named(all: &[Vec<Entry>]) -> String {
+    let line = |entries: &Vec<Entry>| {
+        let Header { series_number, description, series, .. } = &entries[0].header;
+        let number = series_number.map_or("no number".to_owned(), |number| format!("number {number}"));
+        let quoted = |text: &str, missing: &str| match text.chars().filter(|c| !c.is_control()).take(MOST_CHARS) {
+            _ if text.is_empty() => missing.to_owned(),
+            shown => format!("`{}`", shown.collect::<String>()),
+        };
+        format!("\n  {number}, {}, {}", quoted(description, "no description"), quoted(series, "no UID"))
+    };
+    let more = all.len().saturating_sub(MOST_LISTED);
+    let end = if more > 0 { format!("\n  and {more} more") } else { String::new() };
+    all.iter().take(MOST_LISTED).map(line).collect::<String>() + &end
 }
 
 /// Arranges the slices of a series. `selected` is a frame (from 1) of a file whose frames are not slices of a volume.

@@ -54,6 +54,35 @@ fn a_series_is_chosen_by_number_uid_description_or_size() {
 }
 
 #[test]
+fn a_series_that_is_not_found_is_answered_with_all_in_their_character_sets() {
+    let with = |charset: &str, bytes: &[u8], index: i32| {
+        let mut object = of_series(Some(index), index, &"x".repeat(usize::try_from(index).unwrap()));
+        set(&mut object, tags::SPECIFIC_CHARACTER_SET, charset);
+        let value = dicom_core::PrimitiveValue::from(bytes.to_vec());
+        object.put(dicom_object::mem::InMemElement::new(tags::SERIES_DESCRIPTION, dicom_core::VR::LO, value));
+        object
+    };
+    let folder = folder(vec![
+        with("ISO_IR 100", b"Sch\xe4del nativ ", 1),
+        with("ISO_IR 192", "肝臓 動脈相".as_bytes(), 2),
+        with("GB18030", b"\xb8\xce\xd4\xe0", 3),
+        with("ISO_IR 144", b"\xbf\xd5\xe7\xd5\xdd\xec", 4),
+    ]);
+    let path = PathBuf::from(format!("{}#CT", folder.path().display()));
+    let error = open(&path).expect_err("no such series");
+    let hint = error.hint();
+    for line in [
+        "\n  number 1, `Schädel nativ`, `1.2.5.1`",
+        "\n  number 2, `肝臓 動脈相`, `1.2.5.2`",
+        "\n  number 3, `肝脏`, `1.2.5.3`",
+        "\n  number 4, `Печень`, `1.2.5.4`",
+    ] {
+        assert!(hint.contains(line), "{line}: {hint}");
+    }
+    assert!(!error.to_string().contains("1.2.5"), "{error}");
+}
+
+#[test]
 fn localizers_are_left_out() {
     let localizer = |mut object: InMemDicomObject| {
         set(&mut object, tags::IMAGE_TYPE, "ORIGINAL\\PRIMARY\\LOCALIZER");
