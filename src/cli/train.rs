@@ -150,9 +150,9 @@ fn check(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let rows = Rows { allow_leak: args.leak.allow_leak, ..args.data.rows(&args.extra)? };
     job::check(&how, |how| SegmenterTraining::new(resolved, &rows, how))?;
     let device = how.machine.offer().device;
-    let checked =
-        if how.plans { "settings, rows, weights and memory" } else { "settings, rows and weights, but no memory" };
-    context.output.line(format!("the training can start on {device}: {checked} were checked"))?;
+    let checked = "settings, rows, and names and shapes of the weights were checked";
+    let memory = if how.memory.has_plan() { "memory was planned" } else { "memory was not planned" };
+    context.output.line(format!("the training can start on {device}: {checked}; {memory}"))?;
     context.output.record(&json!({ "kind": "check", "ready": true, "device": device }))?;
     Ok(Outcome::Done)
 }

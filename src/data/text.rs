@@ -113,6 +113,44 @@ impl TextTokenizer {
         Ok(this)
     }
 
+    /// The same for embeddings of `rows` rows: added tokens without a row become plain text. Returns a warning that names
+    /// them.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] about `folder` for other pieces without a row.
+    pub fn fit(self, rows: i64, folder: &Path) -> Result<(Self, Option<String>)> {
+        if self.vocab_size <= rows {
+            return Ok((self, None));
+        }
+        let text = self.inner.to_string(false).map_err(|error| damaged(folder, &*error))?;
+        let mut json: Value = serde_json::from_str(&text).map_err(|error| damaged(folder, &error))?;
+        let mut without = Vec::new();
+        if let Some(added) = json["added_tokens"].as_array_mut() {
+            let has_row = |token: &Value| token["id"].as_i64().is_some_and(|id| id < rows);
+            without = added.extract_if(.., |token| !has_row(token)).collect();
+        }
+        let inner = parse(&json).map_err(|reason| Error::weights(folder, reason, HINT))?;
+        let fitted = Self::new(inner, self.config, folder)?;
+        if fitted.vocab_size > rows {
+            let reason = format!("its tokenizer has {} ids, its embeddings have {rows} rows", fitted.vocab_size);
+            return Err(Error::weights(
+                folder,
+                reason,
+                "tokenizer and weights must belong together: download both again",
+            ));
+        }
+        let names: Vec<&str> = without.iter().filter_map(|token| token["content"].as_str()).collect();
+        let shown = names.iter().take(3).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        let more = if names.len() > 3 { ", .." } else { "" };
+        let warning = format!(
+            "{}: {} added tokens of the tokenizer ({shown}{more}) have no row in the embeddings, which have {rows}: they are read \
+             as plain text",
+            folder.display(),
+            names.len()
+        );
+        Ok((fitted, Some(warning)))
+    }
+
     /// Writes `tokenizer.json`, `tokenizer_config.json` and `special_tokens_map.json` for Python's `transformers`.
     ///
     /// # Errors

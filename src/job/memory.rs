@@ -37,6 +37,11 @@ impl Memory {
         self.known().planned = Some((plan, suggest));
     }
 
+    /// True if a plan that fits was made.
+    pub fn has_plan(&self) -> bool {
+        self.known().planned.is_some()
+    }
+
     /// The last profiled step, and the plan of the run with the search for changes that save memory.
     pub fn take(&self) -> (Option<MemoryReport>, Option<(Plan, Suggest)>) {
         let mut known = self.known();

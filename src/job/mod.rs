@@ -165,6 +165,14 @@ pub trait Job: Sized {
         Ok(())
     }
 
+    /// Compares the names and shapes of all weights with those of the model; only [`check`] needs it, because [`run`] loads them.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] for weights that cannot be loaded.
+    fn compare_weights(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Plans memory: shows the plan, searches other settings if it may, and refuses settings that do not fit.
     ///
     /// # Errors
@@ -238,7 +246,7 @@ pub fn check<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Res
     let folder = if resumes { Ok(folder?) } else { folder };
     let mut job = make(how)?;
     let checkpoint = if resumes { job.checkpoint()? } else { None };
-    let files = job.find_files(checkpoint.as_deref());
+    let files = job.find_files(checkpoint.as_deref()).and_then(|()| job.compare_weights());
     let planned = if how.plans { job.plan() } else { Ok(()) };
     // both are told: a plan needs no weights
     if let (Err(_), Err(plan)) = (&files, &planned) {

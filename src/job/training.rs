@@ -129,6 +129,10 @@ impl<'a> super::Job for SegmenterTraining<'a> {
         weight_files::check(needs::of_training(&self.config.model, weights.as_deref())?, runtime)
     }
 
+    fn compare_weights(&self) -> Result<()> {
+        self.training.compare_weights()
+    }
+
     fn plan(&mut self) -> Result<()> {
         check_memory(&self.planned_config(), &self.how.machine, &self.how.memory, self.how.runtime)
     }

@@ -7,7 +7,6 @@ use super::description::{check_adapters, check_sizes, describe, verify};
 use super::resume::DATA_FILE;
 use super::{needs, setup, weights};
 use crate::data::identity::SeenImages;
-use crate::data::text::TextTokenizer;
 use crate::models::prsmed::{self, PrsMed};
 use crate::nn::LoraConfig;
 use crate::tensor::{guard, rng};
@@ -45,7 +44,8 @@ pub fn create(
     let taken: Vec<Option<usize>> = modalities.iter().map(known).collect();
     weights::load_classes(&folder, &model, &taken)?;
     let (base, _) = weights::base_of(&folder, &named, build)?;
-    let tokenizer = TextTokenizer::open(&needs::tokenizer_folder(&folder, &base))?;
+    let (tokenizer, of_tokenizer) = setup::tokenizer_of(&folder, &base, &sizes)?;
+    warnings.extend(of_tokenizer);
     let pixels = pixels(config, &sizes);
     let description = Description::new(config.clone(), sizes, modalities.to_vec(), pixels, trained.sources.clone());
     let note = note(&folder, modalities, &taken);

@@ -39,11 +39,18 @@ pub fn create(
     build: Build,
 ) -> Result<Assembly> {
     let found = Found::locate(config, build)?;
-    let tokenizer = match &found.base {
-        Some(folder) => TextTokenizer::open(folder)?,
-        None => TextTokenizer::train(texts, sizes(config)?.vocab_size)?,
+    let (tokenizer, sizes, of_tokenizer) = match &found.base {
+        Some(folder) => {
+            let sizes = model_sizes(config, lora, modalities.len(), &found, 0)?;
+            let (tokenizer, warning) = TextTokenizer::open(folder)?.fit(sizes.llm.vocab_size, folder)?;
+            (tokenizer, sizes, warning)
+        }
+        None => {
+            let tokenizer = TextTokenizer::train(texts, sizes(config)?.vocab_size)?;
+            let sizes = model_sizes(config, lora, modalities.len(), &found, tokenizer.vocab_size())?;
+            (tokenizer, sizes, None)
+        }
     };
-    let sizes = model_sizes(config, lora, modalities.len(), &found, tokenizer.vocab_size())?;
     if let Some(base) = found.base.as_ref().filter(|_| !build.allow_partial) {
         check_llm_weights(base, &sizes.llm)?;
     }
@@ -58,6 +65,7 @@ pub fn create(
     let mut warnings = found.load(&model, build)?;
     divide(&mut model, config, build)?;
     warnings.extend(of_kernels);
+    warnings.extend(of_tokenizer);
     Ok(Assembly {
         model,
         tokenizer: Arc::new(tokenizer),
@@ -85,7 +93,8 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Ass
     warnings.extend(of_kernels);
     let (base, tower) = weights::base_of(folder, &description, build)?;
     warnings.extend(description.source_warnings(&[("base", Some(&base)), ("vision_tower", tower.as_deref())]));
-    let tokenizer = TextTokenizer::open(&needs::tokenizer_folder(folder, &base))?;
+    let (tokenizer, of_tokenizer) = tokenizer_of(folder, &base, &description.sizes)?;
+    warnings.extend(of_tokenizer);
     let questions = KnownQuestions::open(folder)?.map(Arc::new);
     let images = KnownImages::open(folder)?.map(Arc::new);
     let seen = Arc::new(SeenImages::of_checkpoint(&folder.join(DATA_FILE))?);
@@ -101,6 +110,16 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Ass
     })
 }
 
+/// The tokenizer of a checkpoint folder or its base, for the embeddings of these sizes, and a warning.
+pub(super) fn tokenizer_of(
+    folder: &Path,
+    base: &Path,
+    sizes: &prsmed::Config,
+) -> Result<(TextTokenizer, Option<String>)> {
+    let folder = needs::tokenizer_folder(folder, base);
+    TextTokenizer::open(&folder)?.fit(sizes.llm.vocab_size, &folder)
+}
+
 /// The description of a checkpoint folder (of this program, or published), with `overrides`.
 ///
 /// # Errors
@@ -109,13 +128,17 @@ pub(super) fn described(folder: &Path, overrides: &RunOverrides, build: Build) -
     refuse_without_effect(folder, overrides)?;
     let mut description =
         if is_published(folder) { weights::describe_published(folder, overrides, build)? } else { describe(folder)? };
+    let own = [&description.model.base, &description.model.vision_tower].map(Clone::clone);
     if let Some(base) = &overrides.base {
         description.model.base.clone_from(base);
     }
     if let Some(tower) = &overrides.vision_tower {
         description.model.vision_tower.clone_from(tower);
     }
-    check_replacement(&description, overrides, build)?;
+    // the parts that the run names are no others
+    if [&description.model.base, &description.model.vision_tower] != own.each_ref() {
+        check_replacement(&description, overrides, build)?;
+    }
     if let Some(quantization) = overrides.quantization {
         description.model.quantization = quantization;
     }
@@ -191,10 +214,10 @@ pub fn resident_on_cpu(model: ModelConfig, device: Device) -> ModelConfig {
 
 /// Checks the custom CUDA kernels before the first 4-bit weights need them; returns warnings.
 pub(super) fn check_kernels(device: Device) -> Result<Vec<String>> {
-    kernels::check(device)?;
-    if device == Device::Cpu {
+    if !matches!(device, Device::Cuda(_)) {
         return Ok(Vec::new());
     }
+    kernels::check(device)?;
     // dropout, 4-bit weights and 8-bit optimizer state use them in every mode
     let all = kernels::unavailable().map(|reason| format!("custom CUDA kernels are off: {reason}"));
     let off = all.into_iter().chain(kernels::refusals());

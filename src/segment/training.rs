@@ -1,6 +1,6 @@
 //! Training of PRS-Med: [`Training`], [`PreparedTraining`] and the finished [`Run`].
 
-use super::config::BatchNorm;
+use super::config::{BatchNorm, ModelConfig, RANDOM};
 use super::predict::Prediction;
 use super::setup::{self, Assembly, Build, RunOverrides};
 use super::task::SegmentTask;
@@ -11,10 +11,11 @@ use crate::data::manifest::{Manifest, Row, Split};
 use crate::data::marks::Marks;
 use crate::data::{bit_depth, split};
 use crate::event::Observer;
+use crate::nn::Quantization;
 use crate::runtime::Runtime;
-use crate::tensor::guard;
 use crate::tensor::weights::{readable_folder, verify_folder};
-use crate::trainer::{self, Outcome, Ranks, Session, profile};
+use crate::tensor::{Device, META, guard, ledger, meta};
+use crate::trainer::{self, FirstLayers, Outcome, Ranks, Session, profile};
 use crate::{Error, Result, files};
 use image::DynamicImage;
 use std::path::{Path, PathBuf};
@@ -147,6 +148,33 @@ impl<'r> Training<'r> {
         Ok(Some((folder, warnings)))
     }
 
+    /// Compares the names and shapes of all weights with those of the model, without reading their values or asking for memory.
+    ///
+    /// # Errors
+    /// As [`Self::checkpoint`], [`setup::create`] and [`setup::open`].
+    pub fn compare_weights(&self) -> Result<()> {
+        let checkpoint = self.checkpoint()?.map(|(folder, _)| folder);
+        let model = &self.config.model;
+        if checkpoint.is_none() && [&model.base, &model.image_encoder].iter().all(|part| *part == RANDOM) {
+            return Ok(());
+        }
+        ledger::install();
+        meta::install()?;
+        // formats and places of weights do not change their names
+        let model = ModelConfig {
+            quantization: Quantization::None,
+            stream_layers: FirstLayers::None,
+            stream_vision: false,
+            divide_layers: false,
+            ..model.clone()
+        };
+        let config = RunConfig { model, ..self.config.clone() };
+        let place = (META, Ranks::default());
+        let assembly = assemble(&config, &self.manifest, checkpoint.as_deref(), self.runtime, place)?;
+        assembly.warnings.iter().for_each(|warning| self.runtime.warn(warning.as_str()));
+        Ok(())
+    }
+
     /// Builds or loads the model, opens the vision feature cache and reads the texts of all rows.
     ///
     /// # Errors
@@ -155,7 +183,7 @@ impl<'r> Training<'r> {
         let (checkpoint, warnings) = self.checkpoint()?.unzip();
         let Self { config, toml, manifest, mut marks, folder, runtime, ranks, .. } = self;
         warnings.into_iter().flatten().for_each(|warning| runtime.warn(warning));
-        let mut assembly = assemble(&config, &manifest, checkpoint.as_deref(), runtime, ranks)?;
+        let mut assembly = assemble(&config, &manifest, checkpoint.as_deref(), runtime, (runtime.device(), ranks))?;
         assembly.description.pixels.labels = config.data.labels;
         assembly.description.fold = config.data.own_fold();
         assembly.warnings.iter().for_each(|warning| runtime.warn(warning.as_str()));
@@ -309,11 +337,11 @@ fn assemble(
     manifest: &Manifest,
     checkpoint: Option<&Path>,
     runtime: &Runtime,
-    ranks: Ranks,
+    (device, ranks): (Device, Ranks),
 ) -> Result<Assembly> {
-    let peers = if config.model.divide_layers { ranks.peers(runtime.device())? } else { None };
+    let peers = if config.model.divide_layers { ranks.peers(device)? } else { None };
     let build = Build {
-        device: runtime.device(),
+        device,
         kind: config.train.precision.kind(),
         seed: config.train.seed,
         locate: &|spec| runtime.locate(spec),

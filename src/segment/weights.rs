@@ -187,6 +187,11 @@ fn load_base(
     warnings: &mut Vec<String>,
 ) -> Result<LoadReport> {
     let archive = Archive::open(base)?;
+    if let (Some(index), Some(file)) = (archive.unused_index(), archive.files().next()) {
+        let [read, unused] = [file, &index].map(|path| path.display().to_string());
+        warnings
+            .push(format!("`{read}` is read, and `{unused}` with its files is not: remove the one that is not meant"));
+    }
     let store = &model.stores().base;
     // the first rank reads the layers that the ranks divide
     let is_elsewhere = |name: &str| !model.options().reads_layers && name.starts_with(LAYERS_PREFIX);

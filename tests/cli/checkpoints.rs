@@ -1,5 +1,8 @@
 //! Errors for runs and weights that are missing, damaged or malicious, and for outputs that cannot be written.
 
+use prsmed::tensor::Tensor;
+use prsmed::tensor::weights::{Archive, write_safetensors};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -132,7 +135,6 @@ fn update_checksum(run: &Path, name: &str) {
 
 #[test]
 fn a_checkpoint_without_a_tensor_is_refused() {
-    use prsmed::tensor::weights::{Archive, write_safetensors};
     let run = copy(&trained().0.join("best"), "incomplete");
     for name in ["base/model.safetensors", "mask_decoder.safetensors"] {
         let file = run.join(name);
@@ -143,7 +145,7 @@ fn a_checkpoint_without_a_tensor_is_refused() {
         drop(archive);
         let (missing, rest) = tensors.split_first().unwrap();
         let rest: Vec<_> = rest.iter().map(|(name, tensor)| (name, tensor)).collect();
-        write_safetensors(&file, &rest, &std::collections::BTreeMap::new()).unwrap();
+        write_safetensors(&file, &rest, &BTreeMap::new()).unwrap();
         update_checksum(&run, name);
         let ran = crate::support::run(&mut predict(&run));
         let error = error_text(&ran);
@@ -239,6 +241,106 @@ fn a_missing_or_invalid_base_is_refused() {
     assert!(error.starts_with("error: `model.base`: `~/phantoms`: "), "{error}");
     assert!(error.contains("no weights (`*.safetensors`, `*.bin`, `*.pth`)") && error.contains(" and "), "{error}");
     assert!(error.ends_with("more)\nhint: check the path"), "{error}");
+}
+
+/// Writes weights again: those for which `keep` gives a tensor.
+fn rewrite(file: &Path, to: &Path, keep: impl Fn(&str, Tensor) -> Option<Tensor>) {
+    let archive = Archive::open(file).unwrap();
+    let tensors: Vec<(String, Tensor)> = archive
+        .names()
+        .iter()
+        .filter_map(|name| Some((name.clone(), keep(name, archive.read(name).unwrap())?)))
+        .collect();
+    drop(archive);
+    let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    write_safetensors(to, &tensors, &BTreeMap::new()).unwrap();
+}
+
+#[test]
+fn a_check_opens_the_weights_of_a_base() {
+    let check = |base: &Path| {
+        let ran = run(train_on(base, "on-a-checked-base").arg("--check"));
+        assert!(!path("on-a-checked-base").exists());
+        ran
+    };
+    let refused = |base: &Path, words: &[&str]| {
+        let ran = check(base);
+        assert!(ran.code == Some(2) && words.iter().all(|word| ran.stderr.contains(word)), "{words:?}: {}", ran.stderr);
+        assert!(!ran.stdout.contains("can start"), "{}", ran.stdout);
+    };
+    let base = base("checked-base");
+    let fine = check(&base);
+    let text = "the training can start on the CPU: settings, rows, and names and shapes of the weights were checked; memory was planned";
+    assert!(fine.code == Some(0) && fine.stdout.contains(text), "{} {}", fine.stdout, fine.stderr);
+    let file = base.join("model.safetensors");
+    let whole = path("checked-base-weights");
+    fs::rename(&file, &whole).unwrap();
+    refused(&base, &["checked-base"]);
+    let last = "model.layers.0.mlp.down_proj.weight";
+    rewrite(&whole, &file, |name, tensor| (name != last).then_some(tensor));
+    refused(&base, &["1 missing", last]);
+    rewrite(&whole, &file, |name, tensor| {
+        Some(if name == last { tensor.transpose(0, 1).contiguous() } else { tensor })
+    });
+    refused(&base, &["1 of another shape", last]);
+    fs::write(&file, "").unwrap();
+    refused(&base, &["model.safetensors"]);
+    // two files with an index
+    let shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+    for (number, shard) in shards.iter().enumerate() {
+        rewrite(&whole, &base.join(shard), |name, tensor| {
+            (name.starts_with("model.") == (number == 0)).then_some(tensor)
+        });
+    }
+    let names = Archive::open(&whole).unwrap().names().to_vec();
+    let map: BTreeMap<&String, &str> =
+        names.iter().map(|name| (name, shards[usize::from(!name.starts_with("model."))])).collect();
+    fs::write(base.join("model.safetensors.index.json"), serde_json::json!({ "weight_map": map }).to_string()).unwrap();
+    fs::remove_file(&file).unwrap();
+    assert_eq!(check(&base).code, Some(0));
+    let second = fs::read(base.join(shards[1])).unwrap();
+    for content in [&second[..0], &second[..99]] {
+        fs::write(base.join(shards[1]), content).unwrap();
+        refused(&base, &[shards[1]]);
+    }
+    fs::remove_file(base.join(shards[1])).unwrap();
+    refused(&base, &["1 of 2 shards are missing", shards[1]]);
+    fs::write(base.join(shards[1]), second).unwrap();
+    // the file that transformers would read too
+    fs::copy(&whole, &file).unwrap();
+    let both = check(&base);
+    assert!(both.code == Some(0) && both.stderr.contains("model.safetensors` is read, and `"), "{}", both.stderr);
+}
+
+#[test]
+fn tokens_without_a_row_in_the_embeddings_are_plain_text() {
+    let base = base("base-with-tokens");
+    let plain = path("on-a-plain-base");
+    done(&mut train_on(&base, "on-a-plain-base"));
+    let file = base.join("tokenizer.json");
+    let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    let rows = json["model"]["vocab"].as_object().unwrap().len();
+    for (number, content) in ["lesion", "<pad>"].into_iter().enumerate() {
+        json["added_tokens"].as_array_mut().unwrap().push(serde_json::json!({
+            "id": rows + number, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": number == 1
+        }));
+    }
+    fs::write(&file, json.to_string()).unwrap();
+    let ran = run(&mut train_on(&base, "on-a-base-with-tokens"));
+    let warning = "2 added tokens of the tokenizer (`lesion`, `<pad>`) have no row in the embeddings";
+    assert!(ran.code == Some(0) && ran.stderr.contains(warning), "{}", ran.stderr);
+    let run_folder = path("on-a-base-with-tokens");
+    assert_eq!(differing(&run_folder.join("last"), &plain.join("last")), [""; 0], "words are cut as before");
+    // a piece of the vocabulary
+    json["model"]["vocab"]["zzz"] = rows.into();
+    fs::write(&file, json.to_string()).unwrap();
+    let ran = run(train_on(&base, "on-another-tokenizer").arg("--check"));
+    let error = error_text(&ran);
+    assert!(
+        ran.code == Some(2) && error.contains(&format!("its tokenizer has {} ids, its embeddings", rows + 1)),
+        "{error}"
+    );
 }
 
 #[test]

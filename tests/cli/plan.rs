@@ -543,7 +543,9 @@ fn a_check_on_a_login_node_names_what_a_training_lacks_and_starts_nothing() {
     };
     let text = done(&mut check(&out, &["--preset", "tiny", "--gpu", "RTX A5000"]));
     assert!(
-        text.contains("the training can start on RTX A5000: settings, rows, weights and memory were checked"),
+        text.contains(
+            "the training can start on RTX A5000: settings, rows, and names and shapes of the weights were checked"
+        ),
         "{text}"
     );
     let lacking = run(&mut check(&out, &["--preset", "gpu-24gb", "--gpu", "24gb"]));

@@ -31,8 +31,8 @@ pub use stream::TensorSpec;
 
 use crate::error::{Error, Result};
 use crate::files;
-use crate::tensor::Shared;
 use crate::tensor::nf4::Nf4;
+use crate::tensor::{META, Shared};
 
 /// Bytes that are copied before their mapped pages are released.
 const CHUNK: usize = 32 << 20;
@@ -146,6 +146,14 @@ impl Archive {
         self.files.iter().map(|file| file.path.as_path())
     }
 
+    /// The index of shards that lies beside the `model.safetensors` of an opened folder, and is not used.
+    pub fn unused_index(&self) -> Option<PathBuf> {
+        let own = self.files.first().and_then(|file| file.path.file_name());
+        let [single, index] = safetensors::SINGLE_OR_INDEX;
+        let index = self.path.join(index);
+        Some(index).filter(|index| self.path.is_dir() && own.is_some_and(|own| own == single) && index.exists())
+    }
+
     /// Dtype and shape of `name`, without reading it.
     pub fn info(&self, name: &str) -> Option<&TensorInfo> {
         self.entries.get(name).map(|entry| &entry.info)
@@ -227,7 +235,7 @@ impl Archive {
     /// Copies the tensor of the same name into each target.
     ///
     /// `ignore` selects stored names that may stay unused, such as known leftovers of a format. The report lists
-    /// tensors of another shape; their targets are unchanged.
+    /// tensors of another shape; their targets are unchanged. Of targets on [`META`] names and shapes are compared alone.
     ///
     /// # Errors
     /// [`Error::Torch`] or [`Error::OutOfMemory`] from a copy. Mismatches are in the report; see
@@ -264,7 +272,9 @@ impl Archive {
             if let Some(state) = self.quantized_state(name)?
                 && state.shape == target.size()
             {
-                self.fill_dense(name, &state, target)?;
+                if target.device() != META {
+                    self.fill_dense(name, &state, target)?;
+                }
                 report.loaded.push(name.to_owned());
                 continue;
             }
@@ -276,7 +286,9 @@ impl Archive {
                     got: info.shape.clone(),
                 }),
                 Some(_) => {
-                    self.copy_into(name, target)?;
+                    if target.device() != META {
+                        self.copy_into(name, target)?;
+                    }
                     report.loaded.push(name.to_owned());
                 }
             }

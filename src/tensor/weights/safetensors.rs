@@ -21,10 +21,12 @@ const MAX_INDEX: u64 = 32 << 20;
 /// Most shards of a model. The largest models have some hundreds.
 const MAX_SHARDS: usize = 10_000;
 
+/// Weights in one file, and the index of those in several. `transformers` reads the first too, if a folder has both.
+pub(super) const SINGLE_OR_INDEX: [&str; 2] = ["model.safetensors", "model.safetensors.index.json"];
 /// File names of the weights in a checkpoint folder, in order of preference.
 const MAIN_FILES: [&str; 5] = [
-    "model.safetensors",
-    "model.safetensors.index.json",
+    SINGLE_OR_INDEX[0],
+    SINGLE_OR_INDEX[1],
     "adapter_model.safetensors",
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
