@@ -206,9 +206,12 @@ impl Scoring<'_> {
             ));
         }
         let has_patients = rows.iter().any(|row| manifest.rows[*row].patient.is_some());
+        let patients = count(Seen::Patient);
+        // what one run of an ensemble knows is said, also if another knows nothing
+        let is_known = patients > 0 || has_patients && runs.iter().all(|run| run.knows_patients());
         TrainedOn {
             images: count(Seen::Train),
-            patients: (has_patients && runs.iter().all(|run| run.knows_patients())).then(|| count(Seen::Patient)),
+            patients: is_known.then_some(patients),
             unknown: runs.iter().find_map(|run| run.unknown.clone()),
         }
     }

@@ -79,7 +79,7 @@ fn repositories() -> &'static PathBuf {
 }
 
 /// Adds all files below `folder` to a repository.
-fn publish(server: &Server, repo: &str, folder: &Path, prefix: &str) {
+pub(crate) fn publish(server: &Server, repo: &str, folder: &Path, prefix: &str) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         let name = format!("{prefix}{}", path.file_name().unwrap().to_str().unwrap());
@@ -101,7 +101,7 @@ fn hub() -> Server {
 }
 
 /// The binary with an empty cache of its own.
-fn with_cache(server: &Server, name: &str) -> Command {
+pub(crate) fn with_cache(server: &Server, name: &str) -> Command {
     let mut command = prsmed();
     command.env("HF_ENDPOINT", &server.address).env("HF_HOME", path(name)).env("CUDA_VISIBLE_DEVICES", "");
     command
