@@ -112,6 +112,17 @@ fn corrected_pairs_are_a_data_root() {
     let copy = root.join(format!("brain_MRI/train_images/{}.png", first["id"].as_str().unwrap()));
     let [copy, upload] = [copy, image_file()].map(|path| prsmed::data::marks::ImageMarks::of(&path).unwrap().pixels);
     assert!(copy.is_some() && copy == upload);
+    let scored = home().join("scored");
+    for (file, bytes) in [("images", &bytes), ("masks", png.get_ref())] {
+        std::fs::create_dir_all(scored.join(format!("brain_MRI/test_{file}"))).unwrap();
+        std::fs::write(scored.join(format!("brain_MRI/test_{file}/a.png")), bytes).unwrap();
+    }
+    std::fs::create_dir(scored.join("annotations")).unwrap();
+    let rows = "image_path,question,answer,position,split\nbrain_MRI/test_masks/a.png,Where?,There.,lower right,test\n";
+    std::fs::write(scored.join("annotations/brain_MRI.csv"), rows).unwrap();
+    let check = prsmed().args(["data", "check"]).arg(&scored).arg("--extra").arg(&root).output().unwrap();
+    let text = String::from_utf8(check.stdout).unwrap();
+    assert!(check.status.code() == Some(1) && text.contains("train and test, by rows of an extra data root"), "{text}");
 
     let restored = server.send("DELETE", &format!("{url}/mask"), &[], &[]).ok().json();
     assert_eq!(restored["corrected"], false);
