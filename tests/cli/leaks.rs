@@ -1,7 +1,7 @@
 //! Images of test rows that train: named by `data check`, `train`, `train --check` and `eval`, in every way that they come
 //! into a training, and of every kind: equal files, equal pixels, patients.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -242,4 +242,30 @@ fn every_kind_of_leak_is_named_in_every_way() {
     done(&mut train(&clean, &plain, &["train.max_steps=1"]));
     assert_eq!(trained_on(&plain, &[], &mut prsmed()), [0, 0]);
     assert_eq!(trained_on(&plain, &[&leaky], &mut prsmed()), [2, 1]);
+}
+
+#[test]
+fn pairs_made_from_test_images_are_left_out_and_count_as_their_source() {
+    let scored = subset("pairs-scored", CLEAN);
+    let pairs = subset("pairs-made", &[CLEAN[0], CLEAN[1]]);
+    let source =
+        prsmed::tensor::weights::sha256(&phantoms().join("brain_MRI/test_images/phantom_00007_a.png")).unwrap();
+    let line = json!({ "name": "phantom_00001", "class": "brain_MRI", "source_sha256": source });
+    fs::write(pairs.join("manifest.jsonl"), format!("{line}\n")).unwrap();
+    let check = run(prsmed().args(["data", "check"]).arg(&scored).arg("--extra").arg(&pairs));
+    assert!(check.code == Some(0) && check.stderr.contains("a training leaves out 1 synthetic row"), "{}", check.stderr);
+    let left_out = "1 synthetic rows are left out";
+    let training = |root: &Path, name: &str| {
+        let mut command = train(root, &path(name), &["train.max_steps=1", "data.synthetic_ratio=0.5"]);
+        run(command.arg("--extra").arg(&pairs))
+    };
+    let ran = training(&scored, "pairs-run");
+    assert!(ran.code == Some(0) && ran.stderr.contains(left_out), "{}", ran.stderr);
+    let trained_on = |name: &str| evaluated_on(&scored, &path(name), &[], &mut prsmed()).0["trained_on"].clone();
+    assert_eq!(trained_on("pairs-run"), 0);
+    // the source is a test image elsewhere
+    let others: Vec<_> = CLEAN.iter().filter(|(mask, ..)| !mask.contains("00007")).copied().collect();
+    let ran = training(&subset("pairs-trained", &others), "pairs-other-run");
+    assert!(ran.code == Some(0) && !ran.stderr.contains(left_out), "{}", ran.stderr);
+    assert_eq!(trained_on("pairs-other-run"), 1);
 }
