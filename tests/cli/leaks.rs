@@ -253,7 +253,11 @@ fn pairs_made_from_test_images_are_left_out_and_count_as_their_source() {
     let line = json!({ "name": "phantom_00001", "class": "brain_MRI", "source_sha256": source });
     fs::write(pairs.join("manifest.jsonl"), format!("{line}\n")).unwrap();
     let check = run(prsmed().args(["data", "check"]).arg(&scored).arg("--extra").arg(&pairs));
-    assert!(check.code == Some(0) && check.stderr.contains("a training leaves out 1 synthetic row"), "{}", check.stderr);
+    assert!(
+        check.code == Some(0) && check.stderr.contains("a training leaves out 1 synthetic row"),
+        "{}",
+        check.stderr
+    );
     let left_out = "1 synthetic rows are left out";
     let training = |root: &Path, name: &str| {
         let mut command = train(root, &path(name), &["train.max_steps=1", "data.synthetic_ratio=0.5"]);
