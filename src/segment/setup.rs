@@ -39,17 +39,14 @@ pub fn create(
     build: Build,
 ) -> Result<Assembly> {
     let found = Found::locate(config, build)?;
-    let (tokenizer, sizes, of_tokenizer) = match &found.base {
-        Some(folder) => {
-            let sizes = model_sizes(config, lora, modalities.len(), &found, 0)?;
-            let (tokenizer, warning) = TextTokenizer::open(folder)?.fit(sizes.llm.vocab_size, folder)?;
-            (tokenizer, sizes, warning)
-        }
-        None => {
-            let tokenizer = TextTokenizer::train(texts, sizes(config)?.vocab_size)?;
-            let sizes = model_sizes(config, lora, modalities.len(), &found, tokenizer.vocab_size())?;
-            (tokenizer, sizes, None)
-        }
+    let (tokenizer, sizes, of_tokenizer) = if let Some(folder) = &found.base {
+        let sizes = model_sizes(config, lora, modalities.len(), &found, 0)?;
+        let (tokenizer, warning) = TextTokenizer::open(folder)?.fit(sizes.llm.vocab_size, folder)?;
+        (tokenizer, sizes, warning)
+    } else {
+        let tokenizer = TextTokenizer::train(texts, sizes(config)?.vocab_size)?;
+        let sizes = model_sizes(config, lora, modalities.len(), &found, tokenizer.vocab_size())?;
+        (tokenizer, sizes, None)
     };
     if let Some(base) = found.base.as_ref().filter(|_| !build.allow_partial) {
         check_llm_weights(base, &sizes.llm)?;

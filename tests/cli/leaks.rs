@@ -186,7 +186,9 @@ fn every_kind_of_leak_is_named_in_every_way() {
     let named = |ran: &Ran, code: i32, way: &str| {
         assert_eq!(ran.code, Some(code), "{way}: {}", ran.stderr);
         let text = format!("{}{}", ran.stdout, ran.stderr);
-        kinds.iter().for_each(|kind| assert!(text.contains(kind), "{way}: no {kind}: {text}"));
+        for kind in kinds {
+            assert!(text.contains(kind), "{way}: no {kind}: {text}");
+        }
     };
     let trained_on = |run_folder: &Path, more: &[&Path], eval: &mut Command| {
         let protocol = evaluated_on(&clean, run_folder, more, eval).0;
