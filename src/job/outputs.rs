@@ -2,7 +2,9 @@
 //!
 //! Two paths are the same file if they lead to it through links, hard links or other spellings.
 
+use crate::tensor::weights::CHECKSUMS;
 use crate::{Error, Result, files};
+use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
@@ -71,13 +73,16 @@ pub fn check(inputs: &[Input], outputs: &[Output]) -> Result<()> {
         .collect();
     for input in inputs.iter().filter(|input| input.path.exists()) {
         let (place, protected) = (Place::of(&input.path), input.protected());
+        let linked = linked(&protected);
         for (output, target) in &outputs {
             check_pair((input, &place, &protected), (output, target))?;
+            check_linked(input, &linked, (output, target))?;
         }
     }
     for (at, (output, target)) in outputs.iter().enumerate() {
         outputs[..at].iter().try_for_each(|(other, place)| check_outputs((other, place), (output, target)))?;
         check_weights(output)?;
+        check_checkpoint(output, target)?;
     }
     Ok(())
 }
@@ -102,6 +107,19 @@ pub fn check_listed<'a>(name: &str, files: impl Iterator<Item = &'a Path>, outpu
         clear = parent;
     }
     Ok(())
+}
+
+impl Output {
+    /// What is written of a folder, if not all of it.
+    fn parts(&self) -> Option<Vec<PathBuf>> {
+        let parts = match &self.written {
+            Written::Parts(parts) => parts.clone(),
+            Written::Run => RUN.map(str::to_owned).to_vec(),
+            // nothing is in a folder that does not exist
+            Written::File | Written::Folder | Written::New => return None,
+        };
+        Some(parts.iter().map(|part| self.path.join(part)).collect())
+    }
 }
 
 impl Input {
@@ -152,7 +170,13 @@ fn check_pair(
             let reason = format!("`{}` is {shown}, which would be replaced", output.path.display());
             return Err(Error::config(&output.name, reason, "choose another name for the output"));
         }
-        if target.id.is_some() && protected.iter().any(|folder| target.is_in(folder) || folder.has_link_to(target)) {
+        let is_inside = protected.iter().any(|folder| target.is_in(folder));
+        // a mask may lie beside the slices
+        if is_inside && target.id.is_none() && input.read != Read::Files {
+            let reason = format!("`{}` would be among the files of {shown}", output.path.display());
+            return Err(Error::config(&output.name, reason, "write it into another folder"));
+        }
+        if target.id.is_some() && (is_inside || protected.iter().any(|folder| folder.has_link_to(target))) {
             let reason = format!("`{}` is a file of {shown}, which would be replaced", output.path.display());
             return Err(Error::config(&output.name, reason, "choose another name for the output"));
         }
@@ -164,16 +188,10 @@ fn check_pair(
     if protected.iter().any(|folder| target.is_in(folder)) {
         return Err(folder_error(output, &format!("is inside {shown}")));
     }
-    let parts = match &output.written {
-        Written::Parts(parts) => parts.clone(),
-        Written::Run => RUN.map(str::to_owned).to_vec(),
-        // nothing is in a folder that does not exist
-        Written::File | Written::Folder | Written::New => {
-            return if place.is_in(target) { Err(folder_error(output, &format!("contains {shown}"))) } else { Ok(()) };
-        }
+    let Some(parts) = output.parts() else {
+        return if place.is_in(target) { Err(folder_error(output, &format!("contains {shown}"))) } else { Ok(()) };
     };
     for part in parts {
-        let part = output.path.join(part);
         let written = Place::of(&part);
         if protected.iter().any(|kept| kept.is_in(&written) || written.is_in(kept)) {
             let relation = format!("has {shown} where `{}` would be written", part.display());
@@ -181,6 +199,42 @@ fn check_pair(
         }
     }
     Ok(())
+}
+
+/// Compares what links of an input lead to with an output.
+fn check_linked(input: &Input, linked: &[(PathBuf, Place)], (output, target): (&Output, &Place)) -> Result<()> {
+    let written = match output.parts() {
+        Some(parts) => parts.iter().map(|part| Place::of(part)).collect(),
+        None => vec![target.clone()],
+    };
+    let meets = |to: &Place| {
+        written.iter().any(|at| at.is(to) || at.path.starts_with(&to.path) || to.path.starts_with(&at.path))
+    };
+    let Some((link, _)) = linked.iter().find(|(_, to)| meets(to)) else { return Ok(()) };
+    let (link, name, path) = (link.display(), &input.name, output.path.display());
+    let reason = format!("`{path}` would replace what `{link}` of `{name}` links to");
+    Err(Error::config(&output.name, reason, "choose another place for the output"))
+}
+
+/// Where the symbolic links below these folders lead, with the links.
+fn linked(folders: &[Place]) -> Vec<(PathBuf, Place)> {
+    let mut left: Vec<PathBuf> = folders.iter().map(|place| place.path.clone()).collect();
+    let (mut seen, mut found): (HashSet<PathBuf>, _) = (left.iter().cloned().collect(), Vec::new());
+    while let Some(folder) = left.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let Ok(kind) = entry.file_type() else { continue };
+            if kind.is_symlink() {
+                let place = Place::of(&entry.path());
+                if place.path.is_dir() && seen.insert(place.path.clone()) {
+                    left.push(place.path.clone());
+                }
+                found.push((entry.path(), place));
+            } else if kind.is_dir() && seen.insert(entry.path()) {
+                left.push(entry.path());
+            }
+        }
+    }
+    found
 }
 
 /// Compares two outputs.
@@ -230,6 +284,15 @@ fn check_weights(output: &Output) -> Result<()> {
         return Err(folder_error(output, if is_run { "is a run folder" } else { "has weights of a model" }));
     }
     Ok(())
+}
+
+/// Refuses outputs in a checkpoint of a run, which the next save replaces as a whole.
+fn check_checkpoint(output: &Output, target: &Place) -> Result<()> {
+    let is_checkpoint =
+        |folder: &&Path| ["last", "best"].iter().any(|name| folder.ends_with(name)) && folder.join(CHECKSUMS).is_file();
+    let Some(found) = target.path.ancestors().skip(1).find(is_checkpoint) else { return Ok(()) };
+    let reason = format!("`{}` would be in the checkpoint `{}`", output.path.display(), found.display());
+    Err(Error::config(&output.name, reason, "choose a place outside of it"))
 }
 
 fn folder_error(output: &Output, relation: &str) -> Error {

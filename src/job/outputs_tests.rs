@@ -81,6 +81,11 @@ fn weights_and_data_roots_keep_their_files_and_may_have_other_outputs() {
         (Read::Weights, "run", "run/best/model.safetensors", false),
         (Read::Weights, "run", "run/config.toml", false),
         (Read::Weights, "run", "run/mask.png", true),
+        (Read::Weights, "run", "run/best/new.png", false),
+        (Read::Weights, "base", "base/new.png", false),
+        (Read::DataRoot, "data", "data/annotations/new.jsonl", false),
+        (Read::DataRoot, "data", "data/ct/train_images/new.png", false),
+        (Read::DataRoot, "data", "data/new.png", true),
         (Read::Weights, "base", "base/config.json", false),
         (Read::DataRoot, "data", "data/ct/train_images/a.png", false),
         (Read::DataRoot, "data", "data/annotations/a.csv", false),
@@ -171,4 +176,59 @@ fn paths_of_settings_are_found() {
     assert_eq!(paths_in(&settings), [PathBuf::from(&base), PathBuf::from(&base)]);
     assert_eq!(existing(&format!("{base}#2")), Some(base.into()));
     assert_eq!(existing("hub:owner/name"), None);
+}
+
+#[test]
+fn what_links_below_an_input_lead_to_is_not_replaced() {
+    let home = files();
+    let link = |to: &str, at: &str| {
+        fs::create_dir_all(home.path().join(at).parent().unwrap()).unwrap();
+        symlink(home.path().join(to), home.path().join(at)).unwrap();
+    };
+    for (file, at) in [
+        ("store/1.dcm", "series/2.dcm"),
+        ("store/ev/samples.csv", "data/annotations/b.csv"),
+        ("store/n/metrics.jsonl", "data/annotations/c.csv"),
+        ("store/images/a.png", "data/ct/val_images"),
+        ("store/config.toml", "run/best/questions.json"),
+    ] {
+        let path = home.path().join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, file).unwrap();
+        link(if at.ends_with("images") { "store/images" } else { file }, at);
+    }
+    // a link to a link
+    link("series/2.dcm", "series/deep/3.dcm");
+    for (read, path, out, written, is_allowed) in [
+        (Read::Files, "series", "store/1.dcm", Written::File, false),
+        (Read::Files, "series", "store/2.dcm", Written::File, true),
+        (Read::Files, "series", "store", Written::Folder, false),
+        (Read::DataRoot, "data", "store/ev", Written::Folder, false),
+        (Read::DataRoot, "data", "store/ev/samples.csv", Written::File, false),
+        (Read::DataRoot, "data", "store/n", Written::Run, false),
+        (Read::DataRoot, "data", "store/ev", Written::Run, true),
+        (Read::DataRoot, "data", "store/images/a.png", Written::File, false),
+        (Read::DataRoot, "data", "store/images/new.png", Written::File, false),
+        (Read::DataRoot, "data", "store/images", Written::Folder, false),
+        (Read::DataRoot, "data", "store", Written::Parts(vec!["images".into()]), false),
+        (Read::DataRoot, "data", "store", Written::Parts(vec!["annotations".into()]), true),
+        (Read::Weights, "run", "store/config.toml", Written::File, false),
+        (Read::Weights, "run", "store/elsewhere", Written::Folder, true),
+    ] {
+        let found = check(&[input(&home, path, read)], &[output(&home, out, written.clone())]);
+        assert_eq!(found.is_ok(), is_allowed, "{path} {out} {written:?}: {found:?}");
+    }
+}
+
+#[test]
+fn nothing_is_written_into_a_checkpoint() {
+    let home = files();
+    fs::write(home.path().join("run/best/checksums.json"), "{}").unwrap();
+    for (out, written, is_allowed) in [
+        ("run/best/model.json", Written::File, false),
+        ("run/best/pairs", Written::Folder, false),
+        ("run/mask.png", Written::File, true),
+    ] {
+        assert_eq!(check(&[], &[output(&home, out, written)]).is_ok(), is_allowed, "{out}");
+    }
 }
