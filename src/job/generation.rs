@@ -19,7 +19,7 @@ use crate::plan::dry_run::Job;
 use crate::plan::report::Plan;
 use crate::runtime::Runtime;
 use crate::tensor::memory;
-use crate::tensor::weights::sha256;
+use crate::tensor::weights::{Archive, sha256};
 use crate::units::{Bytes, clock};
 use crate::{Error, Result, files, report};
 use serde_json::{Value, json};
@@ -207,9 +207,10 @@ fn read_loras(specs: &[String], runtime: &Runtime) -> Result<(Adapters, Vec<Lora
     for spec in specs {
         let (path, strength) = lora_of(spec)?;
         let file = runtime.locate(path)?;
-        let sum = if file.is_file() { sha256(&file)? } else { String::new() };
         adapters.push((lora::read(&file)?, strength));
-        uses.push(LoraUse { name: path.to_owned(), sha256: sum, scale: strength });
+        let weights = if file.is_dir() { Archive::open(&file)?.files().next().map(Path::to_owned) } else { None };
+        let sha256 = sha256(weights.as_deref().unwrap_or(&file))?;
+        uses.push(LoraUse { name: path.to_owned(), sha256, scale: strength });
     }
     Ok((adapters, uses))
 }
