@@ -19,6 +19,7 @@ use crate::hub::{self, Pinned};
 use crate::models::prsmed::{self, PrsMed};
 use crate::nn::Quantization;
 use crate::tensor::collective::Peers;
+use crate::tensor::weights::Archive;
 use crate::tensor::{Device, Kind};
 use crate::trainer::FirstLayers;
 use std::collections::BTreeMap;
@@ -66,6 +67,10 @@ pub struct Description {
     /// old versions have none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub sources: BTreeMap<String, Pinned>,
+    /// [`Archive::digest`] of the weights that a checkpoint names and does not contain:
+    /// `base`, `vision_tower`. Checkpoints of old versions have none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub digests: BTreeMap<String, String>,
 }
 
 fn is_default<T: PartialEq + Default>(value: &T) -> bool {
@@ -74,15 +79,10 @@ fn is_default<T: PartialEq + Default>(value: &T) -> bool {
 
 impl Description {
     /// A model that was not trained yet.
-    pub(super) fn new(
-        model: ModelConfig,
-        sizes: prsmed::Config,
-        modalities: Vec<String>,
-        pixels: PixelConfig,
-        sources: BTreeMap<String, Pinned>,
-    ) -> Self {
+    pub(super) fn new(model: ModelConfig, sizes: prsmed::Config, modalities: Vec<String>, pixels: PixelConfig) -> Self {
         let (calibration, intensity, zones, fold) = (None, BTreeMap::new(), Zones::Grid, None);
-        Self { format: FORMAT, model, sizes, modalities, pixels, calibration, intensity, zones, fold, sources }
+        let (sources, digests) = (BTreeMap::new(), BTreeMap::new());
+        Self { format: FORMAT, model, sizes, modalities, pixels, calibration, intensity, zones, fold, sources, digests }
     }
 
     /// Window and axis of the training images, where all classes that were prepared from volumes have the same.
@@ -118,6 +118,24 @@ impl Description {
             Some(text.chars().filter(|c| !c.is_control()).collect())
         };
         parts.iter().filter_map(warning).collect()
+    }
+
+    /// The first part that a checkpoint names whose weights are not those of the training, with its path.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] for weights that cannot be read.
+    pub(super) fn changed_part<'a>(
+        &self,
+        parts: &[(&'a str, Option<&'a Path>)],
+    ) -> Result<Option<(&'a str, &'a Path)>> {
+        for (part, path) in parts {
+            if let (Some(trained), Some(path)) = (self.digests.get(*part), path)
+                && Archive::open(path)?.digest() != *trained
+            {
+                return Ok(Some((part, path)));
+            }
+        }
+        Ok(None)
     }
 }
 

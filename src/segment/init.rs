@@ -47,7 +47,8 @@ pub fn create(
     let (tokenizer, of_tokenizer) = setup::tokenizer_of(&folder, &base, &sizes)?;
     warnings.extend(of_tokenizer);
     let pixels = pixels(config, &sizes);
-    let description = Description::new(config.clone(), sizes, modalities.to_vec(), pixels, trained.sources.clone());
+    let mut description = Description::new(config.clone(), sizes, modalities.to_vec(), pixels);
+    (description.sources, description.digests) = (trained.sources.clone(), trained.digests.clone());
     let note = note(&folder, modalities, &taken);
     Ok((
         Assembly {

@@ -55,7 +55,8 @@ pub fn create(
     check_sizes(config, &sizes)?;
     check_adapters(config, &sizes)?;
     let pixels = pixels(config, &sizes);
-    let description = Description::new(config.clone(), sizes, modalities.to_vec(), pixels, found.sources());
+    let mut description = Description::new(config.clone(), sizes, modalities.to_vec(), pixels);
+    (description.sources, description.digests) = (found.sources(), found.digests()?);
     let of_kernels = check_kernels(build.device)?;
     rng::seed(build.seed);
     let mut model = guard::guard(|| Ok(PrsMed::new(&description.sizes, build_options(config, build, true))))?;
@@ -89,7 +90,16 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Ass
     divide(&mut model, &description.model, build)?;
     warnings.extend(of_kernels);
     let (base, tower) = weights::base_of(folder, &description, build)?;
-    warnings.extend(description.source_warnings(&[("base", Some(&base)), ("vision_tower", tower.as_deref())]));
+    let parts = [("base", Some(base.as_path())), ("vision_tower", tower.as_deref())];
+    let of_hub = description.source_warnings(&parts);
+    if !base.starts_with(folder)
+        && of_hub.is_empty()
+        && let Some((part, path)) = description.changed_part(&parts)?
+    {
+        let text = "has other weights than those that this checkpoint was trained with, and its results may differ";
+        warnings.push(format!("`{part}`: `{}` {text}", path.display()));
+    }
+    warnings.extend(of_hub);
     let (tokenizer, of_tokenizer) = tokenizer_of(folder, &base, &description.sizes)?;
     warnings.extend(of_tokenizer);
     let questions = KnownQuestions::open(folder)?.map(Arc::new);
@@ -105,6 +115,25 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Ass
         warnings,
         members: Vec::new(),
     })
+}
+
+/// Refuses to continue the training of a checkpoint on other weights of the base or tower that it names.
+pub(super) fn refuse_other_weights(folder: &Path, build: Build) -> Result<()> {
+    let description = describe(folder)?;
+    let (base, tower) = weights::base_of(folder, &description, build)?;
+    if base.starts_with(folder) {
+        return Ok(());
+    }
+    let parts =
+        [("model.base", "base", Some(base.as_path())), ("model.vision_tower", "vision_tower", tower.as_deref())];
+    for (key, part, path) in parts {
+        if let Some((_, path)) = description.changed_part(&[(part, path)])? {
+            let reason = format!("`{}` has other weights than those that the run began with", path.display());
+            let hint = "put the weights of the first part of the run back, or start a new run with another `--out`";
+            return Err(Error::config(key, reason, hint));
+        }
+    }
+    Ok(())
 }
 
 /// The tokenizer of a checkpoint folder or its base, for the embeddings of these sizes, and a warning.

@@ -370,6 +370,7 @@ fn assemble(
         stream_vision: Some(config.model.stream_vision),
         ..RunOverrides::default()
     };
+    setup::refuse_other_weights(folder, build)?;
     let assembly = setup::open(folder, &overrides, build)?;
     if assembly.description.modalities != manifest.modalities {
         let reason =

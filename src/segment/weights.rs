@@ -67,6 +67,16 @@ impl Found {
         parts.into_iter().filter_map(pinned).collect()
     }
 
+    /// [`Archive::digest`] of the parts that a checkpoint does not contain.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] for weights that cannot be read.
+    pub fn digests(&self) -> Result<BTreeMap<String, String>> {
+        let parts = [("base", &self.base), ("vision_tower", &self.tower)];
+        let named = parts.into_iter().filter_map(|(part, path)| Some((part, path.as_deref()?)));
+        named.map(|(part, path)| Ok((part.to_owned(), Archive::open(path)?.digest()))).collect()
+    }
+
     /// Sizes of tower and language model as their folders state them.
     ///
     /// # Errors
@@ -313,7 +323,7 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
     })?;
     let modalities = REFERENCE_CLASSES.iter().map(|m| (*m).to_owned()).collect();
     let pixels = pixels(&model, &sizes);
-    Ok(Description::new(model, sizes, modalities, pixels, BTreeMap::new()))
+    Ok(Description::new(model, sizes, modalities, pixels))
 }
 
 /// Refuses a class head that does not have one class for each name. Old published folders have no class head.

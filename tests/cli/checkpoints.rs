@@ -313,6 +313,47 @@ fn a_check_opens_the_weights_of_a_base() {
 }
 
 #[test]
+fn a_base_with_other_weights_is_noticed() {
+    let base = base("changed-base");
+    let out = path("on-a-changed-base");
+    done(&mut train_on(&base, "on-a-changed-base"));
+    let resume = |more: &[&str]| {
+        let set = format!("model.base={}", base.display());
+        let mut command = train(phantoms(), &out, &[&set, "model.train_base=false", "train.max_steps=2"]);
+        run(command.arg("--resume").args(more))
+    };
+    let file = base.join("model.safetensors");
+    let whole = path("changed-base-weights");
+    fs::copy(&file, &whole).unwrap();
+    let before = done(&mut predict(&out));
+    // one tensor, and only its last values
+    for (name, change) in [("model.norm.weight", 0.5), ("model.layers.0.self_attn.o_proj.weight", 2.0)] {
+        rewrite(&whole, &file, |key, tensor| {
+            let flat = tensor.view([-1]);
+            let last = flat.size()[0] - 4;
+            let tail = flat.narrow(0, last, 4) * change;
+            let changed =
+                || Tensor::cat(&[flat.narrow(0, 0, last), tail.shallow_clone()], 0).view(tensor.size().as_slice());
+            Some(if key == name { changed() } else { tensor.copy() })
+        });
+        for more in [&["--check"][..], &[]] {
+            let ran = resume(more);
+            let text = "has other weights than those that the run began with";
+            assert!(ran.code == Some(2) && ran.stderr.contains(text), "{name}: {}", ran.stderr);
+        }
+        let ran = run(&mut predict(&out));
+        let text = "has other weights than those that this checkpoint was trained with";
+        assert!(ran.code == Some(0) && ran.stderr.contains(text), "{name}: {}", ran.stderr);
+    }
+    // the same weights in another order, written anew, elsewhere
+    rewrite(&whole, &file, |_, tensor| Some(tensor));
+    let ran = run(&mut predict(&out));
+    assert!(ran.code == Some(0) && !ran.stderr.contains("other weights"), "{}", ran.stderr);
+    assert_eq!(ran.stdout, before);
+    assert_eq!(resume(&[]).code, Some(0));
+}
+
+#[test]
 fn tokens_without_a_row_in_the_embeddings_are_plain_text() {
     let base = base("base-with-tokens");
     let plain = path("on-a-plain-base");

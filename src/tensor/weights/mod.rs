@@ -20,6 +20,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use memmap2::{Mmap, UncheckedAdvice};
+use sha2::{Digest as _, Sha256};
 use tch::{Device, Kind, Tensor, no_grad};
 
 pub use folder::{
@@ -144,6 +145,25 @@ impl Archive {
     /// The files that hold the tensors.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.files.iter().map(|file| file.path.as_path())
+    }
+
+    /// A hash of names, dtypes, shapes, and of the first, middle and last 4 KiB of each tensor: other weights have another
+    /// one, without reading all of them. The order and the division into files do not count.
+    pub fn digest(&self) -> String {
+        const BLOCK: usize = 4096;
+        let mut names: Vec<&String> = self.names.iter().collect();
+        names.sort_unstable();
+        let mut hash = Sha256::new();
+        for name in names {
+            let entry = &self.entries[name];
+            hash.update(format!("{name} {:?} {:?}\n", entry.info.kind, entry.info.shape));
+            let bytes = &self.files[entry.file].bytes[entry.start..entry.start + entry.span];
+            let last = bytes.len().saturating_sub(BLOCK);
+            for from in [0, last / 2, last] {
+                hash.update(&bytes[from..bytes.len().min(from + BLOCK)]);
+            }
+        }
+        format!("{:x}", hash.finalize())
     }
 
     /// The index of shards that lies beside the `model.safetensors` of an opened folder, and is not used.
