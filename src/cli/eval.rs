@@ -64,8 +64,8 @@ pub(super) struct Args {
     /// Maximum length of an answer in tokens
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_new_tokens: usize,
-    /// Folder for the report [default: `eval-SPLIT` in the run folder; for a run on the hub `NAME-eval-SPLIT`; for
-    /// several runs `eval-SPLIT-compared` in the current folder, for folds `eval-folds`; if it has results of another data root, `-DATA` is
+    /// Folder for the report [default: `eval-SPLIT` in the run folder, for its `last` and `best` `eval-SPLIT-last` and
+    /// `-best` there; for a run on the hub `NAME-eval-SPLIT`; for several runs `eval-SPLIT-compared` in the current folder, for folds `eval-folds`; if it has results of another data root, `-DATA` is
     /// added]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,

@@ -17,11 +17,13 @@ use crate::runtime::Runtime;
 use crate::segment::Assembly;
 use crate::segment::evaluate::{self, Evaluation, Options};
 use crate::segment::setup::Description;
+use crate::tensor::weights::CHECKSUMS;
 use crate::tensor::{self, memory};
 use crate::trainer::Ranks;
 use crate::{Error, Result, files};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -389,18 +391,37 @@ fn unique_names(runs: &[PathBuf]) -> Vec<String> {
     names
 }
 
-/// `eval-SPLIT` in a local run folder; for a run on the hub a folder named after it.
+/// `eval-SPLIT` in a local run folder; for its checkpoints `last` and `best` beside them, because a save replaces these as a
+/// whole; for a run on the hub a folder named after it.
 fn report_folder(run: &Path, split: Split) -> PathBuf {
     let name = run.to_string_lossy();
-    match name.strip_prefix("hub:").map(|rest| rest.split('@').next().unwrap_or_default()) {
-        Some(repo) => format!("{}-eval-{}", repo.rsplit('/').next().unwrap_or_default(), split.name()).into(),
-        None => run.join(format!("eval-{}", split.name())),
+    if let Some(repo) = name.strip_prefix("hub:").and_then(|rest| rest.split('@').next()) {
+        return format!("{}-eval-{}", repo.rsplit('/').next().unwrap_or_default(), split.name()).into();
+    }
+    let name = format!("eval-{}", split.name());
+    let run_of = run.parent().filter(|_| run.join(CHECKSUMS).is_file());
+    match (run_of, run.file_name().and_then(OsStr::to_str)) {
+        (Some(folder), Some(checkpoint @ ("last" | "best"))) => folder.join(format!("{name}-{checkpoint}")),
+        _ => run.join(name),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn results_of_a_checkpoint_are_beside_it() {
+        let run = tempfile::tempdir().unwrap();
+        let folder = |name: &str| report_folder(&run.path().join(name), Split::Val);
+        std::fs::create_dir(run.path().join("last")).unwrap();
+        assert_eq!(folder("last"), run.path().join("last/eval-val"), "no checkpoint");
+        std::fs::write(run.path().join("last").join(CHECKSUMS), "{}").unwrap();
+        assert_eq!(folder("last"), run.path().join("eval-val-last"));
+        std::fs::rename(run.path().join("last"), run.path().join("merged")).unwrap();
+        assert_eq!(folder("merged"), run.path().join("merged/eval-val"));
+        assert_eq!(report_folder("hub:a/b@c".as_ref(), Split::Test), PathBuf::from("b-eval-test"));
+    }
 
     #[test]
     fn results_of_another_data_root_have_a_folder_of_their_own() {
