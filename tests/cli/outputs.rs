@@ -221,6 +221,58 @@ fn inputs(name: &str) -> PathBuf {
     home
 }
 
+/// Moves the files of a folder to `store`, and leaves links to them.
+fn link(home: &Path, name: &str) {
+    for file in tree(&home.join(name)).keys() {
+        let [from, to] = ["", "store"].map(|place| home.join(place).join(name).join(file));
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::rename(&from, &to).unwrap();
+        std::os::unix::fs::symlink(to, from).unwrap();
+    }
+}
+
+#[test]
+fn every_output_of_every_command_is_refused_where_links_of_an_input_lead() {
+    let home = inputs("outputs-behind-links");
+    let folders = ["data", "pairs", "external", "run", "second", "base", "tower", "scans", "labels"];
+    for name in folders {
+        link(&home, name);
+    }
+    let store = home.join("store");
+    let before = tree(&store);
+    let files = ["--mask-out", "--overlay-out", "--probabilities", "--record-out", "--profile-out", "--timeline"];
+    // folders of which parts are written, which these links do not lead to
+    let parts =
+        [("train", "--out"), ("augment finetune", "--out"), ("augment filter", "--extra"), ("data prepare", "--out")];
+    let mut tried = 0;
+    for Case { command, inputs, outputs, rest } in &CASES {
+        for output in outputs.iter().filter(|output| !parts.contains(&(command, output))) {
+            let values = inputs.iter().map(|(_, input)| input.rsplit('=').next().unwrap());
+            for folder in values.filter(|value| folders.contains(value)) {
+                let first = before.keys().find(|file| Path::new(file).starts_with(folder)).unwrap();
+                let is_file = files.contains(output)
+                    || (*command == "predict" && inputs.iter().all(|(name, _)| *name != "--images"));
+                let place = store.join(if is_file { first.as_str() } else { folder });
+                let mut program = prsmed();
+                program.current_dir(&home).args(command.split(' '));
+                for (name, input) in *inputs {
+                    program.args(name.starts_with('-').then_some(name)).arg(input);
+                }
+                program.args(*rest).args(output.starts_with('-').then_some(output)).arg(&place);
+                if *output != "--out" && outputs.contains(&"--out") {
+                    program.args(["--out", "new"]);
+                }
+                let ran = run(&mut program);
+                let all = format!("{command} {output} {}: {}", place.display(), ran.stderr);
+                assert!(ran.code == Some(2) && ran.stderr.contains(&format!("`{output}`: `")), "{all}");
+                tried += 1;
+            }
+            assert!(tree(&store) == before, "`prsmed {command}` with `{output}` has changed a file");
+        }
+    }
+    assert!(tried > 40, "{tried}");
+}
+
 #[test]
 fn every_output_of_every_command_is_refused_on_each_input() {
     let home = inputs("outputs-of-commands");
