@@ -71,7 +71,7 @@ impl Content {
                     mib(limit),
                     MAX_JSON >> 10
                 ),
-                "make the file smaller, or start the server with `--max-upload`",
+                "make the file smaller, start the server with `--max-upload`, or send less text beside the file",
             ),
             Self::Json => (
                 format!("the request is too long: at most {} KiB are allowed", MAX_JSON >> 10),
@@ -104,6 +104,9 @@ pub(super) async fn receive(app: &App, request: Request) -> Reply<Upload> {
         upload.file = form::file(&upload, &boundary).map_err(of_form)?;
         if upload.len() > limit {
             return Err(Content::File(limit).too_large());
+        }
+        if upload.bytes.len() - upload.len() > MAX_JSON {
+            return Err(Content::Form(limit).too_large());
         }
     }
     if upload.is_empty() {

@@ -141,6 +141,28 @@ fn files_are_taken_to_the_limit_in_every_way() {
 }
 
 #[test]
+fn all_but_the_file_of_a_form_is_taken_to_its_limit() {
+    let server = Server::start(&["--max-upload", "1.5"]);
+    let file = std::fs::read(image_file()).expect("an image");
+    let small = form(&file);
+    let room = (128 << 10) - (small.len() - file.len());
+    for way in [Way::Length, Way::Chunked] {
+        for (more, expected) in [(0, 201), (room, 201), (room + 1, 413), (MIB, 413), (2 * MIB, 413)] {
+            let text = String::from_utf8_lossy(&small[..small.len() - file.len()]).find("first").expect("the text");
+            let body = [&small[..text], &vec![b'x'; more], &small[text..]].concat();
+            let kind = "multipart/form-data; boundary=xx";
+            let (status, answered) = send(&server, way, ("POST", "/api/images", kind), &body);
+            assert_eq!(status, expected, "{way:?} {more}: {answered}");
+            if expected == 413 {
+                let error = "the form is too large: at most 1.5 MiB are allowed for its file, and 128 KiB for the rest";
+                assert_eq!(answered["error"], error);
+                assert!(answered["hint"].as_str().is_some_and(|hint| hint.ends_with("send less text beside the file")));
+            }
+        }
+    }
+}
+
+#[test]
 fn json_is_taken_to_its_limit_in_every_way() {
     let server = Server::start(&[]);
     let image = server.upload(&image_file());
