@@ -224,7 +224,9 @@ fn many(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         let out = Output { name: "--out".to_owned(), path: out.clone(), written: Written::Folder };
         outputs::check_listed("--images", jobs.iter().map(|job| job.image.as_path()), &out)?;
     }
-    let described = if has_dicom(&jobs)? { weight_files::described(&args.run.run, &context.runtime)? } else { None };
+    let has_dicom = has_dicom(&jobs)?;
+    args.volume.check_images(has_dicom)?;
+    let described = if has_dicom { weight_files::described(&args.run.run, &context.runtime)? } else { None };
     let volume = match described {
         Some(description) => args.volume.with_training(&description, context)?,
         None => args.volume.clone(),

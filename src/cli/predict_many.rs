@@ -3,7 +3,7 @@
 use super::context::Context;
 use super::predict_volume::{Input, VolumeArgs};
 use super::report::Outcome;
-use crate::data::volume;
+use crate::data::{decode, volume};
 use crate::job::lock::RunLock;
 use crate::segment::Assembly;
 use crate::segment::image_list::{Job, jobs, root_of};
@@ -77,7 +77,7 @@ impl ManyArgs {
         let assembly = open()?;
         // a DICOM image is opened as `--image` opens it
         let mut flags = settings.volume.clone();
-        (flags.out, flags.record_out) = (None, None);
+        flags.out = None;
         let read = |path: &Path| read(&flags, path, context);
         let mut on_answer = |answered: &_| {
             let mut record = serde_json::to_value(answered).expect("plain values serialise");
@@ -132,6 +132,10 @@ pub(super) fn has_dicom(jobs: &[Job]) -> Result<bool> {
 }
 
 fn read(flags: &VolumeArgs, path: &Path, context: &Context) -> Result<DynamicImage> {
+    // window and geometry are those of the DICOM images beside it
+    if !volume::is_volume(path)? {
+        return decode::image(path);
+    }
     match flags.open(path, context) {
         Ok(Input::Image(image)) => Ok(image),
         Ok(Input::Volume(_)) | Err(Error::Config { .. }) => Err(Error::data(

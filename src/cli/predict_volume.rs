@@ -132,7 +132,7 @@ impl VolumeArgs {
             // what is no image either is not called one
             let image = decode::image(path)?;
             self.check_image()?;
-            self.check_flat_image()?;
+            self.check_flat("`--image` is neither")?;
             return Ok(Input::Image(image));
         }
         let volume = volume::open_with(path, self.geometry.geometry)?;
@@ -189,11 +189,11 @@ impl VolumeArgs {
     }
 
     /// Refuses flags that an image without a grid and without physical values has no use for.
-    pub(super) fn check_flat_image(&self) -> Result<()> {
+    fn check_flat(&self, what: &str) -> Result<()> {
         let given = [("--window", self.window.is_some()), ("--geometry", self.geometry.geometry.is_some())];
         match given.iter().find(|(_, is_given)| *is_given) {
             Some((flag, _)) => {
-                Err(Error::config(*flag, "it is for NIfTI and DICOM files, and `--image` is neither", "remove it"))
+                Err(Error::config(*flag, format!("it is for NIfTI and DICOM files, and {what}"), "remove it"))
             }
             None => Ok(()),
         }
@@ -201,8 +201,24 @@ impl VolumeArgs {
 
     /// Refuses flags that an image has no use for.
     fn check_image(&self) -> Result<()> {
+        let out = Some("--out").filter(|_| self.out.is_some());
+        let hint = "remove it; the mask of an image is written with `--mask-out mask.png`";
+        out.or(self.given_for_volumes())
+            .map_or(Ok(()), |flag| Err(Error::config(flag, "it is for volumes, and `--image` is an image", hint)))
+    }
+
+    /// Refuses flags that `--images` has no use for: its images are no volumes.
+    pub(super) fn check_images(&self, has_dicom: bool) -> Result<()> {
+        if let Some(flag) = self.given_for_volumes() {
+            let hint = "remove it, or segment one volume with `--image FILE --out mask.nii.gz`";
+            return Err(Error::config(flag, "it is for a volume, and `--images` answers about images", hint));
+        }
+        if has_dicom { Ok(()) } else { self.check_flat("`--images` has none") }
+    }
+
+    /// The first flag given that is for volumes alone, besides `--out`.
+    fn given_for_volumes(&self) -> Option<&'static str> {
         let given = [
-            ("--out", self.out.is_some()),
             ("--record-out", self.record_out.is_some()),
             ("--axis", self.axis.is_some()),
             ("--slices", self.slices != SliceRange::default()),
@@ -211,13 +227,7 @@ impl VolumeArgs {
             ("--min-volume-ml", self.min_volume_ml != 0.0),
             ("--fill-gaps", self.fill_gaps != 0),
         ];
-        match given.iter().find(|(_, is_given)| *is_given) {
-            Some((flag, _)) => {
-                let hint = "remove it; the mask of an image is written with `--mask-out mask.png`";
-                Err(Error::config(*flag, "it is for volumes, and `--image` is an image", hint))
-            }
-            None => Ok(()),
-        }
+        given.into_iter().find_map(|(flag, is_given)| is_given.then_some(flag))
     }
 
     fn settings(&self, volume: &Volume, question: &str, always_paint: bool) -> VolumeSettings {

@@ -224,6 +224,32 @@ fn unusable_lists_are_refused_before_the_model_is_loaded() {
     assert!(refused(&images, &[]).contains("the images have no questions"));
     assert!(refused(&folder("many-empty"), &["--question", "a"]).contains("has no file that ends in .png"));
     assert!(refused(&images, &["--question", " "]).contains("the question is empty"));
+    // flags that many images have no use for
+    let hint = "hint: remove it, or segment one volume with `--image FILE --out mask.nii.gz`";
+    for flags in [
+        &["--record-out", "never.json"][..],
+        &["--axis", "axial"],
+        &["--slices", "1..2"],
+        &["--every", "2"],
+        &["--largest-component"],
+        &["--min-volume-ml", "1"],
+        &["--fill-gaps", "1"],
+    ] {
+        let error = refused(&images, &[&["--question", "a"], flags].concat());
+        let reason = format!("error: `{}`: it is for a volume, and `--images` answers about images\n{hint}", flags[0]);
+        assert_eq!(error, reason);
+    }
+    for flags in [["--window", "lung"], ["--geometry", "sform"]] {
+        let error = refused(&images, &[&["--question", "a"], &flags[..]].concat());
+        assert_eq!(
+            error,
+            format!("error: `{}`: it is for NIfTI and DICOM files, and `--images` has none\nhint: remove it", flags[0])
+        );
+    }
+    // flags of many images with one image
+    let mut one = prsmed();
+    one.args(["predict", "--question", "a", "--overlays", "--image"]).arg(images.join("a.png")).arg(&trained().0);
+    assert!(error_text(&run(&mut one)).contains("--images"));
     // one image
     let mask = images.join("old.png");
     fs::copy(images.join("a.png"), &mask).unwrap();

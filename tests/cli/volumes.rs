@@ -243,6 +243,17 @@ fn label_maps_on_another_grid_are_resampled_on_request_only() {
 }
 
 #[test]
+fn the_window_of_dicom_images_is_not_that_of_other_images_beside_them() {
+    let many = folder("dicom-and-png");
+    fs::copy(fixture("explicit_le.dcm"), many.join("a.dcm")).unwrap();
+    image::GrayImage::from_pixel(32, 32, image::Luma([90])).save(many.join("b.png")).unwrap();
+    let mut command = prsmed();
+    command.arg("predict").arg(&trained().0).args(["--question", "Where?", "--max-new-tokens", "1", "--images"]);
+    command.arg(&many).args(["--window", "p0-p100", "--out"]).arg(path("dicom-and-png-out"));
+    assert!(done(&mut command).contains("questions answered: 2"));
+}
+
+#[test]
 fn a_question_of_ten_thousand_words_is_refused_before_the_model_is_loaded() {
     let words = "word ".repeat(10_000);
     let expected = "error: `--question`: the question has 50000 characters; at most 4000 are allowed\nhint: ask a shorter question";
