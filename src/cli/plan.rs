@@ -2,6 +2,7 @@
 
 use super::args::sets_of;
 use super::context::Context;
+use super::predict::ModelArgs;
 use super::ranks::{self, Job as Together};
 use super::report::Outcome;
 use crate::config::learning_rate::suggestion;
@@ -248,12 +249,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     context.output.line(plan.table())?;
     if !plan.fits {
-        context.output.line(remedy_lines(&helping))?;
-        if matches!(args.task, Task::Predict | Task::Eval) && !helping.is_empty() {
-            let text =
-                "a prediction follows the settings of its run: `prsmed train` and `prsmed plan` take these flags";
-            context.output.line(text)?;
-        }
+        context.output.line(remedies_text(args.task, &helping))?;
     }
     let mut record = serde_json::to_value(&plan)?;
     if asks_for_time {
@@ -286,6 +282,32 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     context.output.record(&record)?;
     Ok(if plan.fits { Outcome::Done } else { Outcome::No })
+}
+
+/// Changes that help, as flags of the command that takes them.
+fn remedies_text(task: Task, helping: &[Remedy]) -> String {
+    match task {
+        Task::Predict if !helping.is_empty() => {
+            let (mut own, mut trained) = (Vec::new(), Vec::new());
+            for remedy in helping {
+                match ModelArgs::flags_of(&remedy.change) {
+                    Some(flags) => own.push(remedy.line_with(&flags)),
+                    None => trained.push(remedy.line()),
+                }
+            }
+            let parts = [
+                ("changes that save memory, as flags of `prsmed predict`, `eval` and `serve`:", own),
+                ("settings of another training that save memory, as flags of `prsmed train`:", trained),
+            ];
+            let parts = parts.into_iter().filter(|(_, lines)| !lines.is_empty());
+            let parts = parts.map(|(title, lines)| format!("{title}\n  {}", lines.join("\n  ")));
+            parts.collect::<Vec<_>>().join("\n")
+        }
+        Task::Eval if !helping.is_empty() => {
+            format!("{}\na validation is a part of a training: `prsmed train` takes these flags", remedy_lines(helping))
+        }
+        _ => remedy_lines(helping),
+    }
 }
 
 /// The dry run of `job`, its plan, and changes that help if it does not fit.

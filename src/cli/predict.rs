@@ -99,6 +99,17 @@ impl RunArgs {
 }
 
 impl ModelArgs {
+    /// The flags that change settings of a trained model as `change` does, which is written as for `--set`; `None` if only a
+    /// training can change them.
+    pub(super) fn flags_of(change: &str) -> Option<String> {
+        match change.split_once('=')? {
+            // `full` includes the vision tower
+            ("model.stream_layers", "full model.stream_vision=true") => Some("--stream-layers full".to_owned()),
+            ("train.precision", precision) => Some(format!("--precision {precision}")),
+            _ => None,
+        }
+    }
+
     /// What the flags choose.
     pub(super) fn choice(&self) -> ModelChoice {
         let overrides = RunOverrides {

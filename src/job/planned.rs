@@ -150,8 +150,13 @@ impl Remedy {
 
     /// Everything in one line.
     pub fn line(&self) -> String {
+        self.line_with(&self.flags())
+    }
+
+    /// As [`Self::line`], with other flags that make the change.
+    pub fn line_with(&self, flags: &str) -> String {
         let outcome = if self.fits { "fits" } else { "still too large" };
-        let (flags, cost) = (self.flags(), &self.cost);
+        let cost = &self.cost;
         format!("{flags}: saves {}, then {} ({outcome}); {cost}", self.saves, self.device_peak)
     }
 }

@@ -515,6 +515,20 @@ fn training_refuses_settings_that_cannot_fit() {
 }
 
 #[test]
+fn a_plan_of_a_prediction_names_flags_of_the_command_that_takes_them() {
+    let ran = run(plan(&["--preset", "full", "--task", "predict", "--gpu", "4gb"]).env("OMP_NUM_THREADS", "1"));
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    let text = ran.stdout.split_once("changes that save memory, as flags of `prsmed predict`, `eval` and `serve`:\n");
+    let (_, text) = text.unwrap_or_else(|| panic!("{}", ran.stdout));
+    let parts = text.split_once("settings of another training that save memory, as flags of `prsmed train`:\n");
+    let (own, others) = parts.unwrap_or_else(|| panic!("{}", ran.stdout));
+    assert!(own.starts_with("  --stream-layers full: saves ") && own.contains("(fits)"), "{own}");
+    assert!(own.lines().count() == 1 && others.lines().all(|line| line.starts_with("  --set ")), "{text}");
+    let (flags, _) = own.trim_start().split_once(':').unwrap();
+    done(prsmed().args(["predict", "a-run"]).args(flags.split(' ')).arg("--help"));
+}
+
+#[test]
 fn a_preset_says_how_long_a_training_takes_and_which_batch_its_gpus_divide() {
     let tiny = ["--preset", "tiny", "--set", "model.train_base=false", "--set", "data.questions_per_image=1"];
     let ran =
