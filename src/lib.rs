@@ -32,7 +32,7 @@
 //! | 1 | `hub` `metrics` `replay` `volume` |
 //! | 0 | `base` |
 
-pub use prsmed_base::{error, event, files, location, panics, setting, units};
+pub use prsmed_base::{error, event, files, location, panics, setting, shell, units};
 pub use {prsmed_data as data, prsmed_hub as hub, prsmed_metrics as metrics, prsmed_replay as replay};
 
 pub mod tensor;

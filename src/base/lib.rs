@@ -8,6 +8,7 @@ pub mod location;
 pub mod panics;
 pub mod rng;
 pub mod setting;
+pub mod shell;
 pub mod units;
 
 pub use error::{Error, Result};

@@ -6,6 +6,7 @@ use crate::data::manifest::Manifest;
 use crate::data::volume::Geometry;
 use crate::job::resume::Resume;
 use crate::job::rows::Rows;
+use crate::shell::ShellCommand;
 use crate::{Error, Result};
 use std::path::PathBuf;
 
@@ -100,9 +101,10 @@ impl RootArgs {
         Ok(Rows { root, annotations, extra, skip_bad, allow_leak: false })
     }
 
-    /// The data root for messages.
-    pub(super) fn shown(&self) -> String {
-        self.data_root.as_ref().map_or_else(|| "DATA".to_owned(), |root| root.display().to_string())
+    /// Adds these flags to another command on the same rows.
+    pub(super) fn add_to(&self, command: ShellCommand) -> ShellCommand {
+        let command = command.flag("--data-root", &self.data_root).flag("--annotations", &self.annotations);
+        command.switch("--skip-bad-rows", self.skip_bad_rows)
     }
 
     /// The rows; a warning names the bad rows that `--skip-bad-rows` left out.

@@ -3,12 +3,17 @@
 use super::args::{LeakArgs, labels_of};
 use super::compare::{CompareArgs, compare_masks};
 use super::context::Context;
+use super::next;
 use super::prepare::{PrepareArgs, prepare_root};
-use super::report::{Outcome, path_word};
-use crate::data::check::{self, CheckReport};
+use super::report::Outcome;
+use crate::Result;
+use crate::data::annotation;
+use crate::data::check::{self, CheckReport, ModalityCounts};
+use crate::data::held_out::JOURNAL;
 use crate::data::phantom::{self, PhantomOptions, VolumeOptions};
 use crate::event::Event;
 use crate::report::data_check;
+use crate::shell::ShellCommand;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -72,16 +77,34 @@ pub(super) struct CheckArgs {
     labels: String,
 }
 
-/// The training that a good data root is for. One without any image to score, such as corrections of the page or synthetic
-/// pairs, belongs to another one.
-fn next_command(args: &CheckArgs, report: &CheckReport) -> String {
-    let root = path_word(&args.root);
-    let has_scored = report.counts.iter().any(|count| count.val + count.test > 0);
-    if !has_scored {
-        return format!("prsmed train --data-root DATA --extra {root}");
+/// What a good data root is for: a training of its own, that of the data root that it belongs to, or scores.
+fn next_step(args: &CheckArgs, report: &CheckReport) -> Result<String> {
+    let sum = |of: fn(&ModalityCounts) -> usize| report.counts.iter().map(of).sum::<usize>();
+    let (train, val, test) = (sum(|of| of.train), sum(|of| of.val), sum(|of| of.test));
+    let with_rows = |command: &str| {
+        let command = ShellCommand::new(command).flag("--data-root", [&args.root]);
+        let labels = Some(&args.labels).filter(|labels| !labels.is_empty());
+        command.flag("--annotations", &args.annotations).flag("--labels", labels)
+    };
+    if train == 0 && args.extra.is_empty() {
+        let split = if test > 0 { "test" } else { "val" };
+        let flags = with_rows(&format!("--split {split}"));
+        return Ok(format!("score a trained run on it: add `{flags}` to `prsmed eval`"));
     }
-    let extra = args.extra.iter().map(|root| format!(" --extra {}", path_word(root)));
-    format!("prsmed train --data-root {root}{}", extra.collect::<String>())
+    if val + test == 0 && is_extra(args)? {
+        let flag = ShellCommand::new("--extra").path(&args.root);
+        return Ok(format!("train with it: add `{flag}` to the `prsmed train` command of the real data root"));
+    }
+    let command = with_rows("prsmed train").flag("--extra", &args.extra);
+    let command = command.switch("--allow-leak", args.leak.allow_leak);
+    Ok(command.flag("--out", next::free_instead_of("runs/train")).to_string())
+}
+
+/// True for synthetic pairs and for corrections of the page, which train beside the images of another data root.
+fn is_extra(args: &CheckArgs) -> Result<bool> {
+    let is_corrected = |file: &PathBuf| file.ends_with("corrected.csv");
+    let files = annotation::files(&args.root, args.annotations.as_deref())?;
+    Ok(args.root.join(JOURNAL).is_file() || files.iter().all(is_corrected))
 }
 
 fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
@@ -113,7 +136,7 @@ fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
     }
     let is_good = report.is_good() && !has_leak;
     if is_good {
-        context.output.line(format!("next: {}", next_command(args, &report)))?;
+        context.output.line(format!("next: {}", next_step(args, &report)?))?;
     }
     let mut record = json!({ "kind": "result", "good": is_good });
     if let (Some(record), serde_json::Value::Object(fields)) = (record.as_object_mut(), serde_json::to_value(&report)?)
@@ -189,7 +212,8 @@ fn make_phantoms(args: &PhantomArgs, context: &Context) -> anyhow::Result<Outcom
         report.rows,
         args.out.display()
     ))?;
-    context.output.line(format!("next: prsmed train --data-root {} --preset tiny", path_word(&args.out)))?;
+    let train = ShellCommand::new("prsmed train").flag("--data-root", [&args.out]).flag("--preset", ["tiny"]);
+    context.output.line(format!("next: {}", train.flag("--out", next::free_instead_of("runs/train"))))?;
     context.output.record(&report)?;
     Ok(Outcome::Done)
 }
@@ -212,9 +236,10 @@ fn make_phantom_volumes(args: &PhantomArgs, volumes: usize, context: &Context) -
         report.slices,
         args.out.display()
     ))?;
-    let [scans, labels] = ["scans", "labels"].map(|name| path_word(&args.out.join(name)));
-    let prepare = "--modality phantom_CT --out DATA --window soft-tissue --negatives";
-    context.output.line(format!("next: prsmed data prepare --images {scans} --masks {labels} {prepare}"))?;
+    let [scans, labels] = ["scans", "labels"].map(|name| args.out.join(name));
+    let prepare = ShellCommand::new("prsmed data prepare").flag("--images", [scans]).flag("--masks", [labels]);
+    let prepare = prepare.flag("--modality", ["phantom_CT"]).flag("--out", [next::free("data", "")]);
+    context.output.line(format!("next: {} --negatives", prepare.flag("--window", ["soft-tissue"])))?;
     context.output.record(&report)?;
     Ok(Outcome::Done)
 }

@@ -4,7 +4,7 @@ use super::args::{RootArgs, labels_of};
 use super::context::Context;
 use super::predict::ModelArgs;
 use super::ranks::GpuArgs;
-use super::report::{Outcome, path_word};
+use super::report::Outcome;
 use crate::Error;
 use crate::data::manifest::{Manifest, Split};
 use crate::data::marks::Marks;
@@ -13,6 +13,7 @@ use crate::job::evaluation::Scoring;
 use crate::job::together::check_data;
 use crate::job::weight_files;
 use crate::segment::evaluate::Options;
+use crate::shell::ShellCommand;
 use crate::trainer::Ranks;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -107,8 +108,8 @@ fn score(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
         marks: Mutex::new(Marks::cached(context.runtime.cache())),
     };
     match &args.runs[..] {
-        [run] => single(&scoring, run, context)?,
-        [first, ..] if args.ensemble => single(&scoring, first, context)?,
+        [run] => single(&scoring, run, &args.model, context)?,
+        [first, ..] if args.ensemble => single(&scoring, first, &args.model, context)?,
         runs if are_folds => cross_validate(&scoring, runs, context)?,
         runs => compare(&scoring, runs, context)?,
     }
@@ -116,10 +117,11 @@ fn score(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
 }
 
 /// Prints the scores of a run.
-fn single(scoring: &Scoring, run: &Path, context: &Context) -> anyhow::Result<()> {
+fn single(scoring: &Scoring, run: &Path, model: &ModelArgs, context: &Context) -> anyhow::Result<()> {
     let Some((out, evaluation)) = scoring.single(run)? else { return Ok(()) };
     context.output.line(&evaluation.summary)?;
-    context.output.line(format!("report in {}\nnext: prsmed serve {}", out.display(), path_word(run)))?;
+    let serve = model.add_to(ShellCommand::new("prsmed serve").path(run).flag("--ensemble", scoring.ensemble));
+    context.output.line(format!("report in {}\nnext: {serve}", out.display()))?;
     context.output.record(&json!({
         "kind": "result",
         "split": scoring.split.name(),

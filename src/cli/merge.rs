@@ -2,10 +2,11 @@
 
 use super::context::Context;
 use super::predict::parse_precision;
-use super::report::{Outcome, path_word};
+use super::report::Outcome;
 use crate::job::weight_files;
 use crate::segment::merge::{Settings, Source};
 use crate::segment::setup::{self, Build, RunOverrides};
+use crate::shell::path_word;
 use crate::tensor::{Device, Kind};
 use crate::trainer::precision::Precision;
 use crate::units::Bytes;

@@ -18,6 +18,7 @@ mod hub;
 mod memory;
 mod merge;
 mod mlflow;
+mod next;
 mod outputs;
 mod plan;
 mod predict;
@@ -37,6 +38,7 @@ use crate::event::{Event, Observer, Silent};
 use crate::job::memory::Memory;
 use crate::panics;
 use crate::runtime::Runtime;
+use crate::shell::command_line;
 use crate::tensor::{self, threads};
 use crate::trainer::distributed::Rendezvous;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
@@ -206,7 +208,7 @@ fn go_on(args: &[OsString], command: &Command) -> String {
         });
         words.push("--resume");
     }
-    report::command_line(words)
+    command_line(words)
 }
 
 /// A word of the command line that is not UTF-8, or the working folder of a command that writes absolute paths.

@@ -16,6 +16,7 @@ use crate::segment::predict::{Prediction, Request, check_question, predict};
 use crate::segment::predict_many::identity_of;
 use crate::segment::setup::RunOverrides;
 use crate::segment::{Assembly, Semantics, evaluate};
+use crate::shell::ShellCommand;
 use crate::tensor::ledger;
 use crate::trainer::FirstLayers;
 use crate::trainer::precision::Precision;
@@ -108,6 +109,16 @@ impl ModelArgs {
             ("train.precision", precision) => Some(format!("--precision {precision}")),
             _ => None,
         }
+    }
+
+    /// Adds these flags to another command on the same model.
+    pub(super) fn add_to(&self, command: ShellCommand) -> ShellCommand {
+        let semantics = self.semantics.map(|semantics| format!("{semantics:?}").to_lowercase());
+        let precision = self.precision.map(|precision| format!("{precision:?}").to_lowercase());
+        let command = command.flag("--base", &self.base).flag("--vision-tower", &self.vision_tower);
+        let command = command.flag("--semantics", semantics).flag("--precision", precision);
+        let command = command.flag("--stream-layers", self.stream_layers.map(|layers| layers.to_string()));
+        command.switch("--allow-partial", self.allow_partial)
     }
 
     /// What the flags choose.

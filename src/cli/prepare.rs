@@ -2,7 +2,7 @@
 
 use super::args::{GeometryArgs, labels_of};
 use super::context::Context;
-use super::report::{Outcome, path_word};
+use super::report::Outcome;
 use crate::data::labels::Labels;
 use crate::data::manifest::Split;
 use crate::data::position::Zones;
@@ -10,6 +10,7 @@ use crate::data::prepare::{
     self, NamedLabels, Negatives, Patients, PrepareOptions, PrepareReport, Several, SliceOptions,
 };
 use crate::event::Event;
+use crate::shell::ShellCommand;
 use crate::{Error, Result};
 use std::path::PathBuf;
 
@@ -157,7 +158,7 @@ pub(super) fn prepare_root(args: &PrepareArgs, context: &Context) -> anyhow::Res
         report.skipped.len()
     ))?;
     if report.images > 0 {
-        context.output.line(format!("next: prsmed data check {}", path_word(&args.out)))?;
+        context.output.line(format!("next: {}", ShellCommand::new("prsmed data check").path(&args.out)))?;
     }
     context.output.record(&report)?;
     Ok(Outcome::Done)

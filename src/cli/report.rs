@@ -1,7 +1,6 @@
 //! The end of a command: its exit code, and its error on standard error.
 
 use std::io::{self, Write};
-use std::path::Path;
 
 use super::output::printable;
 use crate::error::Error;
@@ -75,24 +74,6 @@ pub fn write_interrupt(out: &mut dyn Write, go_on: &str, color: bool) -> io::Res
     writeln!(out, "{} continue with `{}`", label("hint:", CYAN, color), printable(go_on))
 }
 
-/// A command as it can be pasted into a shell.
-pub fn command_line<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
-    let is_plain = |c: char| c.is_alphanumeric() || "-_./:=,@%+".contains(c);
-    let quoted = |word: &str| {
-        if !word.is_empty() && word.chars().all(is_plain) {
-            return word.to_owned();
-        }
-        format!("'{}'", word.replace('\'', r"'\''"))
-    };
-    words.into_iter().map(quoted).collect::<Vec<_>>().join(" ")
-}
-
-/// A path as a word of a command that can be pasted into a shell. One that begins with `-` would be a flag.
-pub fn path_word(path: &Path) -> String {
-    let text = path.to_string_lossy();
-    command_line([if text.starts_with('-') { format!("./{text}") } else { text.into_owned() }.as_str()])
-}
-
 fn label(name: &str, code: u8, color: bool) -> String {
     if color { format!("\x1b[1;{code}m{name}\x1b[0m") } else { name.to_owned() }
 }
@@ -119,6 +100,7 @@ mod tests {
     use anyhow::Context;
 
     use super::*;
+    use crate::shell::command_line;
 
     fn written(error: &anyhow::Error, color: bool) -> String {
         let mut out = Vec::new();

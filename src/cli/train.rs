@@ -7,15 +7,15 @@ use super::mlflow::MlflowArgs;
 use super::plan;
 use super::plan::PRECISION;
 use super::ranks::GpuArgs;
-use super::report::{Outcome, command_line, path_word};
+use super::report::Outcome;
 use crate::config::{Resolved, RunConfig, Sources};
 use crate::event::Event;
 use crate::hub::HubOptions;
 use crate::job::rows::Rows;
-use crate::job::training::{SegmenterTraining, Trained};
+use crate::job::training::{Example, SegmenterTraining, Trained};
 use crate::job::{self, How, training_settings, weight_files};
-use crate::segment::Run;
 use crate::segment::task::SCORE;
+use crate::shell::ShellCommand;
 use crate::tensor::{self, Device, ledger, memory};
 use crate::trainer::{self, Ranks};
 use crate::units::Bytes;
@@ -193,12 +193,8 @@ pub(super) fn steps_text(outcome: &trainer::Outcome) -> String {
 }
 
 /// Prints the result of the run.
-fn print_result(
-    Trained { run, plan, has_test }: &Trained,
-    profile: Option<&Path>,
-    args: &Args,
-    context: &Context,
-) -> anyhow::Result<Outcome> {
+fn print_result(trained: &Trained, profile: Option<&Path>, args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+    let Trained { run, plan, .. } = trained;
     let (outcome, num_skipped) = (&run.outcome, run.task.num_skipped());
     let peak = memory::overall_peak(tensor::default_device());
     let images_per_s = outcome.samples_now as f64 / outcome.train_seconds.max(1e-9);
@@ -211,11 +207,11 @@ fn print_result(
     let skipped = count(outcome.skipped_steps, "steps skipped because of NaN or infinity")
         + &count(num_skipped as u64, "samples skipped because their files cannot be read");
     context.output.line(format!(
-        "{}{waited}, peak of tensors {peak}{smaller}{skipped}\n{}\nrun folder: {}\nnext: {}",
+        "{}{waited}, peak of tensors {peak}{smaller}{skipped}\n{}\nrun folder: {}{}",
         steps_text(outcome),
         best_line(outcome.best_score, &outcome.best_values),
         args.out.display(),
-        next_command(run, *has_test, args)
+        next_command(trained, args).map_or_else(String::new, |next| format!("\nnext: {next}"))
     ))?;
     context.output.record(&json!({
         "kind": "result",
@@ -254,19 +250,14 @@ fn best_line(score: Option<f64>, values: &[(String, f64)]) -> String {
 }
 
 /// The command that a training is usually followed by.
-fn next_command(run: &Run, has_test: bool, args: &Args) -> String {
-    let out = path_word(&args.out);
-    if has_test {
-        return format!("prsmed eval {out} --data-root {} --split test", path_word(Path::new(&args.data.shown())));
+fn next_command(trained: &Trained, args: &Args) -> Option<ShellCommand> {
+    if trained.has_test {
+        let command = args.data.add_to(ShellCommand::new("prsmed eval").path(&args.out));
+        return Some(command.flag("--split", ["test"]));
     }
-    let assembly = run.task.assembly();
-    let question = assembly.questions.as_ref().and_then(|questions| questions.examples(1).first().copied());
-    let question = question.filter(|question| !question.contains('\n')).unwrap_or("TEXT");
-    // `predict` asks for one of several windows
-    let mut windows = assembly.description.intensity.values().map(|intensity| intensity.window);
-    let window = windows.next().filter(|first| windows.any(|other| !other.is_same(*first)));
-    let window = window.map_or_else(String::new, |window| format!(" --window {window}"));
-    format!("prsmed predict {out} --image FILE {}{window}", command_line(["--question", question]))
+    let Example { image, question } = trained.example.as_ref()?;
+    let command = ShellCommand::new("prsmed predict").path(&args.out);
+    Some(command.flag("--image", [image]).flag("--question", [question]))
 }
 
 /// Memory by the ledger, and resident memory of this process: its peak and its value before the first tensor.

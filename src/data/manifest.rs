@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::patient::Spellings;
 use super::{annotation, held_out};
 use prsmed_base::error::{Error, Result};
+use prsmed_base::shell::ShellCommand;
 
 /// Classes of the published six-class checkpoints, in the order of their class head. See [`Manifest::with_modalities`].
 pub const REFERENCE_CLASSES: [&str; 6] =
@@ -236,11 +237,12 @@ impl Manifest {
             1 => "the only bad row".to_owned(),
             n => format!("the first of {n} bad rows"),
         };
+        let check = ShellCommand::new("prsmed data check").path(root).flag("--annotations", annotations);
         Err(Error::data_line(
             &first.csv,
             first.line,
             format!("{} ({count})", first.reason),
-            format!("list all of them with `prsmed data check {}`, then repair or remove the rows", root.display()),
+            format!("list all of them with `{check}`, then repair or remove the rows"),
         ))
     }
 

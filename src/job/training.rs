@@ -7,7 +7,7 @@ use super::{How, weight_files, write_report};
 use crate::config::learning_rate::suggestion;
 use crate::config::{Resolved, RunConfig};
 use crate::data::identity::SeenImages;
-use crate::data::manifest::Split;
+use crate::data::manifest::{Manifest, Split};
 use crate::event::{Event, Observer};
 use crate::plan::dry_run::Job;
 use crate::plan::machine::Machine;
@@ -45,6 +45,7 @@ pub struct Prepared<'a> {
     training: PreparedTraining<'a>,
     plan: Option<Plan>,
     has_test: bool,
+    example: Option<Example>,
 }
 
 /// A finished training.
@@ -55,6 +56,27 @@ pub struct Trained {
     pub plan: Option<Plan>,
     /// True if the data has test rows.
     pub has_test: bool,
+    /// An image of the data and a question about it.
+    pub example: Option<Example>,
+}
+
+/// An image of the data and a question about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Example {
+    /// The image file.
+    pub image: PathBuf,
+    /// The question, in one line.
+    pub question: String,
+}
+
+impl Example {
+    /// The first validation row, else the first training row.
+    fn of(manifest: &Manifest) -> Option<Self> {
+        let rows = [Split::Val, Split::Train].into_iter().flat_map(|split| manifest.rows_of(split));
+        let mut rows = rows.map(|row| &manifest.rows[row]);
+        let row = rows.find(|row| !row.question.contains(char::is_control))?;
+        Some(Self { image: row.image_path.clone(), question: row.question.clone() })
+    }
 }
 
 impl<'a> SegmenterTraining<'a> {
@@ -140,6 +162,7 @@ impl<'a> super::Job for SegmenterTraining<'a> {
     fn prepare(self) -> Result<Prepared<'a>> {
         let planned_config = self.planned_config();
         let Self { how, config, toml, training, has_test, .. } = self;
+        let example = Example::of(training.manifest());
         let training = training.prepare()?;
         if training.task.has_feature_cache() {
             let most = Bytes((planned_config.data.cache_vision_mib as u64) << 20);
@@ -148,16 +171,16 @@ impl<'a> super::Job for SegmenterTraining<'a> {
         let plan = if how.plans { plan_of_data(&planned_config, &training.task, how) } else { None };
         let has_room = plan.as_ref().is_some_and(Plan::has_room_for_graphs);
         let training = training.with_profile(how.own_profile()).with_room_for_graphs(has_room);
-        Ok(Prepared { how, config, toml, training, plan, has_test })
+        Ok(Prepared { how, config, toml, training, plan, has_test, example })
     }
 
     fn train(prepared: Prepared<'a>, observer: Arc<dyn Observer>) -> Result<Trained> {
-        let Prepared { how, config, toml, training, plan, has_test } = prepared;
+        let Prepared { how, config, toml, training, plan, has_test, example } = prepared;
         let device = how.runtime.device();
         let observer = PlanCheck::new(plan.as_ref(), config.train.graph_switch(), device, observer.as_ref());
         let run = training.run(&observer)?;
         write_report(&run.outcome, &toml, how);
-        Ok(Trained { run, plan, has_test })
+        Ok(Trained { run, plan, has_test, example })
     }
 }
 

@@ -4,6 +4,7 @@ use super::precision::Precision;
 use crate::setting::settings;
 use crate::tensor::{self, kernels};
 use crate::{Error, Result};
+use std::fmt;
 
 settings! {
     /// Settings of the training engine (`train.*`).
@@ -259,6 +260,16 @@ impl std::str::FromStr for FirstLayers {
             "none" => Ok(Self::None),
             "full" => Ok(Self::Full),
             number => number.parse().map(Self::Count).map_err(|_| "use `none`, `full` or a number of layers".into()),
+        }
+    }
+}
+
+impl fmt::Display for FirstLayers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Full => f.write_str("full"),
+            Self::Count(layers) => write!(f, "{layers}"),
         }
     }
 }

@@ -6,12 +6,14 @@ use crate::cli::args::{PlanArgs, ResumeArgs, RootArgs, sets_of};
 use crate::cli::context::Context;
 use crate::cli::memory::ProfileArgs;
 use crate::cli::mlflow::MlflowArgs;
+use crate::cli::next;
 use crate::cli::ranks::GpuArgs;
-use crate::cli::report::{Outcome, command_line, path_word};
+use crate::cli::report::Outcome;
 use crate::cli::train::steps_text;
 use crate::config::{FinetuneRun, Resolved, Settings as _, Sources};
 use crate::job::finetuning::{Finetuned, GeneratorFinetuning};
 use crate::job::{self, How};
+use crate::shell::ShellCommand;
 use crate::trainer::Ranks;
 use crate::{Error, Result};
 use serde_json::json;
@@ -137,21 +139,19 @@ fn best_line(score: Option<f64>, is_of_samples: bool) -> String {
 }
 
 /// The command that makes pairs with the weights; `None` where they first have to be put into the model's folder.
-fn next_command(config: &FinetuneConfig, weights: &Path, data: &str) -> Option<String> {
-    let with = match (config.mode, config.method) {
+/// `generate` is that command with the rows and its output folder.
+fn next_command(generate: ShellCommand, config: &FinetuneConfig, weights: &Path) -> Option<ShellCommand> {
+    let command = generate.flag("--model", [&config.model]);
+    let command = match (config.mode, config.method) {
         (Mode::MaskToImage, _) if config.unlock_decoder => return None,
         (Mode::MaskToImage, _) => {
             let folder = weights.parent().unwrap_or(weights).display();
-            command_line(["--mode", "mask_to_image", "--set", &format!("augment.controlnet={folder}")])
+            command.flag("--mode", ["mask_to_image"]).flag("--set", [format!("augment.controlnet={folder}")])
         }
-        (_, Method::Lora) => format!("--lora {}", path_word(weights)),
+        (_, Method::Lora) => command.flag("--lora", [weights]),
         (_, Method::Full) => return None,
     };
-    let (model, side) = (command_line([config.model.as_str()]), config.image_size);
-    let data = path_word(Path::new(data));
-    Some(format!(
-        "prsmed augment generate --data-root {data} --out pairs --model {model} {with} --set augment.image_size={side}"
-    ))
+    Some(command.flag("--set", [format!("augment.image_size={}", config.image_size)]))
 }
 
 fn print_result(
@@ -177,12 +177,14 @@ fn print_result(
     } else {
         String::new()
     };
+    let generate = args.data.add_to(ShellCommand::new("prsmed augment generate"));
+    let next = next_command(generate.flag("--out", [next::free("pairs", "")]), config, &weights);
     context.output.line(format!(
         "{}, peak of tensors {peak}\n{}\nweights: {}{decoder}{}",
         steps_text(outcome),
         best_line(outcome.best_score, config.samples > 0),
         weights.display(),
-        next_command(config, &weights, &args.data.shown()).map_or_else(String::new, |next| format!("\nnext: {next}"))
+        next.map_or_else(String::new, |next| format!("\nnext: {next}"))
     ))?;
     context.output.record(&json!({
         "kind": "result",
@@ -212,7 +214,10 @@ mod tests {
 
     #[test]
     fn the_next_command_has_the_flags_of_what_was_trained() {
-        let next = |config: &FinetuneConfig| next_command(config, Path::new("runs/a/best/file"), "data");
+        let next = |config: &FinetuneConfig| {
+            let generate = ShellCommand::new("prsmed augment generate --data-root data --out pairs");
+            next_command(generate, config, Path::new("runs/a/best/file")).map(|command| command.to_string())
+        };
         let config = FinetuneConfig { model: "sd15".into(), image_size: 512, ..FinetuneConfig::default() };
         let start = "prsmed augment generate --data-root data --out pairs --model sd15";
         let lora = next(&config).expect("a command");
