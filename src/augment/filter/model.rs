@@ -30,6 +30,7 @@ use crate::segment::needs;
 use crate::segment::predict::{Request, predict};
 use crate::segment::setup::{self, Build, Description, RunOverrides};
 use crate::segment::{RunConfig, Training};
+use crate::shell::ShellCommand;
 use crate::tensor::weights::{readable_folder, sha256, verify_folder, write_bytes};
 use crate::tensor::{Device, Kind, Tensor, rng};
 use crate::{Error, Result, files};
@@ -80,8 +81,8 @@ pub struct FilterReport {
 }
 
 impl FilterReport {
-    /// The report as text; `folder` has the pairs.
-    pub fn text(&self, folder: &Path) -> String {
+    /// The report as text; `folder` has the pairs, and the command `ablation` tests whether they help.
+    pub fn text(&self, folder: &Path, ablation: &ShellCommand) -> String {
         let mut lines = vec![format!("{} of {} pairs accepted, {} rows", self.accepted, self.pairs, self.rows)];
         if !self.rejected.is_empty() {
             let parts: Vec<String> = self.rejected.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
@@ -105,7 +106,7 @@ impl FilterReport {
             0 => "no pair is left to train on. To accept more, train the filter models longer (`--steps`), or change the limit \
                   of the test that rejects most with `--threshold`; report.html names the limits"
                 .to_owned(),
-            _ => format!("next: prsmed augment ablation --data-root DATA --extra {folder}"),
+            _ => format!("next: {ablation}"),
         });
         lines.join("\n")
     }

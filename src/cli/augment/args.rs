@@ -1,9 +1,11 @@
 //! Command-line arguments that the `augment` commands share, and the pipeline config that they name.
 
 use crate::Result;
-use crate::cli::args::sets_of;
+use crate::cli::args::{RootArgs, sets_of};
+use crate::cli::next;
 use crate::config::{AugmentRun, Resolved, RunConfig, Sources};
-use std::path::PathBuf;
+use crate::shell::ShellCommand;
+use std::path::{Path, PathBuf};
 
 /// Settings of the generator.
 #[derive(Debug, clap::Args)]
@@ -48,7 +50,20 @@ pub(in crate::cli) struct SegmenterArgs {
     sets: Vec<String>,
 }
 
+/// The ablation of the pairs in `extra`, made from `num_real` images of these rows.
+pub(in crate::cli) fn ablation_command(data: &RootArgs, extra: &Path, num_real: usize) -> ShellCommand {
+    let command = data.add_to(ShellCommand::new("prsmed augment ablation")).flag("--extra", [extra]);
+    let command = command.flag("--real-images", Some(num_real.to_string()).filter(|_| num_real > 0));
+    command.flag("--out", next::free_instead_of("runs/ablation"))
+}
+
 impl SegmenterArgs {
+    /// Adds these flags to another command.
+    pub(in crate::cli) fn add_to(&self, command: ShellCommand) -> ShellCommand {
+        let command = command.flag("--preset", &self.preset).flag("--config", &self.config);
+        command.flag("--set", &self.sets)
+    }
+
     /// Resolves the settings; flags have the highest priority.
     pub(in crate::cli) fn resolve(
         &self,

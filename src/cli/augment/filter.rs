@@ -1,6 +1,6 @@
 //! `prsmed augment filter`.
 
-use super::args::SegmenterArgs;
+use super::args::{SegmenterArgs, ablation_command};
 use crate::augment::ablation;
 use crate::augment::export::Export;
 use crate::augment::filter::model::FilterModels;
@@ -92,7 +92,8 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     drop(models_lock);
     let report = filter_models.filter(&real, &mut export, &thresholds, args.keep, &context.runtime)?;
     generation::write_report(&export, &thresholds, &context.runtime);
-    context.output.line(report.text(&args.extra))?;
+    let ablation = ablation_command(&args.data, &args.extra, args.real_images);
+    context.output.line(report.text(&args.extra, &args.settings.add_to(ablation)))?;
     context
         .output
         .record(&json!({ "kind": "result", "out": args.extra, "filtered": report, "thresholds": thresholds }))?;

@@ -1,6 +1,6 @@
 //! `prsmed augment generate`.
 
-use super::args::SettingsArgs;
+use super::args::{SettingsArgs, ablation_command};
 use crate::augment::generate::GenerationSummary;
 use crate::augment::settings::Mode;
 use crate::cli::args::{PlanArgs, RootArgs};
@@ -9,6 +9,7 @@ use crate::cli::ranks::GpuArgs;
 use crate::cli::report::Outcome;
 use crate::job::generation::{Generated, PairGeneration, Pairs};
 use crate::job::{self, How};
+use crate::shell::ShellCommand;
 use crate::tensor::memory::overall_peak;
 use crate::trainer::Ranks;
 use serde_json::json;
@@ -104,7 +105,7 @@ fn generate(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outc
     let Some(made) = job::run(&how, |how| PairGeneration::new(pairs, &rows, how))? else { return Ok(Outcome::Done) };
     context.output.line(describe(&made, &args.out, is_random))?;
     if let Some(filtered) = &made.filtered {
-        context.output.line(filtered.text(&args.out))?;
+        context.output.line(filtered.text(&args.out, &ablation_command(&args.data, &args.out, args.real_images)))?;
     }
     context.output.record(&json!({
         "kind": "result",
@@ -148,7 +149,8 @@ fn describe(Generated { summary, plan, peak, .. }: &Generated, out: &Path, is_ra
             out.display()
         )
     } else {
-        format!("train with `--extra {0}`; look at {0}/report.html", out.display())
+        let extra = ShellCommand::new("--extra").path(out);
+        format!("train with `{extra}`; look at {}/report.html", out.display())
     });
     lines.join("\n")
 }

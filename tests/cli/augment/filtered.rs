@@ -17,13 +17,19 @@ const SMALL: [&str; 6] = ["--preset", "tiny", "--set", "model.image_size=64", "-
 
 /// Filters pairs with models trained for three steps, with limits that such models can meet.
 fn filter(pairs: &Path, more: &[&str]) -> Command {
+    let mut command = filter_as_text(pairs);
+    command.arg("--json").args(more);
+    command
+}
+
+/// As [`filter`], with its result as text.
+fn filter_as_text(pairs: &Path) -> Command {
     let mut command = prsmed();
     command.args(["augment", "filter", "--data-root"]).arg(phantoms()).arg("--extra").arg(pairs).args(SMALL);
-    command.args(["--folds", "2", "--steps", "3", "--json"]);
+    command.args(["--folds", "2", "--steps", "3"]);
     for limit in ["dice_min=0", "outside_max=1", "knn_quantile=1", "cosine_quantile=1"] {
         command.args(["--threshold", limit]);
     }
-    command.args(more);
     command
 }
 
@@ -180,6 +186,12 @@ fn a_decision_moves_files_and_can_be_reversed() {
     assert_eq!(with("dice_min=0"), lenient);
     assert_eq!(journal(&pairs), accepted);
     assert_files_match_decisions(&pairs);
+    // the next command has the data root and the settings
+    let text = done(filter_as_text(&pairs).arg("--filter-models").arg(&filter_models));
+    let next = text.lines().find_map(|line| line.strip_prefix("next: prsmed ")).unwrap_or_else(|| panic!("{text}"));
+    let rows = format!("augment ablation --data-root {} --extra {}", phantoms().display(), pairs.display());
+    assert!(next.starts_with(&rows) && next.contains(&SMALL.join(" ")), "{next}");
+    done(prsmed().args(next.split(' ')).arg("--help"));
     // Other folds need other filter models.
     let ran = run(filter(&pairs, &["--folds", "3", "--filter-models"]).arg(&filter_models));
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
