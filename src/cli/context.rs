@@ -19,6 +19,8 @@ pub(super) struct Context {
     pub(super) progress: Arc<dyn Observer>,
     pub(super) memory: Memory,
     pub(super) interrupt: Arc<AtomicBool>,
+    /// The command line, without `--json`.
+    pub(super) command: String,
     /// How this process finds the others of its training; `None` if it is alone.
     pub(super) rendezvous: Option<Rendezvous>,
 }

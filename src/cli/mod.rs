@@ -161,7 +161,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         Some(joined) => runtime.with_local_rank(joined.local_rank),
         None => runtime,
     };
-    let context = Context { runtime, env, output, progress, memory, interrupt, rendezvous };
+    let command = command_line(args.iter().filter_map(|word| word.to_str()).filter(|word| *word != "--json"));
+    let context = Context { runtime, env, output, progress, memory, interrupt, command, rendezvous };
     listen_for_interrupts(&context, cli.command.saves_on_interrupt());
     let rank = context.rendezvous.as_ref().map_or(0, |joined| joined.rank);
     let go_on = context.rendezvous.is_none().then(|| go_on(&args, &cli.command));

@@ -2,6 +2,7 @@
 
 use super::args::sets_of;
 use super::context::Context;
+use super::next;
 use super::plan::{MachineArgs, SettingsArgs, no_rates};
 use super::report::Outcome;
 use crate::Error;
@@ -16,8 +17,11 @@ use crate::plan::dry_run::Job;
 use crate::plan::duration::{Duration, Samples};
 use crate::plan::machine::Machine;
 use crate::plan::search::HEADROOM_FRAC;
+use crate::shell::{ShellCommand, path_word};
 use serde_json::json;
+use std::fs;
 use std::io::{self, IsTerminal as _};
+use std::path::Path;
 
 /// Find the fastest settings that fit a GPU
 ///
@@ -138,7 +142,7 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     notes.extend(found::notes(config, best, &chosen, machine.num_ranks()));
     notes.extend(found::not_made(&searched));
     notes.extend(learning_rate.as_ref().map(Suggestion::text));
-    notes.push(next_command(&machine));
+    notes.push(next_step(context, &machine));
     context.progress.on(&Event::Note(notes.join("\n")));
     context.output.record(&json!({
         "kind": "preset",
@@ -175,9 +179,10 @@ fn all_gpus(args: &Args, flags: Vec<(String, String)>, context: &Context) -> any
     } else {
         String::new()
     };
+    let search = ShellCommand::new("prsmed preset").flag("--gpu", found.first().map(|on| on.gpu));
     let note = format!(
         "{gpus}times predicted from published rates, without validation{}; GPUs without published rates are left out\n\
-         next: `prsmed preset --gpu NAME` searches settings for one of them, often faster ones",
+         next: `{search}` searches settings for this GPU, often faster ones",
         epochs.unwrap_or_default()
     );
     context.progress.on(&Event::Note(note));
@@ -191,11 +196,22 @@ fn shown(toml: &str) -> &str {
     end_of_plan.map_or(toml, |end| &toml[end + 2..])
 }
 
-/// What the settings are for.
-fn next_command(machine: &Machine) -> String {
+/// How the settings are saved and used.
+fn next_step(context: &Context, machine: &Machine) -> String {
     let count = machine.num_ranks();
-    let gpus = if count > 1 { format!(" --gpus {count}") } else { String::new() };
-    format!("next: save the settings, then `prsmed train --data-root DATA --config FILE{gpus}`")
+    let use_of = |file: &Path| {
+        let flags = ShellCommand::new("--config").path(file);
+        let flags = flags.flag("--gpus", Some(count.to_string()).filter(|_| count > 1));
+        format!("add `{flags}` to `prsmed train`")
+    };
+    // where a shell has redirected standard output
+    let saved = fs::read_link("/proc/self/fd/1").ok().filter(|file| file.is_file() && !context.output.is_json());
+    if let Some(file) = saved {
+        return format!("next: {}", use_of(&file));
+    }
+    let file = next::free("preset", ".toml");
+    let save = format!("{} > {}", context.command, path_word(&file));
+    format!("next: save the settings with `{save}`, then {}", use_of(&file))
 }
 
 /// The fastest batch of the generator that fits.

@@ -196,6 +196,26 @@ fn scores_repeat_the_flags_of_the_model_for_the_page() {
 }
 
 #[test]
+fn a_preset_says_how_its_settings_are_saved_and_used() {
+    let place = folder("next preset");
+    let mut command = prsmed();
+    command.args(["preset", "--preset", "tiny", "--gpu", "24gb", "--set", "model.train_base=false", "--json"]);
+    let line = next(&run(command.current_dir(&place)).stderr);
+    let (save, flags) = (quoted(&line, 0), quoted(&line, 1));
+    assert!(save.ends_with("model.train_base=false > preset.toml") && flags == "--config preset.toml", "{line}");
+    // it knows the file that the shell makes
+    let saved = next(&works_in(&place, &save, "2> notes && cat notes"));
+    assert!(
+        saved.starts_with("add `--config '") && quoted(&saved, 0).ends_with("/next preset/preset.toml'"),
+        "{saved}"
+    );
+    let train = format!("prsmed train --data-root {}", phantoms().display());
+    assert!(works_in(&place, &train, &format!("{flags} --check")).contains("can start"));
+    let again = next(&run(command.current_dir(&place)).stderr);
+    assert!(quoted(&again, 1) == "--config preset-2.toml", "{again}");
+}
+
+#[test]
 fn a_fine_tuning_repeats_its_flags_for_the_pairs() {
     let root = copy(phantoms(), "next finetuned");
     let (annotations, place) = (path("next finetuned annotations"), folder("next pairs of a user"));

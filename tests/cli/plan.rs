@@ -540,9 +540,7 @@ fn a_preset_says_how_long_a_training_takes_and_which_batch_its_gpus_divide() {
     assert!(even[0]["times_faster"].as_f64().unwrap() >= 1.1, "one of two GPUs waits for the third image: {even:?}");
     assert!(ran.stderr.contains("2 GPUs cannot divide this batch evenly: `--effective-batch "), "{}", ran.stderr);
     assert!(ran.stderr.contains("steps in ") && ran.stderr.contains(" epochs, "), "{}", ran.stderr);
-    assert!(
-        ran.stderr.contains("next: save the settings, then `prsmed train --data-root DATA --config FILE --gpus 2`")
-    );
+    assert!(ran.stderr.contains("add `--config preset.toml --gpus 2` to `prsmed train`"), "{}", ran.stderr);
     let even = run(preset("24gb").args(tiny).args(["--gpus", "2", "--effective-batch", "4", "--json"]));
     assert_eq!(json(&even.stdout)["even_batches"], serde_json::json!([]), "{}", even.stderr);
 }
