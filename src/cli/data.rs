@@ -103,8 +103,9 @@ fn next_step(args: &CheckArgs, report: &CheckReport) -> Result<String> {
 /// True for synthetic pairs and for corrections of the page, which train beside the images of another data root.
 fn is_extra(args: &CheckArgs) -> Result<bool> {
     let is_corrected = |file: &PathBuf| file.ends_with("corrected.csv");
-    let files = annotation::files(&args.root, args.annotations.as_deref())?;
-    Ok(args.root.join(JOURNAL).is_file() || files.iter().all(is_corrected))
+    // `--extra` has no `--annotations`
+    let has_own = args.annotations.is_none();
+    Ok(has_own && (args.root.join(JOURNAL).is_file() || annotation::files(&args.root, None)?.iter().all(is_corrected)))
 }
 
 fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {

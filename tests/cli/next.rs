@@ -112,6 +112,8 @@ fn only_corrections_and_pairs_belong_to_another_data_root() {
     fs::remove_dir_all(&annotations).unwrap();
     fs::create_dir(&annotations).unwrap();
     fs::write(annotations.join("corrected.csv"), rows).unwrap();
+    let own = next(&done(check(&corrected).arg("--annotations").arg(&annotations)));
+    assert!(own.starts_with("prsmed train --data-root '"), "`--extra` has no `--annotations`: {own}");
     let pairs = copy(&real, "next pairs");
     fs::write(pairs.join("manifest.jsonl"), "").unwrap();
     for root in [corrected, pairs] {
