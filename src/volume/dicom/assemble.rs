@@ -32,7 +32,7 @@ pub(super) fn assemble(path: &Path, container: &mut Container, entries: &[Entry]
         let count = slices[at..].iter().take_while(|slice| slice.entry == entry).count();
         let Entry { index, name, header, .. } = &entries[entry];
         let (_, bytes) = container.read(*index)?;
-        let (mut object, _) = parse(name, &bytes, false)?;
+        let (mut object, _) = parse(name, &bytes)?;
         drop(bytes);
         pixels::join_fragments(name, &mut object, header.frames.len())?;
         let pixels = Pixels::new(name, &object, &header.pixels, header.frames.len())?;

@@ -69,7 +69,7 @@ fn are_equal(container: &mut Container, a: &Entry, b: &Entry) -> Result<bool> {
     if described(a) != described(b) {
         return Ok(false);
     }
-    let (of_a, of_b) = (parse(&a.name, &of_a, false)?.0, parse(&b.name, &of_b, false)?.0);
+    let (of_a, of_b) = (parse(&a.name, &of_a)?.0, parse(&b.name, &of_b)?.0);
     let (a, b) = (of_a.get(tags::PIXEL_DATA), of_b.get(tags::PIXEL_DATA));
     Ok(a.is_some() && a.map(DataElement::value) == b.map(DataElement::value))
 }

@@ -12,7 +12,7 @@ use super::super::grid::{dot, length};
 use super::super::limits::check_size;
 use super::super::modality::Modality;
 use super::numbers::{array, distances, integer, name, number, numbers, text, wrong};
-use super::object::Object;
+use super::object::{Object, is_other_modality};
 use super::syntax;
 use prsmed_base::error::{Error, Result};
 
@@ -149,7 +149,7 @@ impl Header {
     pub(super) fn read(path: &Path, object: &Object) -> Result<Option<Self>> {
         let modality = text(object, tags::MODALITY).unwrap_or_default();
         let is_image = object.get(tags::ROWS).is_some() && object.get(tags::COLUMNS).is_some();
-        if !is_image || matches!(modality.as_str(), "SEG" | "RTDOSE" | "RTSTRUCT" | "RTPLAN" | "PR" | "KO" | "SR") {
+        if !is_image || is_other_modality(object) {
             return Ok(None);
         }
         let pixels = PixelFormat::read(path, object)?;

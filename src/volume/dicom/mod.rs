@@ -22,7 +22,7 @@ mod syntax;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use dicom_dictionary_std::tags;
 
@@ -35,7 +35,7 @@ use super::source::Uid;
 use super::voxels::Volume;
 use archive::Container;
 use header::Header;
-use object::parse;
+use object::{HeaderObject, cut_in_header};
 use prsmed_base::error::{Error, Result};
 use prsmed_base::files;
 use series::Entry;
@@ -49,19 +49,27 @@ pub(crate) fn open(path: &Path, selected: Option<&str>) -> Result<Volume> {
     let is_group = container.is_group();
     let mut others = Vec::new();
     let mut entries = Vec::new();
+    // what may be one of the images, if their names or their class tell so
+    let (mut unlike, mut without_image) = (Vec::new(), Vec::new());
     for index in 0..container.len() {
         let (name, bytes) = container.read(index)?;
         if !is_dicom(&bytes) && is_group {
             check_name(&name)?;
             others.push(short_name(path, &name));
+            unlike.push(name);
             continue;
         }
-        let (object, encoding) = parse(&name, &bytes, true)?;
-        match Header::read(&name, &object)? {
-            Some(header) => entries.push(Entry { index, short: short_name(path, &name), name, header, encoding }),
-            None => others.push(short_name(path, &name)),
+        let file = HeaderObject::parse(&name, &bytes)?;
+        file.check_whole(&name)?;
+        if let Some(header) = Header::read(&name, &file.object)? {
+            let short = short_name(path, &name);
+            entries.push(Entry { index, short, name, header, encoding: file.encoding });
+        } else {
+            others.push(short_name(path, &name));
+            without_image.extend(file.class_without_image().map(|class| (class, name)));
         }
     }
+    refuse_cut(&entries, &unlike, &without_image)?;
     if entries.is_empty() {
         let mut reason =
             if is_group { "it has no DICOM images" } else { "it is a DICOM file without an image" }.to_owned();
@@ -107,7 +115,7 @@ pub fn series_of(path: &Path) -> Option<Uid> {
         return None;
     }
     let bytes = files::read(path, MAX_FILE).ok()?;
-    let (object, _) = parse(path, &bytes, true).ok()?;
+    let HeaderObject { object, .. } = HeaderObject::parse(path, &bytes).ok()?;
     numbers::text(&object, tags::SERIES_INSTANCE_UID).filter(|uid| !uid.is_empty()).map(Uid)
 }
 
@@ -115,6 +123,24 @@ pub fn series_of(path: &Path) -> Option<Uid> {
 fn short_name(path: &Path, name: &Path) -> String {
     let below = name.strip_prefix(path).ok().filter(|below| !below.as_os_str().is_empty());
     below.map_or_else(|| name.file_name().unwrap_or_default(), Path::as_os_str).to_string_lossy().into_owned()
+}
+
+/// Refuses files that belong to the images but are none: files with their names that do not begin as DICOM files, and files
+/// with their class, which is a private one.
+fn refuse_cut(entries: &[Entry], unlike: &[PathBuf], without_image: &[(String, PathBuf)]) -> Result<()> {
+    let names: BTreeSet<_> = entries.iter().map(|entry| unnumbered(&entry.name)).collect();
+    if let Some(name) = unlike.iter().find(|name| !files::is_hidden(name) && names.contains(&unnumbered(name))) {
+        let reason = "it is named like the DICOM images beside it, but its content does not begin like one";
+        return Err(Error::data(name, reason, "copy the file again, or remove it if it is no image"));
+    }
+    let is_of = |class: &str| entries.iter().any(|entry| entry.header.class == class);
+    without_image.iter().find(|(class, _)| is_of(class)).map_or(Ok(()), |(_, name)| Err(cut_in_header(name)))
+}
+
+/// The folder and the name of a file without digits and dots.
+fn unnumbered(name: &Path) -> (Option<&Path>, String) {
+    let text = name.file_name().unwrap_or_default().to_string_lossy();
+    (name.parent(), text.chars().filter(|c| !c.is_ascii_digit() && *c != '.').collect())
 }
 
 /// Refuses a file that is no DICOM file by its content, and one by its name. Hidden files are notes of other programs.

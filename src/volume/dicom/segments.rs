@@ -48,7 +48,7 @@ struct Frame {
 pub(crate) fn read(path: &Path) -> Result<Segments> {
     let wrong = |reason: &str| Error::data(path, reason, HINT);
     let bytes = files::read(path, MAX_FILE).map_err(Error::io(path, "read"))?;
-    let (object, encoding) = parse(path, &bytes, false)?;
+    let (object, encoding) = parse(path, &bytes)?;
     drop(bytes);
     if text(&object, tags::MODALITY).as_deref() != Some("SEG") {
         return Err(wrong("it is a DICOM file, but not a segmentation (SEG)"));

@@ -67,6 +67,8 @@ fn has_meta(bytes: &[u8]) -> bool {
 pub(crate) enum Damage {
     /// An element needs more bytes than there are.
     Truncated,
+    /// An image without pixels, or no object at all: the file ends within its header.
+    NoImage,
     /// The length of numbers is no multiple of their size, after which the parser would lose its place.
     Length,
     /// An element without a length is neither a sequence nor pixel data.
@@ -88,6 +90,7 @@ impl Damage {
     pub(crate) fn reason(self) -> &'static str {
         match self {
             Self::Truncated => "it is truncated or damaged: an element is longer than the file",
+            Self::NoImage => "it is truncated or damaged: its header ends before an image",
             Self::Length => "it is damaged: an element has a length that its numbers cannot have",
             Self::NoLength => "it is damaged: an element has no length, and it is neither a sequence nor pixel data",
             Self::TooDeep => "its sequences are nested too deeply for a DICOM image",
@@ -112,6 +115,13 @@ pub(super) struct Checked<'a> {
     pub note: Option<&'static str>,
 }
 
+impl Checked<'_> {
+    /// True if the data set has pixels.
+    pub(super) fn has_pixels(&self) -> bool {
+        self.header.len() < self.whole.len()
+    }
+}
+
 /// Checks a DICOM file up to the end of its pixel data. A deflated data set is inflated, with its syntax changed
 /// accordingly. Without a transfer syntax, and for a wrong one, the encoding is found from the data set.
 ///
@@ -126,6 +136,8 @@ pub(super) fn check(bytes: &[u8]) -> Result<Checked<'_>, Damage> {
     let stated = std::str::from_utf8(&bytes[place.clone()]).unwrap_or_default();
     let found = encoding::of(bytes.get(dataset..).unwrap_or_default());
     let (used, note) = match found {
+        // the file ends within its meta, or directly after it
+        None if stated.is_empty() && bytes.len() < dataset + 8 => return Err(Damage::Truncated),
         None if stated.is_empty() => return Err(Damage::NoSyntax),
         Some(found) if stated.is_empty() => {
             (found, Some("the DICOM file meta is missing, and the encoding was found from the first elements"))
@@ -284,7 +296,6 @@ impl Walker<'_> {
     /// Start and end of the pixel data of a data set; its end if there are none.
     fn pixels(&self, mut at: usize) -> Result<[usize; 2], Damage> {
         let limit = self.bytes.len();
-        // less than the header of an element is padding
         while at + 8 <= limit {
             let element = self.element(at)?;
             let end = self.value(&element, 0, limit)?;
@@ -294,7 +305,9 @@ impl Walker<'_> {
             }
             at = end;
         }
-        Ok([at.min(limit), at.min(limit)])
+        // less than the header of an element is padding, or what is left of one
+        let is_padding = self.bytes.get(at..).unwrap_or_default().iter().all(|byte| *byte == 0);
+        if is_padding { Ok([at.min(limit); 2]) } else { Err(Damage::Truncated) }
     }
 
     /// Walks over the elements of an item, which ends at `limit` or (`has_length` is false) at its delimiter; the position

@@ -1,6 +1,7 @@
 //! Series and images that are written here.
 
 mod colours;
+mod cut;
 mod encodings;
 mod kinds;
 mod segments;
