@@ -103,5 +103,9 @@ impl std::fmt::Display for Hex {
 
 /// True if all pixels are grey.
 pub(super) fn is_grey(image: &RgbImage) -> bool {
-    image.pixels().all(|Rgb([r, g, b])| r == g && g == b)
+    image.pixels().all(|Rgb(colour)| is_grey_value(*colour))
+}
+
+pub(super) fn is_grey_value([r, g, b]: [u8; 3]) -> bool {
+    r == g && g == b
 }

@@ -3,6 +3,7 @@
 //! A mask has one target; see [`labels`]. Every choice that is made here can be seen in the file. Where a file allows
 //! two readings, it is refused.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use ::image::{DynamicImage, GrayImage, ImageBuffer, Luma, Rgb, RgbImage};
@@ -21,12 +22,17 @@ const SPLIT_COLOURS: &str = "save one mask for each colour, or a grey label map 
 const NO_PHOTOGRAPH: &str =
     "give a mask: background 0 and one value for the target; were the images and the masks swapped?";
 
+/// The colour of an index that is not transparent, where the colours are no labels.
+const OPAQUE: [u8; 3] = [255; 3];
+
 /// A mask with the values of its file. Colour is converted with the weights of Pillow's `convert("L")`; a palette file
 /// has its indexes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredMask {
     values: Values,
     meaning: Meaning,
+    /// The indexes of a palette file whose greys are one target with soft borders, for labels that are chosen.
+    indexes: Option<GrayImage>,
     /// What was decided about its transparency.
     pub note: Option<&'static str>,
     /// Its EXIF orientation was applied, because it was not upright.
@@ -108,7 +114,7 @@ impl StoredMask {
     }
 
     fn levels(values: Values, noise: u8) -> Self {
-        Self { values, meaning: Meaning::Levels { noise }, note: None, is_turned: false }
+        Self { values, meaning: Meaning::Levels { noise }, indexes: None, note: None, is_turned: false }
     }
 
     fn of_opaque(image: DynamicImage, noise: u8) -> Self {
@@ -187,27 +193,37 @@ impl StoredMask {
             mask.iter_mut().for_each(|index| *index = value(*index));
             mask
         };
-        if found == Transparency::IsMask {
-            return Ok(Self { note, ..mapped(&|index| entry(index)[3]).into() });
-        }
-        let is_hidden = |index: u8| found == Transparency::Hides && entry(index)[3] == 0;
+        // of a mask in the transparency, the opacity as a grey
+        let is_alpha = found == Transparency::IsMask;
+        let shade = |index: u8| if is_alpha { [entry(index)[3]; 3] } else { colour(index) };
+        let is_hidden = |index: u8| found != Transparency::Opaque && entry(index)[3] == 0;
         let shown: Vec<u8> = used.iter().copied().filter(|index| !is_hidden(*index)).collect();
         // a ramp of greys: the indexes are the levels
-        if shown.iter().all(|&index| colour(index) == [index; 3]) {
+        if !is_alpha && shown.iter().all(|&index| colour(index) == [index; 3]) {
             return Ok(Self { note, ..mapped(&|index| if is_hidden(index) { 0 } else { index }).into() });
         }
-        let targets = target_indexes(&shown, shown.len() < used.len(), colour);
-        if targets.len() > 1 {
-            let shown = |index: u8| if targets.contains(&index) { colour(index) } else { [0; 3] };
-            let rgb = RgbImage::from_fn(image.width(), image.height(), |x, y| Rgb(shown(image.get_pixel(x, y).0[0])));
-            let mask = Self::of_colours(&rgb, 0);
-            let is_clear = !targets.iter().any(|&index| colours::is_black(colour(index)));
+        let targets = if is_alpha { shown } else { target_indexes(&shown, shown.len() < used.len(), colour) };
+        let is_target = |index: u8| targets.contains(&index);
+        let num_shades = targets.iter().map(|&index| shade(index)).collect::<HashSet<_>>().len();
+        // indexes of one colour are labels, except among the many colours of soft borders
+        if targets.len() > 1 && (num_shades == targets.len() || num_shades >= NOISE) {
+            let soft = if is_alpha {
+                mapped(&|index| entry(index)[3]).into()
+            } else {
+                let shown = |index: u8| if is_target(index) { colour(index) } else { [0; 3] };
+                let size = image.dimensions();
+                Self::of_colours(&RgbImage::from_fn(size.0, size.1, |x, y| Rgb(shown(image.get_pixel(x, y).0[0]))), 0)
+            };
+            let is_clear = is_alpha || !targets.iter().any(|&index| colours::is_black(shade(index)));
+            let is_grey = targets.iter().all(|&index| colours::is_grey_value(shade(index)));
             // antialiasing, whose indexes are no labels
-            if (colours::is_grey(&rgb) && is_clear || targets.len() >= NOISE) && mask.labels().len() < 2 {
-                return Ok(Self { note, ..mask });
+            if (is_grey && is_clear || targets.len() >= NOISE) && soft.labels().len() < 2 {
+                let indexes = (!is_target(0)).then(|| mapped(&|index| if is_target(index) { index } else { 0 }));
+                return Ok(Self { indexes, note, ..soft });
             }
         }
-        let targets = targets.into_iter().map(|index| (index, (colour(index), count(index)))).collect();
+        let named = |index: u8| if is_alpha { OPAQUE } else { colour(index) };
+        let targets = targets.into_iter().map(|index| (index, (named(index), count(index)))).collect();
         Ok(Self { meaning: Meaning::Indexes(targets), note, ..image.into() })
     }
 
@@ -316,8 +332,15 @@ impl StoredMask {
     }
 
     /// 255 where the value is one of `labels`, else 0. In a file with compression noise, pixels have the label that is
-    /// nearest to their value.
+    /// nearest to their value. In a palette file with soft borders, labels are its indexes, or else its levels.
     pub fn select(&self, labels: Labels) -> GrayImage {
+        let chosen =
+            self.indexes.as_ref().filter(|indexes| indexes.iter().any(|index| labels.contains((*index).into())));
+        if let Some(indexes) = chosen {
+            let mut mask = indexes.clone();
+            mask.iter_mut().for_each(|index| *index = u8::from(labels.contains((*index).into())) * 255);
+            return mask;
+        }
         let noise = if let Meaning::Levels { noise } = self.meaning { u16::from(noise) } else { 0 };
         let levels: Vec<u16> = if noise > 0 { self.labels().iter().map(|(label, _)| *label).collect() } else { vec![] };
         let nearest = |value: u16| levels.iter().copied().chain([0]).min_by_key(|level| level.abs_diff(value));
@@ -379,11 +402,12 @@ impl StoredMask {
 
 /// The indexes that are not the background. Black is the background, also if it is not index 0, and so is what is
 /// transparent. Without both, index 0 is, unless another index is white: then it is not clear. An index with the black of
-/// index 0 is not clear either, and is kept.
+/// index 0 is not clear either, and is kept. Where all have one colour, index 0 is the background.
 fn target_indexes(shown: &[u8], has_hidden: bool, colour: impl Fn(u8) -> [u8; 3]) -> Vec<u8> {
     let is_black = |index: u8| colours::is_black(colour(index));
-    let is_index_0 =
-        !has_hidden && !shown.iter().any(|&index| is_black(index) || index > 0 && colour(index) == [255; 3]);
+    let is_one_colour = shown.len() > 1 && shown.iter().all(|&index| colour(index) == colour(shown[0]));
+    let is_white = |index: u8| index > 0 && colour(index) == [255; 3] && !is_one_colour;
+    let is_index_0 = !has_hidden && !shown.iter().any(|&index| is_black(index) || is_white(index));
     let is_second_black = |index: u8| index > 0 && shown.first() == Some(&0) && colour(index) == colour(0);
     let is_background = |index: u8| is_black(index) && !is_second_black(index) || is_index_0 && index == 0;
     shown.iter().copied().filter(|&index| !is_background(index)).collect()

@@ -392,3 +392,73 @@ fn an_index_as_black_as_index_0_is_not_dropped_without_a_choice() {
     let map = indexed(&root, &noisy, png::BitDepth::Two, |x, y| [0, 1, 2][region(x, y)]);
     assert_eq!(count(&map), 480);
 }
+
+#[test]
+fn indexes_of_one_colour_are_several_labels() {
+    let root = Root::new();
+    let bits = png::BitDepth::Eight;
+    // the same grey, colour and white, and two colours of the grey value 38
+    for [first, second] in [
+        [[38; 3], [38; 3]],
+        [[200, 0, 0], [200, 0, 0]],
+        [[255; 3], [255; 3]],
+        [[128, 0, 0], [0, 64, 0]],
+        [[38; 3], [128, 0, 0]],
+    ] {
+        let mut palette = vec![[0, 0, 0, 255]; 17];
+        for (index, [r, g, b]) in [(1, first), (16, second)] {
+            palette[index] = [r, g, b, 255];
+        }
+        let map = indexed(&root, &palette, bits, |x, y| [0, 1, 16][region(x, y)]);
+        let reason = refused(&map);
+        assert!(
+            reason.ends_with("the mask has several labels: 1 (480 pixels), 16 (200 pixels)"),
+            "{first:?}: {reason}"
+        );
+        assert_eq!([chosen(&map, &[1]), chosen(&map, &[16]), chosen(&map, &[1, 16])], [480, 200, 680], "{first:?}");
+    }
+    // of 2 and 4 bits, beside a third label, and around a transparent background
+    let grey = [90, 90, 90, 255];
+    for (palette, bits) in [
+        (vec![[0, 0, 0, 255], grey, grey, [200, 200, 200, 255]], png::BitDepth::Two),
+        (vec![[0, 0, 0, 0], grey, grey, grey], png::BitDepth::Two),
+        ([vec![[255, 255, 255, 0]], vec![grey; 15]].concat(), png::BitDepth::Four),
+        ([vec![[90, 90, 90, 0]], vec![grey; 3]].concat(), png::BitDepth::Four),
+        (vec![[60, 60, 60, 255], grey, grey, grey], png::BitDepth::Two),
+    ] {
+        let map = indexed(&root, &palette, bits, |x, y| [0, 1, 2][region(x, y)]);
+        let reason = refused(&map);
+        assert!(reason.ends_with("several labels: 1 (480 pixels), 2 (200 pixels)"), "{palette:?}: {reason}");
+        assert_eq!([chosen(&map, &[1]), chosen(&map, &[2])], [480, 200], "{palette:?}");
+    }
+    // a palette that says nothing
+    let map = indexed(&root, &[[255; 4]; 4], png::BitDepth::Two, |x, y| u8::from(is_lesion(x, y)));
+    assert_eq!((count(&map), chosen(&map, &[1])), (480, 480));
+}
+
+#[test]
+fn chosen_labels_of_grey_ramps_are_indexes() {
+    let root = Root::new();
+    let ramp =
+        |count: u8| (0..count).map(move |index| [index * (255 / (count - 1)); 3]).map(|[r, g, b]| [r, g, b, 255]);
+    // a thin line of another index beside the lesion
+    let line = |x: u32, y: u32| u8::from(x == 80 && y < 20);
+    for (count_of, bits) in [(4, png::BitDepth::Two), (16, png::BitDepth::Four), (16, png::BitDepth::Eight)] {
+        let palette: Vec<[u8; 4]> = ramp(count_of).collect();
+        let map = indexed(&root, &palette, bits, |x, y| if is_lesion(x, y) { 3 } else { line(x, y) });
+        assert_eq!([chosen(&map, &[1]), chosen(&map, &[3])], [20, 480], "{count_of} greys of {bits:?}");
+    }
+    let palette: Vec<[u8; 4]> = ramp(2).collect();
+    let map = indexed(&root, &palette, png::BitDepth::One, |x, y| u8::from(is_lesion(x, y)));
+    assert_eq!((count(&map), chosen(&map, &[1])), (480, 480));
+    // one target with a soft border: its brightest level, by its level and by its index
+    let palette: Vec<[u8; 4]> = ramp(4).collect();
+    let soft = indexed(&root, &palette, png::BitDepth::Two, |x, y| {
+        (3 * u8::from(is_lesion(x, y))).max(u8::from(is_lesion(x + 1, y)))
+    });
+    assert_eq!([count(&soft), chosen(&soft, &[255]) as u64, chosen(&soft, &[3]) as u64], [480; 3]);
+    // an identity palette
+    let same: Vec<[u8; 4]> = (0..=255).map(|grey| [grey, grey, grey, 255]).collect();
+    let map = indexed(&root, &same, png::BitDepth::Eight, |x, y| [0, 1, 16][region(x, y)]);
+    assert!(refused(&map).ends_with("several labels: 1 (480 pixels), 16 (200 pixels)"), "{}", refused(&map));
+}

@@ -175,6 +175,14 @@ fn palettes_of_tiff_files_are_colours_of_images_and_labels_of_masks() {
     assert!(error.ends_with("the mask has several labels: 1 (3 pixels), 2 (6 pixels)"), "{error}");
     let chosen = labelled_mask(&path, Labels::new(&[1]).expect("labels")).expect("a mask");
     assert_eq!(chosen.pixels().filter(|pixel| pixel.0 == [255]).count(), 3);
+    // indexes of one colour, and of colours that differ in their lower bits only
+    for colours in [[[0; 3], [9766; 3], [9766; 3]], [[0; 3], [9728; 3], [9900; 3]], [[0; 3], [38; 3], [38; 3]]] {
+        saved(&colours, &indexes);
+        let error = mask(&path).expect_err("two labels").to_string();
+        assert!(error.ends_with("several labels: 1 (3 pixels), 2 (6 pixels)"), "{colours:?}: {error}");
+        let chosen = labelled_mask(&path, Labels::new(&[2]).expect("labels")).expect("a mask");
+        assert_eq!(chosen.pixels().filter(|pixel| pixel.0 == [255]).count(), 6);
+    }
     // black is the background, wherever it is in the palette
     saved(&[[65_535; 3], [0; 3]], &[[0; 6], [1; 6], [1; 6], [1; 6]].concat());
     assert_eq!(mask(&path).expect("a mask").pixels().filter(|pixel| pixel.0 == [255]).count(), 6);
