@@ -14,6 +14,7 @@ mod jpeg;
 mod png;
 mod shared;
 mod tiff;
+mod unpack_lzw;
 
 use std::io::{Cursor, ErrorKind};
 use std::path::Path;
@@ -287,6 +288,17 @@ fn jpeg_file(bytes: &[u8]) -> Result<Decoded, Failure> {
 }
 
 fn tiff_file(bytes: &[u8], palette: Palette) -> Result<Decoded, Failure> {
+    let decoded = tiff_page(bytes, palette);
+    if !matches!(decoded, Err(Failure::Corrupt(_))) {
+        return decoded;
+    }
+    match unpack_lzw::uncompressed(bytes) {
+        Some(plain) => tiff_page(&plain, palette).or(decoded),
+        None => decoded,
+    }
+}
+
+fn tiff_page(bytes: &[u8], palette: Palette) -> Result<Decoded, Failure> {
     let header = tiff::header(bytes)?;
     let decoded = match header.page(bytes)? {
         Some(tiff::Page::Indexed(indexed)) if palette == Palette::Keep => indexed.keep(),

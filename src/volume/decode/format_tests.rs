@@ -271,46 +271,88 @@ fn files_of_several_pages_are_refused_and_thumbnails_are_not_pages() {
     assert!(image(&path).is_ok());
 }
 
-/// An RGB file without compression whose colours have tiles of their own.
-fn tiled_planes((width, height): (u32, u32), tile: u32, bits: u32, value: impl Fn(u32, u32, u32) -> u16) -> Vec<u8> {
-    let (across, down) = (width.div_ceil(tile), height.div_ceil(tile));
-    let (num_tiles, tile_size) = (3 * across * down, tile * tile * bits / 8);
-    let entries = 13;
-    let extra = 8 + 2 + 12 * entries + 4;
-    let data = extra + 8 * num_tiles;
-    let mut bytes = b"II*\0\x08\0\0\0".to_vec();
-    bytes.extend(u16::try_from(entries).expect("few").to_le_bytes());
-    let mut entry = |tag: u16, kind: u16, count: u32, value: u32| {
-        bytes.extend(tag.to_le_bytes());
-        bytes.extend(kind.to_le_bytes());
-        bytes.extend(count.to_le_bytes());
-        bytes.extend(value.to_le_bytes());
-    };
-    for (tag, value) in [(256, width), (257, height)] {
-        entry(tag, 4, 1, value);
-    }
-    // one value stands for the bits of all samples
-    for (tag, value) in [(258, bits), (259, 1), (262, 2), (277, 3), (284, 2), (322, tile), (323, tile)] {
-        entry(tag, 3, 1, value);
-    }
-    entry(324, 4, num_tiles, extra);
-    entry(325, 4, num_tiles, extra + 4 * num_tiles);
-    entry(338, 3, 0, 0);
-    entry(339, 3, 1, 1);
-    bytes.extend([0; 4]);
-    (0..num_tiles).for_each(|index| bytes.extend((data + index * tile_size).to_le_bytes()));
-    (0..num_tiles).for_each(|_| bytes.extend(tile_size.to_le_bytes()));
-    for index in 0..num_tiles {
-        let (plane, place) = (index / (across * down), index % (across * down));
-        let (left, top) = (place % across * tile, place / across * tile);
-        for (y, x) in (top..top + tile).flat_map(|y| (left..left + tile).map(move |x| (y, x))) {
-            // what is outside of the image is not zero
-            let value = if x < width && y < height { value(x, y, plane) } else { 77 };
-            let [low, high] = value.to_le_bytes();
-            bytes.extend(if bits == 8 { vec![low] } else { vec![low, high] });
+/// An RGB file with tiles, without compression.
+struct Tiled {
+    size: (u32, u32),
+    tile: u32,
+    bits: u32,
+    /// The colours have tiles of their own.
+    is_planar: bool,
+    has_lzw: bool,
+}
+
+impl Tiled {
+    fn bytes(&self, value: impl Fn(u32, u32, u32) -> u16) -> Vec<u8> {
+        let Self { size: (width, height), tile, bits, is_planar, has_lzw } = *self;
+        let (across, down) = (width.div_ceil(tile), height.div_ceil(tile));
+        let num_tiles = across * down * if is_planar { 3 } else { 1 };
+        let mut tiles = Vec::new();
+        for index in 0..num_tiles {
+            let (plane, place) = (index / (across * down), index % (across * down));
+            let (left, top) = (place % across * tile, place / across * tile);
+            let planes = if is_planar { plane..plane + 1 } else { 0..3 };
+            let mut bytes = Vec::new();
+            for (y, x) in (top..top + tile).flat_map(|y| (left..left + tile).map(move |x| (y, x))) {
+                for plane in planes.clone() {
+                    // what is outside of the image is not zero
+                    let value = if x < width && y < height { value(x, y, plane) } else { 77 };
+                    bytes.extend(&value.to_le_bytes()[..bits as usize / 8]);
+                }
+            }
+            if has_lzw {
+                let mut encoder = weezl::encode::Encoder::with_tiff_size_switch(weezl::BitOrder::Msb, 8);
+                bytes = encoder.encode(&bytes).expect("packed");
+            }
+            tiles.push(bytes);
         }
+        self.file(&tiles)
     }
-    bytes
+
+    fn file(&self, tiles: &[Vec<u8>]) -> Vec<u8> {
+        let Self { size: (width, height), tile, bits, is_planar, has_lzw } = *self;
+        let num_tiles = u32::try_from(tiles.len()).expect("few");
+        let entries = 13;
+        let extra = 8 + 2 + 12 * entries + 4;
+        let data = extra + 8 * num_tiles;
+        let mut bytes = b"II*\0\x08\0\0\0".to_vec();
+        bytes.extend(u16::try_from(entries).expect("few").to_le_bytes());
+        let mut entry = |tag: u16, kind: u16, count: u32, value: u32| {
+            bytes.extend(tag.to_le_bytes());
+            bytes.extend(kind.to_le_bytes());
+            bytes.extend(count.to_le_bytes());
+            bytes.extend(value.to_le_bytes());
+        };
+        for (tag, value) in [(256, width), (257, height)] {
+            entry(tag, 4, 1, value);
+        }
+        // one value stands for the bits of all samples
+        for (tag, value) in [
+            (258, bits),
+            (259, if has_lzw { 5 } else { 1 }),
+            (262, 2),
+            (277, 3),
+            (284, if is_planar { 2 } else { 1 }),
+            (322, tile),
+            (323, tile),
+        ] {
+            entry(tag, 3, 1, value);
+        }
+        entry(324, 4, num_tiles, extra);
+        entry(325, 4, num_tiles, extra + 4 * num_tiles);
+        entry(338, 3, 0, 0);
+        entry(339, 3, 1, 1);
+        bytes.extend([0; 4]);
+        let mut at = data;
+        for tile in tiles {
+            bytes.extend(at.to_le_bytes());
+            at += u32::try_from(tile.len()).expect("small");
+        }
+        for tile in tiles {
+            bytes.extend(u32::try_from(tile.len()).expect("small").to_le_bytes());
+        }
+        bytes.extend(tiles.concat());
+        bytes
+    }
 }
 
 #[test]
@@ -319,7 +361,7 @@ fn tiff_files_with_tiles_for_each_colour_are_read() {
     for (size, tile) in [((48, 64), 64), ((45, 61), 16), ((45, 64), 32), ((16, 16), 16), ((33, 17), 16)] {
         for (bits, times) in [(8, 1), (16, 257)] {
             let stored = |x, y, plane| u16::try_from(colour(x, y, plane) * times).expect("16 bits");
-            let bytes = tiled_planes(size, tile, bits, stored);
+            let bytes = Tiled { size, tile, bits, is_planar: true, has_lzw: false }.bytes(stored);
             let decoded = image_of(&bytes, Path::new("a.tif"), u64::MAX).expect("an image").into_rgb8();
             assert_eq!(decoded.dimensions(), size);
             for (x, y, Rgb(found)) in decoded.enumerate_pixels() {
@@ -330,6 +372,39 @@ fn tiff_files_with_tiles_for_each_colour_are_read() {
             assert!(image_of(cut, Path::new("a.tif"), u64::MAX).is_err(), "{size:?}: truncated");
         }
     }
+}
+
+/// The pixels decide whether the decoder reads such a file itself.
+#[test]
+fn tiff_files_with_tiles_in_lzw_are_read() {
+    type Shade = fn(u32, u32, u32) -> u16;
+    let shade = |value: u32| u16::try_from(value % 256).expect("8 bits");
+    let patterns: [Shade; 4] = [
+        |x, y, plane| u16::try_from((x * 4 + y * 5 * plane) % 256).expect("8 bits"),
+        |x, _, plane| u16::from(x / 9 % 2 == plane % 2) * 200,
+        |x, y, plane| u16::try_from((x * x * 31 + y * 17 + x * y * (plane + 3)) % 256).expect("8 bits"),
+        |_, _, plane| u16::try_from(plane * 90).expect("8 bits"),
+    ];
+    let mut num_unpacked = 0;
+    for pattern in patterns {
+        for (size, tile) in [((77, 53), 32), ((77, 53), 16), ((45, 61), 16), ((64, 64), 32), ((33, 17), 16)] {
+            for (is_planar, bits) in [(true, 8), (true, 16), (false, 8), (false, 16)] {
+                let times = if bits == 8 { 1 } else { 257 };
+                let stored = |x, y, plane| shade(pattern(x, y, plane).into()) * times;
+                let file = Tiled { size, tile, bits, is_planar, has_lzw: true };
+                let bytes = file.bytes(stored);
+                num_unpacked += usize::from(tiff_page(&bytes, Palette::Expand).is_err());
+                let decoded = image_of(&bytes, Path::new("a.tif"), u64::MAX).expect("an image").into_rgb8();
+                for (x, y, Rgb(found)) in decoded.enumerate_pixels() {
+                    let wanted = [0, 1, 2].map(|plane| u8::try_from(pattern(x, y, plane)).expect("8 bits"));
+                    assert_eq!(*found, wanted, "{size:?}, tiles of {tile}, {bits} bits, {is_planar}, at {x}, {y}");
+                }
+                let cut = &bytes[..bytes.len() / 2];
+                assert!(image_of(cut, Path::new("a.tif"), u64::MAX).is_err(), "{size:?}: truncated");
+            }
+        }
+    }
+    assert!(num_unpacked > 2, "{num_unpacked} files need another way");
 }
 
 /// Also in a thread of a pool.

@@ -54,7 +54,7 @@ pub(super) fn is_tiff(bytes: &[u8]) -> bool {
     [b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"].iter().any(|magic| bytes.starts_with(*magic))
 }
 
-fn decoder(bytes: &[u8]) -> TiffResult<Decoder<Cursor<&[u8]>>> {
+pub(super) fn decoder(bytes: &[u8]) -> TiffResult<Decoder<Cursor<&[u8]>>> {
     let mut limits = Limits::default();
     (limits.decoding_buffer_size, limits.intermediate_buffer_size) = (MAX_PIXELS, MAX_PIXELS);
     Ok(Decoder::new(Cursor::new(bytes))?.with_limits(limits))
@@ -214,25 +214,79 @@ impl Header {
 
 /// The file with the photometric interpretation grey in its first directory.
 fn as_grey(bytes: &[u8]) -> Option<Vec<u8>> {
-    let is_big_endian = bytes.starts_with(b"MM");
-    let number = |at: usize, size: usize| -> Option<usize> {
-        let part = bytes.get(at..at.checked_add(size)?)?;
-        let join = |value: u64, byte: &u8| value << 8 | u64::from(*byte);
-        let value = if is_big_endian { part.iter().fold(0, join) } else { part.iter().rev().fold(0, join) };
-        usize::try_from(value).ok()
-    };
-    let wide = number(2, 2)? == 43;
-    let (start, count_size, value_size) = if wide { (number(8, 8)?, 8, 8) } else { (number(4, 4)?, 2, 4) };
-    let first = start.checked_add(count_size)?;
-    let (count, entry_size) = (number(start, count_size)?, 4 + 2 * value_size);
-    let entries = (0..count).map_while(|index| first.checked_add(index.checked_mul(entry_size)?));
-    let photometric = usize::from(Tag::PhotometricInterpretation.to_u16());
-    let entry = entries.take_while(|at| *at < bytes.len()).find(|at| number(*at, 2) == Some(photometric))?;
-    let size = if number(entry + 2, 2)? == 4 { 4 } else { 2 };
-    let value = entry + entry_size - value_size;
     let mut copy = bytes.to_vec();
-    let field = copy.get_mut(value..value + size)?;
-    field.fill(0);
-    *(if is_big_endian { field.last_mut() } else { field.first_mut() })? = 1;
+    Directory::first(bytes)?.set(&mut copy, Tag::PhotometricInterpretation, 1)?;
     Some(copy)
+}
+
+/// The entries of a directory, to change them in a copy of the file.
+pub(super) struct Directory {
+    is_big_endian: bool,
+    /// Bytes of a count or a value.
+    value_size: usize,
+    /// Tag and position of each entry.
+    entries: Vec<(u16, usize)>,
+}
+
+impl Directory {
+    /// The first directory of a file.
+    pub(super) fn first(bytes: &[u8]) -> Option<Self> {
+        let is_big_endian = bytes.starts_with(b"MM");
+        let number = |at: usize, size: usize| -> Option<usize> {
+            let part = bytes.get(at..at.checked_add(size)?)?;
+            let join = |value: u64, byte: &u8| value << 8 | u64::from(*byte);
+            let value = if is_big_endian { part.iter().fold(0, join) } else { part.iter().rev().fold(0, join) };
+            usize::try_from(value).ok()
+        };
+        let wide = number(2, 2)? == 43;
+        let (start, count_size, value_size) = if wide { (number(8, 8)?, 8, 8) } else { (number(4, 4)?, 2, 4) };
+        let first = start.checked_add(count_size)?;
+        let (count, entry_size) = (number(start, count_size)?, 4 + 2 * value_size);
+        let places = (0..count).map_while(|index| first.checked_add(index.checked_mul(entry_size)?));
+        let entries = places.map_while(|at| Some((u16::try_from(number(at, 2)?).ok()?, at))).collect();
+        Some(Self { is_big_endian, value_size, entries })
+    }
+
+    fn find(&self, tag: Tag) -> Option<usize> {
+        self.entries.iter().find(|(found, _)| *found == tag.to_u16()).map(|(_, at)| *at)
+    }
+
+    /// Writes a number into the bytes from `at` on.
+    fn write(&self, bytes: &mut [u8], at: usize, size: usize, value: u64) -> Option<()> {
+        let field = bytes.get_mut(at..at.checked_add(size)?)?;
+        let little = value.to_le_bytes();
+        field.iter_mut().zip(little).for_each(|(byte, new)| *byte = new);
+        if self.is_big_endian {
+            field.reverse();
+        }
+        Some(())
+    }
+
+    /// Sets the number of an entry.
+    pub(super) fn set(&self, bytes: &mut [u8], tag: Tag, value: u16) -> Option<()> {
+        const SHORT: u64 = 3;
+        let at = self.find(tag)?;
+        self.write(bytes, at + 2, 2, SHORT)?;
+        self.write(bytes, at + 4 + self.value_size, 2, value.into())
+    }
+
+    /// Gives an entry other numbers, which are appended to the file.
+    pub(super) fn replace(&self, bytes: &mut Vec<u8>, tag: Tag, values: &[u64]) -> Option<()> {
+        let (long, long8) = (4, 16);
+        let (at, size) = (self.find(tag)?, self.value_size);
+        self.write(bytes, at + 2, 2, if size == 4 { long } else { long8 })?;
+        self.write(bytes, at + 4, size, values.len() as u64)?;
+        let place = at + 4 + size;
+        if let [value] = values {
+            return self.write(bytes, place, size, *value);
+        }
+        let end = bytes.len() as u64;
+        self.write(bytes, place, size, end)?;
+        for value in values {
+            let end = bytes.len();
+            bytes.resize(end + size, 0);
+            self.write(bytes, end, size, *value)?;
+        }
+        Some(())
+    }
 }
