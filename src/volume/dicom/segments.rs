@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use dicom_dictionary_std::tags;
+use dicom_dictionary_std::{tags, uids};
 
 use super::super::grid::{Affine, Grid, cross, dot, length, scale, subtract, swap_lps_ras};
 use super::super::limits::{MAX_FILE, check_size};
@@ -18,6 +18,10 @@ use super::syntax;
 use prsmed_base::error::{Error, Result};
 use prsmed_base::files;
 
+/// What to do about contours.
+const CONTOURS: &str = "fill the contours with another program, which also needs the series, for example \
+                        `dcmrtstruct2nii convert -r RTSTRUCT.dcm -d SERIES -o MASKS` (PyPI) or `plastimatch convert`, and give \
+                        a NIfTI mask of the result";
 const HINT: &str = "convert it to a NIfTI label map, for example with dcmqi's `segimage2itkimage`";
 /// Most frames of a file.
 const MAX_FRAMES: i64 = 1 << 16;
@@ -51,7 +55,7 @@ pub(crate) fn read(path: &Path) -> Result<Segments> {
     let (object, encoding) = parse(path, &bytes)?;
     drop(bytes);
     if text(&object, tags::MODALITY).as_deref() != Some("SEG") {
-        return Err(wrong("it is a DICOM file, but not a segmentation (SEG)"));
+        return Err(other_kind(path, &object));
     }
     if text(&object, tags::SEGMENTATION_TYPE).as_deref() != Some("BINARY") {
         return Err(wrong("it is a DICOM SEG with fractions or labels; binary segments can be read"));
@@ -73,6 +77,34 @@ pub(crate) fn read(path: &Path) -> Result<Segments> {
     let mut notes: Vec<String> = encoding.map(str::to_owned).into_iter().collect();
     let (values, hidden) = filled(path, &frames, &pixels, grid.size, &mut notes)?;
     Ok(Segments { values, hidden, grid, names: names(&object), notes })
+}
+
+/// The error of an object that is no SEG: its kind, and what to do about it.
+fn other_kind(path: &Path, object: &Object) -> Error {
+    let class = text(object, tags::SOP_CLASS_UID).unwrap_or_default();
+    let modality = text(object, tags::MODALITY).unwrap_or_default();
+    let is = |uid: &str, code: &str| class == uid || modality == code;
+    if is(uids::RT_STRUCTURE_SET_STORAGE, "RTSTRUCT") {
+        let reason = "it is a DICOM RTSTRUCT with contours, which are not read";
+        return Error::data(path, reason, CONTOURS);
+    }
+    let kind = if is(uids::RT_DOSE_STORAGE, "RTDOSE") {
+        "a DICOM RTDOSE with doses"
+    } else if is(uids::RT_PLAN_STORAGE, "RTPLAN") {
+        "a DICOM RTPLAN"
+    } else if is(uids::SURFACE_SEGMENTATION_STORAGE, "") {
+        "a DICOM surface segmentation"
+    } else if modality == "SR" {
+        "a DICOM report (SR)"
+    } else if modality == "PR" {
+        "a DICOM presentation state (PR)"
+    } else if object.get(tags::ROWS).is_some() {
+        "a DICOM image"
+    } else {
+        "a DICOM file"
+    };
+    let hint = "give a DICOM SEG, or a NIfTI label map (`.nii`, `.nii.gz`) on the grid of the volume";
+    Error::data(path, format!("it is {kind}, not a segmentation (SEG)"), hint)
 }
 
 type Hidden = BTreeMap<u16, VoxelSet>;
