@@ -66,7 +66,8 @@ pub struct CheckReport {
     pub extra_rows: usize,
     /// Synthetic rows that a training leaves out, because their sources are `val` or `test` images.
     pub left_out: usize,
-    /// Number of image files with the bytes of another image file. An image with several targets has such copies.
+    /// Number of image files with the pixels of another image file, in any format. An image with several targets has such
+    /// copies; images of one single colour are none.
     pub copies: usize,
     /// Sizes, spacings, intensities, labels and foreground of the good rows, by class.
     pub fingerprint: Vec<Fingerprint>,
@@ -125,7 +126,7 @@ pub fn check_with_extra(
     let rows = manifest.rows.len() + bad.len();
     let results = check_pairs(&manifest, labels, observer);
     let mut good = vec![true; manifest.rows.len()];
-    let mut by_content: HashMap<Mark, Vec<usize>> = HashMap::new();
+    let mut by_pixels: HashMap<Mark, Vec<usize>> = HashMap::new();
     let mut marks = Marks::default();
     let mut ranges = BTreeMap::new();
     let mut summaries = Vec::new();
@@ -141,7 +142,9 @@ pub fn check_with_extra(
                 rows().take(1).for_each(|row| marks.insert(row.image_path.clone(), of_image));
                 let own: Vec<&Row> = rows().filter(|row| !row.synthetic).collect();
                 summaries.extend((!own.is_empty()).then_some((own, summary)));
-                by_content.entry(of_image.file).or_default().extend(indices);
+                if let Some(pixels) = of_image.pixels {
+                    by_pixels.entry(pixels).or_default().extend(indices);
+                }
             }
             Err((problem, reason)) => {
                 for index in indices {
@@ -165,7 +168,7 @@ pub fn check_with_extra(
         rows,
         images,
         counts: counts(usable),
-        copies: copies(&manifest, &by_content),
+        copies: copies(&manifest, &by_pixels),
         leaks_into_test: leaks.errors(),
         other_leaks: leaks.warnings(),
         remedy: leaks.remedy(),
@@ -301,10 +304,10 @@ fn counts<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<ModalityCounts> {
     counts.into_values().collect()
 }
 
-/// Image files whose bytes another image file has too, without one of each.
-fn copies(manifest: &Manifest, by_content: &HashMap<Mark, Vec<usize>>) -> usize {
+/// Image files whose pixels another image file has too, without one of each.
+fn copies(manifest: &Manifest, by_pixels: &HashMap<Mark, Vec<usize>>) -> usize {
     let files = |rows: &Vec<usize>| rows.iter().map(|&row| &manifest.rows[row].image_path).collect::<BTreeSet<_>>();
-    by_content.values().map(|rows| files(rows).len() - 1).sum()
+    by_pixels.values().map(|rows| files(rows).len() - 1).sum()
 }
 
 #[cfg(test)]

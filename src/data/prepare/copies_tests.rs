@@ -51,7 +51,9 @@ fn copies_in_other_files_and_formats_are_in_one_split_also_over_append() {
             let patients = if are_patients { Patients::Pattern("^(.+)\\.".into()) } else { Patients::Unknown };
             let options = PrepareOptions { patients, ..options };
             let report = prepare(&options, &Silent).unwrap();
-            assert!(report.notes[0].starts_with("12 images have the pixels of another image"), "{:?}", report.notes);
+            assert!(report.notes[0].starts_with("12 image files are copies of another one"), "{:?}", report.notes);
+            let checked = crate::check::check(&f.out, None, crate::labels::Labels::NONE, &Silent).unwrap();
+            assert_eq!(checked.copies, 12, "as `data check` counts them");
             let before = splits_of_pictures(&f);
             assert!(before.len() == 12 && before.values().all(|splits| splits.len() == 1), "{before:?}");
             assert_eq!(before.values().flatten().collect::<BTreeSet<_>>().len(), 3, "all splits");

@@ -325,14 +325,17 @@ fn window(options: &PrepareOptions, class: &Path) -> Result<Window> {
     Ok(intensity.window)
 }
 
-/// Says how many images are copies of another one by their pixels.
+/// Says how many image files are copies of another one by their pixels, as `data check` counts them. Nothing if they are
+/// only the files of one image with several targets.
 fn note_of_copies(items: &[Item]) -> Option<String> {
-    let images: BTreeMap<&str, Mark> =
-        items.iter().filter_map(|item| Some((item.image.as_str(), item.pixels?))).collect();
-    let different: BTreeSet<&Mark> = images.values().collect();
-    let copies = images.len() - different.len();
-    (copies > 0)
-        .then(|| format!("{copies} images have the pixels of another image; copies of an image are in one split"))
+    let copies = |name: fn(&Item) -> &str| {
+        let files: BTreeMap<&str, Mark> = items.iter().filter_map(|item| Some((name(item), item.pixels?))).collect();
+        files.len() - files.values().collect::<BTreeSet<_>>().len()
+    };
+    (copies(|item| &item.image) > 0).then(|| {
+        let count = copies(|item| &item.stem);
+        format!("{count} image files are copies of another one; copies of an image are in one split")
+    })
 }
 
 /// Adds the numbers of the items to the report.
