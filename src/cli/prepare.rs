@@ -181,10 +181,11 @@ fn warnings(report: &PrepareReport, args: &PrepareArgs) -> Vec<String> {
         ));
     }
     texts.extend(report.spellings.clone());
+    texts.extend(report.one_patient.clone());
     let fractions = [(Split::Val, args.val_frac), (Split::Test, args.test_frac)];
     for (split, _) in fractions.into_iter().filter(|(_, fraction)| *fraction > 0.0 && !args.append && report.images > 0)
     {
-        if !report.images_by_split.contains_key(split.name()) {
+        if report.one_patient.is_none() && !report.images_by_split.contains_key(split.name()) {
             texts.push(match report.patients {
                 Some(count) => format!("too few patients ({count}) for a `{split}` split, which has no images"),
                 None => format!("too few images ({}) for a `{split}` split, which has none", report.images),

@@ -145,3 +145,36 @@ fn a_word_for_a_missing_patient_joins_nothing() {
     let report = prepare(&PrepareOptions { patients: Patients::Table(path), ..f.options() }, &Silent).unwrap();
     assert_eq!((report.patients, report.own_patients.len(), report.spellings), (Some(9), 8, None));
 }
+
+#[test]
+fn a_pattern_that_makes_one_patient_of_all_is_warned_about() {
+    let f = folders();
+    for (number, name) in
+        ["PAT_01_a", "PAT_01_b", "PAT_02_a", "PAT_02_b", "PAT_03_a", "PAT_04_a"].into_iter().enumerate()
+    {
+        picture(&f, &format!("{name}.png"), u8::try_from(number).unwrap(), false);
+    }
+    let table = f.images.with_file_name("patients.csv");
+    let rows: Vec<String> = [1, 2].iter().flat_map(|n| ["a", "b"].map(|end| format!("PAT_0{n}_{end},p"))).collect();
+    fs::write(&table, format!("file,patient\n{}\nPAT_03_a,p\nPAT_04_a,p\n", rows.join("\n"))).unwrap();
+    let pattern = |text: &str| Patients::Pattern(text.to_owned());
+    for (patients, fracs, parts) in [
+        (
+            pattern("^(.+?)_"),
+            [0.1, 0.1],
+            &["one patient, `PAT`", "no images for `val` and `test`", "for example `--group '^([^_]+_[^_]+)_'`"][..],
+        ),
+        (pattern("^(PAT)"), [0.0, 0.2], &["`--group '^(PAT)'` puts all 6 images", "no images for `test`;"]),
+        (Patients::Table(table), [0.2, 0.2], &["`--patients ", "correct the column `patient`"]),
+        (pattern("^(.+?)_"), [0.0, 0.0], &[]),
+        (pattern("^([^_]+_[^_]+)_"), [0.25, 0.25], &[]),
+        (Patients::Unknown, [0.25, 0.25], &[]),
+    ] {
+        let options = PrepareOptions { patients, val_frac: fracs[0], test_frac: fracs[1], ..f.options() };
+        let report = prepare(&options, &Silent).unwrap();
+        let text = report.one_patient.unwrap_or_default();
+        assert_eq!(text.is_empty(), parts.is_empty(), "{text}");
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+        fs::remove_dir_all(&f.out).unwrap();
+    }
+}

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::grouping;
 use super::item::{EMPTY, IS_A, ITS_IMAGE, NO_IMAGE, NO_MASK, NOT_AN_IMAGE, OTHER_IMAGE, Skipped, by_kind};
 use super::pairs::without_suffix;
 use crate::annotation::is_image;
@@ -95,13 +96,16 @@ pub(super) fn folders_in(folder: &Path) -> Option<String> {
     Some(format!("{in_folders}; give the folder of images and the folder of masks"))
 }
 
-/// Whether folders are those of patients: their files have equal names, or each has masks beside its images.
+/// Whether folders are those of patients: their files have equal names, or each has masks beside its images. Two folders
+/// whose names differ in more than their numbers may be those of images and of masks.
 fn are_of_patients(folders: &[PathBuf]) -> bool {
     let masks = |folder: &Path| entries(folder).iter().filter(|path| is_mask(path)).count();
     let with_both = folders.iter().filter(|folder| masks(folder) > 0 && masks(folder) < entries(folder).len()).count();
     let names = ["images", "image", "masks", "mask", "labels", "label", "scans", "imgs"];
     let are_parts = folders.iter().any(|folder| names.contains(&name(folder).to_lowercase().as_str()));
-    !are_parts && (2 * with_both > folders.len() || repeated(folders).is_some())
+    let without_digits = |folder: &PathBuf| name(folder).replace(|c: char| c.is_ascii_digit(), "");
+    let may_be_parts = matches!(folders, [a, b] if without_digits(a) != without_digits(b));
+    !are_parts && (2 * with_both > folders.len() || (repeated(folders).is_some() && !may_be_parts))
 }
 
 /// A file name that most of the folders have.
@@ -145,8 +149,20 @@ fn one_folder(root: &Path, folders: &[PathBuf]) -> String {
     format!(
         "copy them into one folder, with the name of their folder before their own: `mkdir flat; for f in \
          {root}/*/*.{ending}; do cp \"$f\" flat/\"$(basename \"$(dirname \"$f\")\")_$(basename \"$f\")\"; done`, the masks \
-         in the same way, and give the patients with `--group '^(.+?)_'`"
+         in the same way, and give the patients with {}",
+        patients_of(folders)
     )
+}
+
+/// The flag that says the patients of files that got the name of their folder before their own.
+fn patients_of(folders: &[PathBuf]) -> String {
+    let images =
+        |folder: &PathBuf| entries(folder).iter().filter(|path| is_image(path)).map(|path| name(path)).collect();
+    let folders: Vec<(String, Vec<String>)> = folders.iter().map(|folder| (name(folder), images(folder))).collect();
+    match grouping::pattern_of_folders(&folders) {
+        Some(pattern) => format!("`--group '{pattern}'`"),
+        None => "`--patients TABLE.csv`, a table with the columns `file` and `patient`".to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -190,8 +206,24 @@ mod tests {
     }
 
     #[test]
+    fn the_patients_of_copied_files_are_those_of_their_folders() {
+        for (files, flag) in [
+            (&["P1/a.png", "P1/b.png", "P2/a.png", "P2/b.png"][..], "`--group '^([^_]+)_'`"),
+            (&["PAT_01/a.png", "PAT_01/b.png", "PAT_02/a.png", "PAT_02/b.png"], "`--group '^([^_]+_[^_]+)_'`"),
+            (&["us_1_x/a.png", "us_1_x/b.png", "us_2_x/a.png", "us_2_x/b.png"], "`--group '^([^_]+_[^_]+_[^_]+)_'`"),
+            (&["P_1/a.png", "P_1/b.png", "P_2/a.png", "P_2/b.png", "P3/a.png", "P3/b.png"], "`--patients TABLE.csv`"),
+        ] {
+            let text = folders_in(folder(files).path()).expect("folders");
+            assert!(text.contains(&format!("give the patients with {flag}")), "{files:?}: {text}");
+        }
+    }
+
+    #[test]
     fn folders_of_images_and_of_masks_are_named() {
-        for files in [&["images/a.png", "masks/a.png"][..], &["scans/a.png", "truth/b.png"], &["set/images/a.png"]] {
+        let same = &["us/PAT_01_a.png", "us/PAT_02_a.png", "lesions/PAT_01_a.png", "lesions/PAT_02_a.png"];
+        for files in
+            [&same[..], &["images/a.png", "masks/a.png"], &["scans/a.png", "truth/b.png"], &["set/images/a.png"]]
+        {
             let text = folders_in(folder(files).path()).expect("folders");
             assert!(text.ends_with("give the folder of images and the folder of masks"), "{text}");
         }

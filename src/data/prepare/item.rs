@@ -88,6 +88,11 @@ pub(super) struct Item {
 }
 
 impl Item {
+    /// The name of the volume or image that it is from.
+    pub(super) fn source(&self) -> &str {
+        self.slice.as_ref().map_or(&self.image, |(volume, _)| volume)
+    }
+
     /// Items of one unit are in one split.
     pub(super) fn unit(&self) -> &str {
         self.patient.as_deref().unwrap_or(&self.image)

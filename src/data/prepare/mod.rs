@@ -11,6 +11,7 @@
 //! class never write at once.
 
 mod existing;
+mod grouping;
 mod hints;
 mod item;
 mod location;
@@ -78,6 +79,8 @@ pub struct PrepareReport {
     pub spellings: Option<String>,
     /// Files without a patient; each is its own patient.
     pub own_patients: Vec<PathBuf>,
+    /// Says so if one patient has all images, so that splits stay empty.
+    pub one_patient: Option<String>,
     /// Number of images that the data root contained before.
     pub known: usize,
     /// Number of new images by split.
@@ -220,7 +223,44 @@ impl Work<'_> {
         write_files(&splits)?;
         report.rows = rows::write(path, &items, &splits, self.options, &self.templates)?;
         count(&mut report, &items, &splits);
+        report.one_patient = self.one_patient(&items, &report);
         Ok(report)
+    }
+
+    /// Warns that `--group` or `--patients` puts all images into one patient, whose images are in one split.
+    fn one_patient(&self, items: &[Item], report: &PrepareReport) -> Option<String> {
+        let PrepareOptions { val_frac, test_frac, append, patients, .. } = self.options;
+        let empty: Vec<String> =
+            [(Split::Train, 1.0 - val_frac - test_frac), (Split::Val, *val_frac), (Split::Test, *test_frac)]
+                .into_iter()
+                .filter(|(split, frac)| *frac > 1e-9 && !report.images_by_split.contains_key(split.name()))
+                .map(|(split, _)| format!("`{split}`"))
+                .collect();
+        if *append || report.patients != Some(1) || report.images < 2 || empty.is_empty() {
+            return None;
+        }
+        let patient = items.first()?.patient.as_ref()?;
+        let (flag, remedy) = match patients {
+            Patients::Unknown => return None,
+            Patients::Table(path) => {
+                (format!("`--patients {}`", path.display()), "correct the column `patient`".to_owned())
+            }
+            Patients::Pattern(pattern) => {
+                let names: BTreeSet<String> = items.iter().map(|item| item.source().to_owned()).collect();
+                let other = grouping::pattern(&names.into_iter().collect::<Vec<_>>());
+                let other = other.map(|other| format!(", for example `--group '{other}'`")).unwrap_or_default();
+                (
+                    format!("`--group '{pattern}'`"),
+                    format!("write a pattern whose first group is one patient only{other}"),
+                )
+            }
+        };
+        Some(format!(
+            "{flag} puts all {} images into one patient, `{patient}`, and images of a patient are in one split: there are no \
+             images for {}; if there are several patients, {remedy}, and prepare again",
+            report.images,
+            empty.join(" and ")
+        ))
     }
 
     /// The splits of the items; patients and images of the data root keep theirs.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use regex::Regex;
 
+use super::grouping;
 use crate::{csv_text, names, patient};
 use prsmed_base::{Error, Result, files};
 
@@ -110,11 +111,17 @@ impl Finder {
         }
         let first = paths.first().and_then(|path| path.as_ref().file_name()).unwrap_or_default().to_string_lossy();
         Err(match self {
-            Self::Pattern(regex) => Error::config(
-                "--group",
-                format!("`{regex}` matches none of {} file names; the first is `{first}`", paths.len()),
-                "write a regular expression whose first group is the patient, for example `--group '^(P[0-9]+)_'`",
-            ),
+            Self::Pattern(regex) => {
+                let names = paths.iter().filter_map(|path| path.as_ref().file_name());
+                let names: Vec<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();
+                let example = grouping::pattern(&names);
+                let example = example.map(|example| format!(", for example `--group '{example}'`")).unwrap_or_default();
+                Error::config(
+                    "--group",
+                    format!("`{regex}` matches none of {} file names; the first is `{first}`", paths.len()),
+                    format!("write a regular expression whose first group is the patient{example}"),
+                )
+            }
             Self::Table(path, _) => Error::data(
                 path,
                 format!("it names none of {} files; the first is `{first}`", paths.len()),
