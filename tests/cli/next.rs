@@ -62,7 +62,8 @@ fn only(split: &str, name: &str) -> PathBuf {
 
 fn check(root: &Path) -> Command {
     let mut command = prsmed();
-    command.args(["data", "check"]).arg(root);
+    // a user's own folder may have a run
+    command.args(["data", "check"]).arg(root).current_dir(path(""));
     command
 }
 
