@@ -173,12 +173,15 @@ pub(super) struct Args {
     /// Paint the mask even if the target is reported as not found
     #[arg(long)]
     always_paint: bool,
-    /// Maximum length of the answer in tokens
-    #[arg(long, value_name = "N", default_value_t = 128)]
-    max_new_tokens: usize,
+    /// Maximum length of the answer in tokens [default: 128]
+    #[arg(long, value_name = "N")]
+    max_new_tokens: Option<usize>,
     #[command(flatten)]
     volume: VolumeArgs,
 }
+
+/// The default of `--max-new-tokens`.
+const ANSWER_TOKENS: usize = 128;
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let Some(path) = &args.image else { return many(args, context) };
@@ -205,6 +208,9 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         Input::Image(image) => image,
         Input::Volume(opened) => {
             check_volume_flags(args)?;
+            if args.max_new_tokens.is_some() {
+                context.runtime.note("`--max-new-tokens` has no effect: a volume gets a mask and no answer");
+            }
             args.probabilities.iter().try_for_each(|path| check_probabilities(path, &opened))?;
             let common = Common {
                 image: path,
@@ -222,7 +228,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     args.overlay_out.iter().try_for_each(|path| check_writable("--overlay-out", path, &["png", "jpg", "jpeg"]))?;
     args.probabilities.iter().try_for_each(|path| check_writable("--probabilities", path, &["png"]))?;
     let assembly = args.run.open(context)?;
-    let request = Request { image: &image, question, max_new_tokens: args.max_new_tokens };
+    let request = Request { image: &image, question, max_new_tokens: args.max_new_tokens.unwrap_or(ANSWER_TOKENS) };
     let stream = |piece: &str| context.progress.on(&Event::Token(piece.to_owned()));
     let mut prediction = predict(&assembly, &request, stream).map_err(|error| error.of_image(path))?;
     if let Some(path) = &args.probabilities {
@@ -255,7 +261,7 @@ fn many(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     };
     let settings = Settings {
         volume: &volume,
-        max_new_tokens: args.max_new_tokens,
+        max_new_tokens: args.max_new_tokens.unwrap_or(ANSWER_TOKENS),
         always_paint: args.always_paint,
         model: args.run.identity(context)?,
     };
