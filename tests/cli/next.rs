@@ -32,8 +32,15 @@ fn works_in(place: &Path, command: &str, more: &str) -> String {
     text(&output.stdout)
 }
 
+/// A folder without runs; other tests leave one in that of the suite.
+fn place() -> PathBuf {
+    let place = path("next without runs");
+    fs::create_dir_all(&place).unwrap();
+    place
+}
+
 fn works(command: &str, more: &str) -> String {
-    works_in(&path(""), command, more)
+    works_in(&place(), command, more)
 }
 
 /// Asserts that a printed training can start.
@@ -62,8 +69,7 @@ fn only(split: &str, name: &str) -> PathBuf {
 
 fn check(root: &Path) -> Command {
     let mut command = prsmed();
-    // a user's own folder may have a run
-    command.args(["data", "check"]).arg(root).current_dir(path(""));
+    command.args(["data", "check"]).arg(root).current_dir(place());
     command
 }
 
