@@ -43,12 +43,20 @@ pub fn create(
     let known = |name: &String| trained.modalities.iter().position(|known| known == name);
     let taken: Vec<Option<usize>> = modalities.iter().map(known).collect();
     weights::load_classes(&folder, &model, &taken)?;
-    let (base, _) = weights::base_of(&folder, &named, build)?;
+    let (base, tower) = weights::base_of(&folder, &named, build)?;
+    let parts = [("base", Some(base.as_path())), ("vision_tower", tower.as_deref())];
+    let is_own = base.starts_with(&folder);
+    if let Some((part, path)) = trained.changed_part(&parts)?.filter(|_| !is_own) {
+        let text =
+            "has other weights than those that the run of `--init` was trained with: its adapters may not fit them";
+        warnings.push(format!("`{part}`: `{}` {text}", path.display()));
+    }
     let (tokenizer, of_tokenizer) = setup::tokenizer_of(&folder, &base, &sizes)?;
     warnings.extend(of_tokenizer);
     let pixels = pixels(config, &sizes);
     let mut description = Description::new(config.clone(), sizes, modalities.to_vec(), pixels);
-    (description.sources, description.digests) = (trained.sources.clone(), trained.digests.clone());
+    description.sources = trained.sources.clone();
+    description.digests = if is_own { trained.digests.clone() } else { weights::digests(&parts)? };
     let note = note(&folder, modalities, &taken);
     Ok((
         Assembly {

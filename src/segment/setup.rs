@@ -124,14 +124,11 @@ pub(super) fn refuse_other_weights(folder: &Path, build: Build) -> Result<()> {
     if base.starts_with(folder) {
         return Ok(());
     }
-    let parts =
-        [("model.base", "base", Some(base.as_path())), ("model.vision_tower", "vision_tower", tower.as_deref())];
-    for (key, part, path) in parts {
-        if let Some((_, path)) = description.changed_part(&[(part, path)])? {
-            let reason = format!("`{}` has other weights than those that the run began with", path.display());
-            let hint = "put the weights of the first part of the run back, or start a new run with another `--out`";
-            return Err(Error::config(key, reason, hint));
-        }
+    let parts = [("base", Some(base.as_path())), ("vision_tower", tower.as_deref())];
+    if let Some((part, path)) = description.changed_part(&parts)? {
+        let reason = format!("`{}` has other weights than those that the run began with", path.display());
+        let hint = "put the weights of the first part of the run back, or start a new run with another `--out`";
+        return Err(Error::config(format!("model.{part}"), reason, hint));
     }
     Ok(())
 }

@@ -72,9 +72,7 @@ impl Found {
     /// # Errors
     /// [`Error::Weights`] for weights that cannot be read.
     pub fn digests(&self) -> Result<BTreeMap<String, String>> {
-        let parts = [("base", &self.base), ("vision_tower", &self.tower)];
-        let named = parts.into_iter().filter_map(|(part, path)| Some((part, path.as_deref()?)));
-        named.map(|(part, path)| Ok((part.to_owned(), Archive::open(path)?.digest()))).collect()
+        digests(&[("base", self.base.as_deref()), ("vision_tower", self.tower.as_deref())])
     }
 
     /// Sizes of tower and language model as their folders state them.
@@ -140,6 +138,15 @@ impl Found {
         }
         Ok(warnings)
     }
+}
+
+/// [`Archive::digest`] of each part that has a path.
+///
+/// # Errors
+/// [`Error::Weights`] for weights that cannot be read.
+pub(super) fn digests(parts: &[(&str, Option<&Path>)]) -> Result<BTreeMap<String, String>> {
+    let named = parts.iter().filter_map(|(part, path)| Some((*part, (*path)?)));
+    named.map(|(part, path)| Ok((part.to_owned(), Archive::open(path)?.digest()))).collect()
 }
 
 fn settle(report: LoadReport, path: &Path, allow_partial: bool, warnings: &mut Vec<String>) -> Result<()> {

@@ -345,7 +345,15 @@ fn a_base_with_other_weights_is_noticed() {
         let text = "has other weights than those that this checkpoint was trained with";
         assert!(ran.code == Some(0) && ran.stderr.contains(text), "{name}: {}", ran.stderr);
     }
-    // the same weights in another order, written anew, elsewhere
+    // a new run that starts from it warns, and then has the weights that it began with
+    let set = format!("model.base={}", base.display());
+    let child = path("from-a-changed-base");
+    let mut init = train(phantoms(), &child, &[&set, "model.train_base=false", "train.max_steps=1"]);
+    let ran = run(init.arg("--init").arg(&out));
+    assert!(ran.code == Some(0) && ran.stderr.contains("than those that the run of `--init`"), "{}", ran.stderr);
+    let ran = run(&mut predict(&child));
+    assert!(ran.code == Some(0) && !ran.stderr.contains("other weights"), "{}", ran.stderr);
+    // the weights of the training, written anew
     rewrite(&whole, &file, |_, tensor| Some(tensor));
     let ran = run(&mut predict(&out));
     assert!(ran.code == Some(0) && !ran.stderr.contains("other weights"), "{}", ran.stderr);
