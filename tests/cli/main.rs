@@ -27,6 +27,7 @@ mod merge;
 mod mlflow;
 mod negatives;
 mod next;
+mod old_runs;
 mod outputs;
 mod phantom_volumes;
 mod plan;
