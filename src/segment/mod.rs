@@ -1,6 +1,6 @@
 //! The PRS-Med task: losses, training, run folders, merging of adapters, prediction, evaluation.
 //!
-//! Read [`step`] first: one pass of the model over a micro-batch, the same for training and evaluation.
+//! Read [`pass`] first: one pass of the model, the same for training, evaluation and prediction.
 
 mod adapters;
 mod architecture;
@@ -21,6 +21,7 @@ pub mod layout;
 pub mod loss;
 pub mod merge;
 pub mod needs;
+pub mod pass;
 pub mod predict;
 pub mod predict_many;
 pub mod predict_volume;

@@ -8,8 +8,8 @@ use super::Semantics;
 use super::calibration::{Calibration, Confidence};
 use super::layout::Layout;
 use super::needs;
+use super::pass::{self, Images, Outputs, Pass, Segmented};
 use super::setup::{self, Assembly, Build, RunOverrides};
-use super::step;
 use super::validation::values;
 use crate::data::agreement::Positions;
 use crate::data::familiarity::Familiarity;
@@ -19,12 +19,11 @@ use crate::data::position::Zones;
 use crate::data::sheet;
 use crate::data::text::{self, AnswerStream};
 use crate::metrics::segmentation::is_foreground;
-use crate::models::mask_decoder;
 use crate::models::mistral::KvCache;
 use crate::models::prsmed::PrsMed;
 use crate::runtime::Runtime;
 use crate::tensor::weights::read_unchanged;
-use crate::tensor::{Device, Kind, Tensor, dims, guard, ledger, meta, no_grad};
+use crate::tensor::{Device, Kind, Tensor, guard, ledger, meta, no_grad};
 use crate::{Error, Result};
 use image::{DynamicImage, GrayImage};
 use std::ops::ControlFlow;
@@ -204,6 +203,10 @@ pub struct EncodedImage {
 }
 
 impl EncodedImage {
+    fn input(&self) -> Images<'_> {
+        Images { clip: &self.features, segmented: Segmented::Embedding(&self.embedding) }
+    }
+
     /// Bytes of its tensors.
     pub fn bytes(&self) -> usize {
         let bytes = |tensor: &Tensor| tensor.numel() * tensor.kind().elt_size_in_bytes();
@@ -349,19 +352,18 @@ fn answer_encoded(
 ) -> Result<Parts> {
     let prompt = [ids.len()];
     let layout = Layout::new(vec![ids], &prompt, &[1], Semantics::Corrected, model.num_image_tokens());
+    let length = i64::try_from(layout.sizes().sequence).expect("a prompt");
     let layout = {
         let _category = ledger::enter(ledger::Category::Inputs);
         layout.to_device(model.options().device)
     };
-    let embeds = step::embeds(model, &image.features, &layout);
-    let [_one, length, _d] = dims(&embeds);
     let capacity = length + i64::try_from(max_new_tokens).unwrap_or(i64::MAX / 2);
     let mut cache = KvCache::new(model.llm().config(), capacity);
-    let states = model.llm().forward_cached(&embeds, &mut cache);
-
-    let embedding = &image.embedding;
-    let mask = mask_at(&model.mask_logits(embedding, &states, None, mask_decoder::Pass::default()), image.size)?;
-    let classes = probabilities(&model.class_logits(embedding))?;
+    let Outputs { states, mask_logits, class_logits, .. } =
+        pass::forward(model, &layout, image.input(), Pass::evaluation(), Some(&mut cache));
+    let mask = mask_at(&mask_logits, image.size)?;
+    let classes = probabilities(&class_logits)?;
+    drop((mask_logits, class_logits));
 
     let mut state = states.narrow(1, length - 1, 1);
     for made in 1..=max_new_tokens {
@@ -414,7 +416,8 @@ fn pixels(assembly: &Assembly, image: &DynamicImage) -> Result<[Tensor; 2]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::llava::IMAGE_TOKEN;
+    use crate::models::llava::{self, IMAGE_TOKEN};
+    use crate::models::mask_decoder;
     use crate::models::mistral::PackedAttention;
     use crate::models::prsmed::BuildOptions;
     use crate::nn::Quantization;
@@ -545,7 +548,8 @@ mod tests {
                 let [clip, sam] = pixels(&assembly, &image).unwrap();
                 let prompt = [ids.len()];
                 let layout = Layout::new(vec![ids], &prompt, &[1], Semantics::Corrected, model.num_image_tokens());
-                let embeds = step::embeds(model, &clip, &layout.to_device(Device::Cpu));
+                let layout = layout.to_device(Device::Cpu);
+                let embeds = llava::splice(&model.llm().embed(&layout.ids), &model.image_tokens(&clip), &layout.index);
                 let states = model.llm().forward_cached(&embeds, &mut KvCache::new(model.llm().config(), 1000));
                 let embedding = model.embed_image(&sam, PrsMed::evaluation_pass());
                 let logits = model.mask_logits(&embedding, &states, None, mask_decoder::Pass::default());

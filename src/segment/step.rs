@@ -1,19 +1,22 @@
-//! Forward pass over a micro-batch. **One** language-model forward serves the text loss and the mask.
+//! A micro-batch and its losses.
 //!
 //! [`Layout`] builds all index tensors on the host, [`VisionInput::resolve`] provides vision features, and
-//! [`Inputs::to_device`] copies everything once. The pass then needs no host synchronisation.
+//! [`Inputs::to_device`] copies everything once. The [`pass`] then needs no host synchronisation.
 //!
 //! Legend: b images, q questions, s sequences, t tokens of a sequence, d width of the language model, n supervised
 //! tokens.
 
+pub use super::pass::{Outputs, Pass};
+
 use super::layout::{DeviceLayout, Layout};
+use super::pass::{self, Images, Segmented};
 use super::vision_features::{FeatureCache, VisionInput};
 use super::{Semantics, loss};
 use crate::models::prsmed::PrsMed;
-use crate::models::{llava, mask_decoder, mistral, tiny_vit};
+use crate::models::{llava, mistral};
 use crate::segment::batch::Batch;
 use crate::tensor::async_copy::AsyncCopy;
-use crate::tensor::{Device, Kind, Tensor, dims, ledger, meta, module_path};
+use crate::tensor::{Device, Kind, Tensor, ledger, meta, module_path};
 use crate::trainer::BatchSize;
 use std::ops::Range;
 use std::sync::Arc;
@@ -192,75 +195,10 @@ pub fn real_ids(mut ids: Vec<i64>, semantics: Semantics) -> Vec<i64> {
     ids
 }
 
-/// Options of a forward pass.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Pass {
-    /// Options of the language model.
-    pub llm: mistral::Pass,
-    /// Options of the image encoder.
-    pub encoder: tiny_vit::Pass,
-    /// Options of the mask decoder.
-    pub decoder: mask_decoder::Pass,
-}
-
-impl Pass {
-    /// Without dropout and without updates of running statistics.
-    pub fn evaluation() -> Self {
-        Self {
-            llm: mistral::Pass::default(),
-            encoder: PrsMed::evaluation_pass(),
-            decoder: mask_decoder::Pass::default(),
-        }
-    }
-}
-
-/// Outputs of a pass.
-#[derive(Debug)]
-pub struct Outputs {
-    /// States after the final norm, `[s, t, d]`.
-    pub states: Tensor,
-    /// `[b, c, h, w]`.
-    pub embedding: Tensor,
-    /// `[q, 1, s, s]` fp32.
-    pub mask_logits: Tensor,
-    /// `[q, classes]` fp32.
-    pub class_logits: Tensor,
-}
-
 /// Runs the model once.
 pub fn forward(model: &PrsMed, inputs: &Prepared, pass: Pass) -> Outputs {
-    let layout = &inputs.layout;
-    let embeds = embeds(model, &inputs.clip, layout);
-    let states = model.llm().forward_with(&embeds, layout.attention(), pass.llm);
-    let embedding = model.embed_image(&inputs.sam_image, pass.encoder);
-    let mask_logits = {
-        let embedding = of_questions(&embedding, layout);
-        match &layout.prompt {
-            Some(prompt) => {
-                let [q, l] = dims(prompt);
-                let [_s, _t, d] = dims(&states);
-                let prompt = states.flatten(0, 1).index_select(0, &prompt.flatten(0, 1)).view([q, l, d]);
-                model.mask_logits(&embedding, &prompt, layout.prompt_keep.as_ref(), pass.decoder)
-            }
-            None => model.mask_logits(&embedding, &states, None, pass.decoder),
-        }
-    };
-    let class_logits = of_questions(&model.class_logits(&embedding), layout);
-    Outputs { states, embedding, mask_logits, class_logits }
-}
-
-/// Embedded ids with the image tokens inserted.
-///
-/// # Shapes
-/// `clip` as [`PrsMed::image_tokens`] takes it, to `[s, t, d]`.
-pub fn embeds(model: &PrsMed, clip: &Tensor, layout: &DeviceLayout) -> Tensor {
-    let image = model.image_tokens(clip);
-    llava::splice(&model.llm().embed(&layout.ids), &image, &layout.index)
-}
-
-/// Rows of images, repeated for their questions: `[b, ..]` to `[q, ..]`.
-fn of_questions(xs: &Tensor, layout: &DeviceLayout) -> Tensor {
-    layout.images.as_ref().map_or_else(|| xs.shallow_clone(), |images| xs.index_select(0, images))
+    let images = Images { clip: &inputs.clip, segmented: Segmented::Pixels(&inputs.sam_image) };
+    pass::forward(model, &inputs.layout, images, pass, None)
 }
 
 /// The three losses of a pass, as shares of an effective batch.

@@ -1,0 +1,106 @@
+//! Forward pass: the same for training, validation, evaluation, prediction and dry runs. **One** language-model forward
+//! serves the text loss and the mask.
+//!
+//! Legend: b images, q questions, s sequences, t tokens of a sequence, l tokens of a prompt, d width of the language
+//! model.
+
+use super::layout::DeviceLayout;
+use crate::models::mistral::KvCache;
+use crate::models::prsmed::PrsMed;
+use crate::models::{llava, mask_decoder, mistral, tiny_vit};
+use crate::tensor::{Tensor, dims};
+
+/// Options of a forward pass.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pass {
+    /// Options of the language model.
+    pub llm: mistral::Pass,
+    /// Options of the image encoder.
+    pub encoder: tiny_vit::Pass,
+    /// Options of the mask decoder.
+    pub decoder: mask_decoder::Pass,
+}
+
+impl Pass {
+    /// Without dropout and without updates of running statistics.
+    pub fn evaluation() -> Self {
+        Self {
+            llm: mistral::Pass::default(),
+            encoder: PrsMed::evaluation_pass(),
+            decoder: mask_decoder::Pass::default(),
+        }
+    }
+}
+
+/// Images of a pass, as the encoders read them or as they encoded them before.
+#[derive(Debug, Clone, Copy)]
+pub struct Images<'a> {
+    /// Input of [`PrsMed::image_tokens`]: images `[b, 3, c, c]`, or vision features `[b, p, w]`.
+    pub clip: &'a Tensor,
+    /// Input or output of the image encoder.
+    pub segmented: Segmented<'a>,
+}
+
+/// Input or output of the image encoder.
+#[derive(Debug, Clone, Copy)]
+pub enum Segmented<'a> {
+    /// Images `[b, 3, s, s]` u8.
+    Pixels(&'a Tensor),
+    /// Their embedding, [`PrsMed::embed_image`].
+    Embedding(&'a Tensor),
+}
+
+/// Outputs of a pass.
+#[derive(Debug)]
+pub struct Outputs {
+    /// States after the final norm, `[s, t, d]`.
+    pub states: Tensor,
+    /// `[b, c, h, w]`.
+    pub embedding: Tensor,
+    /// `[q, 1, s, s]` fp32.
+    pub mask_logits: Tensor,
+    /// `[q, classes]` fp32.
+    pub class_logits: Tensor,
+}
+
+/// Runs the model once. The language model stores keys and values in `cache`, from which it generates an answer to a
+/// single question without padding.
+pub fn forward(
+    model: &PrsMed,
+    layout: &DeviceLayout,
+    images: Images,
+    pass: Pass,
+    cache: Option<&mut KvCache>,
+) -> Outputs {
+    let image_tokens = model.image_tokens(images.clip);
+    let embeds = llava::splice(&model.llm().embed(&layout.ids), &image_tokens, &layout.index);
+    drop(image_tokens);
+    let states = match cache {
+        Some(cache) => model.llm().forward_cached(&embeds, cache),
+        None => model.llm().forward_with(&embeds, layout.attention(), pass.llm),
+    };
+    let embedding = match images.segmented {
+        Segmented::Pixels(pixels) => model.embed_image(pixels, pass.encoder),
+        Segmented::Embedding(embedding) => embedding.shallow_clone(),
+    };
+    let mask_logits = {
+        let embedding = of_questions(&embedding, layout);
+        let [s, t, d] = dims(&states);
+        match &layout.prompt {
+            // texts without answers are prompts as a whole
+            Some(prompt) if layout.prompt_keep.is_some() || dims(prompt) != [s, t] => {
+                let [q, l] = dims(prompt);
+                let prompt = states.flatten(0, 1).index_select(0, &prompt.flatten(0, 1)).view([q, l, d]);
+                model.mask_logits(&embedding, &prompt, layout.prompt_keep.as_ref(), pass.decoder)
+            }
+            _ => model.mask_logits(&embedding, &states, None, pass.decoder),
+        }
+    };
+    let class_logits = of_questions(&model.class_logits(&embedding), layout);
+    Outputs { states, embedding, mask_logits, class_logits }
+}
+
+/// Rows of images, repeated for their questions: `[b, ..]` to `[q, ..]`.
+fn of_questions(xs: &Tensor, layout: &DeviceLayout) -> Tensor {
+    layout.images.as_ref().map_or_else(|| xs.shallow_clone(), |images| xs.index_select(0, images))
+}
