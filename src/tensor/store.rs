@@ -8,8 +8,7 @@ use super::async_copy::pinned;
 use super::host_weights::{host_tensor, is_stand_in};
 use super::nf4::{Nf4, Quantization};
 use super::{Device, Kind, META, Shared, Tensor, ledger, meta};
-use std::cell::RefCell;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Role of a tensor in training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,15 +125,19 @@ impl Matrix {
     }
 }
 
+fn locked<T>(list: &Mutex<T>) -> MutexGuard<'_, T> {
+    list.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// NF4 matrices by the name of the weight.
 type Quantized = Vec<(String, Shared<Nf4>)>;
 
 /// All tensors of one checkpoint file, in order of creation.
 #[derive(Debug, Clone)]
 pub struct Store {
-    entries: Rc<RefCell<Vec<Entry>>>,
+    entries: Arc<Mutex<Vec<Entry>>>,
     /// NF4 matrices by name. Their tensors are also among the entries.
-    quantized: Rc<RefCell<Quantized>>,
+    quantized: Arc<Mutex<Quantized>>,
     /// Trained tensors with fp32 masters in host memory; see [`Self::with_masters`].
     masters: Option<Masters>,
     options: StoreOptions,
@@ -145,7 +148,7 @@ pub struct Store {
 struct Masters {
     /// Dtype on the device.
     kind: Kind,
-    weights: Rc<RefCell<Vec<Mastered>>>,
+    weights: Arc<Mutex<Vec<Mastered>>>,
 }
 
 /// A trained tensor and its master.
@@ -194,14 +197,14 @@ impl Mastered {
 impl Store {
     /// An empty store.
     pub fn new(options: StoreOptions) -> Self {
-        Self { entries: Rc::default(), quantized: Rc::default(), masters: None, options }
+        Self { entries: Arc::default(), quantized: Arc::default(), masters: None, options }
     }
 
     /// Trained tensors will have dtype `kind` on the device and fp32 masters in host memory. [`Self::entries`] and
     /// [`Self::get`] then return the masters; after these change, [`Mastered::round`] brings the values to the device.
     #[must_use]
     pub fn with_masters(self, kind: Kind) -> Self {
-        Self { masters: Some(Masters { kind, weights: Rc::default() }), ..self }
+        Self { masters: Some(Masters { kind, weights: Arc::default() }), ..self }
     }
 
     /// The trained tensors with masters, in order of creation; empty without [`Self::with_masters`].
@@ -211,7 +214,7 @@ impl Store {
             weight: one.weight.shallow_clone(),
             master: one.master.shallow_clone(),
         };
-        self.masters.iter().flat_map(|masters| masters.weights.borrow().iter().map(clone).collect::<Vec<_>>()).collect()
+        self.masters.iter().flat_map(|masters| locked(&masters.weights).iter().map(clone).collect::<Vec<_>>()).collect()
     }
 
     /// The root path. It creates tensors of `role`.
@@ -222,18 +225,17 @@ impl Store {
 
     /// Calls `visit` for every entry.
     pub fn for_each(&self, mut visit: impl FnMut(&Entry)) {
-        self.entries.borrow().iter().for_each(&mut visit);
+        locked(&self.entries).iter().for_each(&mut visit);
     }
 
     /// The NF4 matrices with the names of their weights.
     pub fn quantized(&self) -> Vec<(String, Shared<Nf4>)> {
-        self.quantized.borrow().clone()
+        locked(&self.quantized).clone()
     }
 
     /// Shallow clones of all tensors with names and roles. An NF4 matrix has several; see [`Nf4::pieces`].
     pub fn entries(&self) -> Vec<Entry> {
-        self.entries
-            .borrow()
+        locked(&self.entries)
             .iter()
             .map(|e| Entry { name: e.name.clone(), tensor: e.tensor.shallow_clone(), role: e.role })
             .collect()
@@ -241,7 +243,7 @@ impl Store {
 
     /// The tensor called `name`.
     pub fn get(&self, name: &str) -> Option<Tensor> {
-        self.entries.borrow().iter().find(|e| e.name == name).map(|e| e.tensor.shallow_clone())
+        locked(&self.entries).iter().find(|e| e.name == name).map(|e| e.tensor.shallow_clone())
     }
 
     /// Options of this store.
@@ -365,9 +367,9 @@ impl VarPath {
         let name = format!("{}{name}", self.prefix);
         for (key, piece) in matrix.pieces() {
             let entry = Entry { name: format!("{name}{key}"), tensor: piece.shallow_clone(), role: Role::Frozen };
-            self.store.entries.borrow_mut().push(entry);
+            locked(&self.store.entries).push(entry);
         }
-        self.store.quantized.borrow_mut().push((name, matrix.clone()));
+        locked(&self.store.quantized).push((name, matrix.clone()));
         Matrix::Nf4(matrix)
     }
 
@@ -391,7 +393,7 @@ impl VarPath {
             tensor = tensor.set_requires_grad(true);
         }
         let entry = Entry { name: format!("{}{name}", self.prefix), tensor: tensor.shallow_clone(), role };
-        self.store.entries.borrow_mut().push(entry);
+        locked(&self.store.entries).push(entry);
         tensor
     }
 
@@ -409,8 +411,8 @@ impl VarPath {
         let weight = weight.set_requires_grad(true);
         let name = format!("{}{name}", self.prefix);
         let entry = Entry { name: name.clone(), tensor: master.shallow_clone(), role: Role::Trainable };
-        self.store.entries.borrow_mut().push(entry);
-        masters.weights.borrow_mut().push(Mastered { name, weight: weight.shallow_clone(), master });
+        locked(&self.store.entries).push(entry);
+        locked(&masters.weights).push(Mastered { name, weight: weight.shallow_clone(), master });
         weight
     }
 }
