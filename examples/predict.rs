@@ -20,9 +20,9 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
         [run, image, question] if !run.starts_with('-') => (run.into(), image.into(), question.clone()),
         _ => tiny_run(folder.path(), &runtime)?,
     };
-    let assembly = Assembly::open(&run, &runtime)?;
+    let loaded = LoadedModel::open(&run, &runtime)?;
     // as the command reads it: turned as EXIF says, 16 bits scaled to 8
-    let prediction = assembly.predict(&decode::image(&image)?, &question)?;
+    let prediction = loaded.predict(&decode::image(&image)?, &question)?;
     let foreground = prediction.mask.iter().filter(|probability| **probability >= 0.5).count();
     println!("answer: {}", prediction.answer);
     println!("mask: {foreground} of {} pixels", prediction.mask.len());

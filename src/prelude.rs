@@ -9,7 +9,7 @@ pub use crate::plan::machine::Machine;
 pub use crate::plan::report::Plan;
 pub use crate::runtime::Runtime;
 pub use crate::segment::predict::{Prediction, Request};
-pub use crate::segment::{Assembly, Run, RunConfig, Training};
+pub use crate::segment::{LoadedModel, Run, RunConfig, Training};
 pub use crate::tensor::Device;
 pub use crate::trainer::{DryRunTask, Task, TrainConfig};
 pub use crate::units::Bytes;

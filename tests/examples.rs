@@ -79,10 +79,10 @@ fn the_library_answers_as_the_command_does() {
 
     for threshold in [0.0, 1.0] {
         set_threshold(&run, threshold);
-        let assembly = Assembly::open(&run, &runtime).unwrap();
+        let loaded = LoadedModel::open(&run, &runtime).unwrap();
         for (file, size) in [(&turned, (40, 60)), (&deep, (50, 30))] {
             let image = decode::image(file).unwrap();
-            let found = assembly.predict(&image, &question).unwrap();
+            let found = loaded.predict(&image, &question).unwrap();
             let out = folder.path().join("mask.png");
             let mut command = Command::new(env!("CARGO_BIN_EXE_prsmed"));
             command.env("OMP_NUM_THREADS", "1").args(["--json", "predict", "--question", &question, "--image"]);
@@ -94,7 +94,7 @@ fn the_library_answers_as_the_command_does() {
             assert_eq!((found.size, json!(found.answer)), (size, record["answer"].clone()), "{name}");
             assert_eq!(found.binary_mask().unwrap(), image::open(out).unwrap().into_luma8(), "{name}");
             let request = Request { image: &image, question: &question, max_new_tokens: 1 };
-            let raw = probabilities(&assembly, &request, |_| ()).unwrap();
+            let raw = probabilities(&loaded, &request, |_| ()).unwrap();
             assert!(raw.num_foreground() > 0, "{name}");
             assert_eq!(record["confidence"]["is_found"], threshold < 1.0, "{name}");
             assert_eq!(found.num_foreground(), if threshold < 1.0 { raw.num_foreground() } else { 0 }, "{name}");

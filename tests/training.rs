@@ -7,7 +7,7 @@ use prsmed::config::{RunConfig, Sources};
 use prsmed::data::manifest::Manifest;
 use prsmed::data::phantom::{self, PhantomOptions};
 use prsmed::event::{Event, Observer, Silent};
-use prsmed::segment::setup::{self, Assembly, Build, RunOverrides};
+use prsmed::segment::setup::{self, Build, LoadedModel, RunOverrides};
 use prsmed::segment::task::SegmentTask;
 use prsmed::segment::vision_features;
 use prsmed::tensor::nf4::Nf4;
@@ -108,7 +108,7 @@ fn build<'a>(config: &RunConfig, device: Device, cache: Option<&'a Path>) -> Bui
     Build { seed: 5, cache, ..Build::new(device, config.train.precision.kind(), locate) }
 }
 
-fn assemble(config: &RunConfig, manifest: &Manifest, build: Build) -> Assembly {
+fn assemble(config: &RunConfig, manifest: &Manifest, build: Build) -> LoadedModel {
     let texts: Vec<&str> = manifest.rows.iter().flat_map(|r| [r.question.as_str(), r.answer.as_str()]).collect();
     setup::create(&config.model, config.lora, &manifest.modalities, &texts, build).unwrap()
 }
@@ -162,17 +162,17 @@ fn run_in(
 ) -> (Losses, Vec<String>) {
     let config = config_of(sets);
     let resume = part == Part::Resumed;
-    let assembly = if resume {
+    let loaded = if resume {
         setup::open(&folder.join("last"), &RunOverrides::default(), build(&config, device, cache)).unwrap()
     } else {
         assemble(&config, &manifest, build(&config, device, cache))
     };
-    let warnings = assembly.warnings.clone();
+    let warnings = loaded.warnings.clone();
     let stop_after = if let Part::Until(steps) = part { steps } else { 0 };
     let losses = Losses { stop_after, ..Losses::default() };
-    let kept = vision_features::open_cache(&assembly, &config.data, cache, &losses).unwrap();
+    let kept = vision_features::open_cache(&loaded, &config.data, cache, &losses).unwrap();
     let (train, data) = (config.train.clone(), config.data);
-    let task = SegmentTask::new(assembly, &Arc::new(manifest), train, data, String::new(), kept).unwrap();
+    let task = SegmentTask::new(loaded, &Arc::new(manifest), train, data, String::new(), kept).unwrap();
     if !resume {
         task.calibrate().unwrap();
     }
@@ -539,8 +539,8 @@ fn quantized_weights_are_cached_for_later_loads() {
     let locate = |spec: &str| Ok(PathBuf::from(spec));
     let load = |cache: Option<&Path>| {
         let build = Build { seed: 5, cache, ..Build::new(Device::Cpu, Kind::BFloat16, &locate) };
-        let assembly = setup::create(&config.model, config.lora, &["ct".to_owned()], &[], build).unwrap();
-        let pieces: Vec<Tensor> = assembly
+        let loaded = setup::create(&config.model, config.lora, &["ct".to_owned()], &[], build).unwrap();
+        let pieces: Vec<Tensor> = loaded
             .model
             .stores()
             .base
@@ -548,7 +548,7 @@ fn quantized_weights_are_cached_for_later_loads() {
             .iter()
             .flat_map(|(_, matrix)| matrix.pieces().into_iter().map(|(_, piece)| piece.copy()).collect::<Vec<_>>())
             .collect();
-        (pieces, assembly.warnings)
+        (pieces, loaded.warnings)
     };
     let (fresh, warnings) = load(None);
     assert_eq!((fresh.len(), warnings.len()), (3 * 7 * 6, 0));

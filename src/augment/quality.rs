@@ -13,7 +13,7 @@ use crate::metrics::text_table::aligned;
 use crate::models::inception::{self, Inception};
 use crate::models::prsmed::PrsMed;
 use crate::models::tiny_vit::STRIDE;
-use crate::segment::Assembly;
+use crate::segment::LoadedModel;
 use crate::tensor::store::{Role, Store, StoreOptions};
 use crate::tensor::weights::Archive;
 use crate::tensor::{Device, Kind, Tensor, guard, no_grad};
@@ -202,8 +202,8 @@ impl Images<'_> {
 /// # Errors
 /// [`Error::Data`] for an image that cannot be read or an area without a pixel; [`Error::Interrupted`]; typed errors of
 /// libtorch.
-pub fn encoder_features(assembly: &Assembly, images: &Images) -> Result<Tensor> {
-    let size = assembly.description.pixels.sam_size;
+pub fn encoder_features(loaded: &LoadedModel, images: &Images) -> Result<Tensor> {
+    let size = loaded.description.pixels.sam_size;
     let side = i64::from(size);
     images.batches(|numbers, decoded| {
         let count = i64::try_from(numbers.len()).expect("a batch");
@@ -212,7 +212,7 @@ pub fn encoder_features(assembly: &Assembly, images: &Images) -> Result<Tensor> 
             bytes.extend(sam_pixels(image, size)?);
         }
         let pixels = Tensor::from_slice(&bytes).view([count, 3, side, side]);
-        let embedding = assembly.model.embed_image(&pixels, PrsMed::evaluation_pass()).to_kind(Kind::Float);
+        let embedding = loaded.model.embed_image(&pixels, PrsMed::evaluation_pass()).to_kind(Kind::Float);
         let Some(area) = images.area else {
             return Ok(embedding.mean_dim([2, 3].as_slice(), false, Kind::Float));
         };

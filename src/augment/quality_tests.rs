@@ -28,7 +28,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     (0..5).map(image).collect()
 }
 
-fn assembly() -> Assembly {
+fn loaded() -> LoadedModel {
     let preset: toml::Table = toml::from_str(include_str!("../../configs/tiny.toml")).unwrap();
     let config: ModelConfig = preset["model"].clone().try_into().unwrap();
     let locate = |_: &str| -> Result<PathBuf> { unreachable!("random weights") };
@@ -46,14 +46,14 @@ fn encoder_features_are_the_mean_of_the_embedding() {
     let folder = tempfile::tempdir().unwrap();
     let files = files(folder.path());
     let _lock = crate::tensor::rng::TEST_LOCK.lock();
-    let assembly = assembly();
-    let all = encoder_features(&assembly, &images(&files, 5)).unwrap();
+    let loaded = loaded();
+    let all = encoder_features(&loaded, &images(&files, 5)).unwrap();
     assert_eq!(all.size(), [5, 32]);
-    let again = encoder_features(&assembly, &images(&files, 2)).unwrap();
+    let again = encoder_features(&loaded, &images(&files, 2)).unwrap();
     assert!(distance_of(&again, &all) < 1e-5, "features depend on the batch size");
 
     let whole = |_: usize| Ok(GrayImage::from_pixel(50, 20, Luma([1])));
-    let found = encoder_features(&assembly, &Images { area: Some(&whole), ..images(&files, 2) }).unwrap();
+    let found = encoder_features(&loaded, &Images { area: Some(&whole), ..images(&files, 2) }).unwrap();
     assert!(distance_of(&found, &all) < 1e-5, "the whole area is the whole image");
 
     let half = |left: bool| {
@@ -61,14 +61,14 @@ fn encoder_features_are_the_mean_of_the_embedding() {
     };
     let side = |left: bool| {
         let area = half(left);
-        encoder_features(&assembly, &Images { area: Some(&area), ..images(&files, 3) }).unwrap()
+        encoder_features(&loaded, &Images { area: Some(&area), ..images(&files, 3) }).unwrap()
     };
     let (left, right) = (side(true), side(false));
     assert!(distance_of(&left, &right) > 1e-3, "halves differ");
     assert!(distance_of(&((left + right) / 2.0), &all) < 1e-5, "the mean of two halves is the mean of the whole");
 
     let none = |_: usize| Ok(GrayImage::new(8, 8));
-    let error = encoder_features(&assembly, &Images { area: Some(&none), ..images(&files, 3) }).unwrap_err();
+    let error = encoder_features(&loaded, &Images { area: Some(&none), ..images(&files, 3) }).unwrap_err();
     assert!(error.to_string().ends_with("0.png: the area to compare is empty"), "{error}");
 }
 

@@ -15,7 +15,7 @@ use crate::segment::calibration::Confidence;
 use crate::segment::predict::{Prediction, Request, check_question, predict};
 use crate::segment::predict_many::identity_of;
 use crate::segment::setup::RunOverrides;
-use crate::segment::{Assembly, Semantics, evaluate};
+use crate::segment::{LoadedModel, Semantics, evaluate};
 use crate::shell::ShellCommand;
 use crate::tensor::ledger;
 use crate::trainer::FirstLayers;
@@ -94,7 +94,7 @@ impl RunArgs {
         identity(&self.run, &flags)
     }
 
-    pub(super) fn open(&self, context: &Context) -> Result<Assembly> {
+    pub(super) fn open(&self, context: &Context) -> Result<LoadedModel> {
         weight_files::open_runs(&self.run, &self.others, &self.model.choice(), &context.runtime)
     }
 }
@@ -219,30 +219,30 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
                 always_paint: args.always_paint,
                 probabilities: args.probabilities.as_deref(),
             };
-            let assembly = args.run.open(context)?;
-            return volume.run(&opened, &assembly, context, &common);
+            let loaded = args.run.open(context)?;
+            return volume.run(&opened, &loaded, context, &common);
         }
     };
     // JPEG compression would change the values 0 and 255 of the mask.
     args.mask_out.iter().try_for_each(|path| check_writable("--mask-out", path, &["png"]))?;
     args.overlay_out.iter().try_for_each(|path| check_writable("--overlay-out", path, &["png", "jpg", "jpeg"]))?;
     args.probabilities.iter().try_for_each(|path| check_writable("--probabilities", path, &["png"]))?;
-    let assembly = args.run.open(context)?;
+    let loaded = args.run.open(context)?;
     let request = Request { image: &image, question, max_new_tokens: args.max_new_tokens.unwrap_or(ANSWER_TOKENS) };
     let stream = |piece: &str| context.progress.on(&Event::Token(piece.to_owned()));
-    let mut prediction = predict(&assembly, &request, stream).map_err(|error| error.of_image(path))?;
+    let mut prediction = predict(&loaded, &request, stream).map_err(|error| error.of_image(path))?;
     if let Some(path) = &args.probabilities {
         let (width, height) = prediction.size;
         write_image(&sheet::probability_image_16(&prediction.mask, width, height)?, path)?;
     }
-    let confidence = prediction.settle(assembly.description.calibration.as_ref(), args.always_paint);
+    let confidence = prediction.settle(loaded.description.calibration.as_ref(), args.always_paint);
     if let Some(path) = &args.mask_out {
         write_image(&prediction.binary_mask()?.into(), path)?;
     }
     if let Some(path) = &args.overlay_out {
         write_image(&evaluate::overlay(&image, &prediction, None)?.into(), path)?;
     }
-    finish(context, &assembly, (&prediction, &confidence), args)
+    finish(context, &loaded, (&prediction, &confidence), args)
 }
 
 /// Predictions on many images.
@@ -283,21 +283,21 @@ fn write_image(image: &DynamicImage, path: &Path) -> Result<()> {
 
 fn finish(
     context: &Context,
-    assembly: &Assembly,
+    loaded: &LoadedModel,
     (prediction, confidence): (&Prediction, &Confidence),
     args: &Args,
 ) -> anyhow::Result<Outcome> {
     let foreground_frac = prediction.num_foreground() as f64 / prediction.mask.len().max(1) as f64;
-    let modality = prediction.best_class().and_then(|class| assembly.description.modalities.get(class));
+    let modality = prediction.best_class().and_then(|class| loaded.description.modalities.get(class));
     context.output.line("")?;
     context.output.line(mask_line(foreground_frac, confidence))?;
     if let Some(agreement) = prediction.agreement {
-        let count = assembly.members.len() + 1;
+        let count = loaded.members.len() + 1;
         context.output.line(format!("{count} runs: mean Dice of their masks with this one {agreement:.3}"))?;
     }
     context.output.line(prediction.positions.line())?;
     let question = args.questions.first().map(String::as_str).unwrap_or_default();
-    let familiarity = prediction.familiarity(assembly, question);
+    let familiarity = prediction.familiarity(loaded, question);
     let mut warnings = prediction.positions.position_warning.clone().into_iter().chain(familiarity.warnings());
     warnings.try_for_each(|warning| context.output.line(format!("attention: {warning}")))?;
     let mut record = json!({

@@ -5,7 +5,7 @@ use super::predict_volume::{Input, VolumeArgs};
 use super::report::Outcome;
 use crate::data::{decode, volume};
 use crate::job::lock::RunLock;
-use crate::segment::Assembly;
+use crate::segment::LoadedModel;
 use crate::segment::image_list::{Job, jobs, root_of};
 use crate::segment::predict_many::{JOURNAL, Made, Results, TABLE, Tally};
 use crate::{Error, Result};
@@ -59,7 +59,7 @@ impl ManyArgs {
         jobs: &[Job],
         settings: &Settings,
         context: &Context,
-        open: impl FnOnce() -> Result<Assembly>,
+        open: impl FnOnce() -> Result<LoadedModel>,
     ) -> anyhow::Result<Outcome> {
         let folder = settings.volume.out.as_deref().unwrap_or(Path::new("predictions"));
         let _lock = RunLock::on("--out", folder, context.progress.as_ref())?;
@@ -74,7 +74,7 @@ impl ManyArgs {
             geometry: settings.volume.geometry.geometry.map(|geometry| geometry.to_string()),
         };
         let mut results = Results::open(folder, made, self.no_overwrite, context.progress.as_ref())?;
-        let assembly = open()?;
+        let loaded = open()?;
         // a DICOM image is opened as `--image` opens it
         let mut flags = settings.volume.clone();
         flags.out = None;
@@ -86,7 +86,7 @@ impl ManyArgs {
         };
         let watch = (context.progress.as_ref(), context.interrupt.as_ref());
         let Tally { answered, kept, failed, unfamiliar, unlike_images, differing, other_targets } =
-            results.answer(&assembly, jobs, &read, watch, &mut on_answer)?;
+            results.answer(&loaded, jobs, &read, watch, &mut on_answer)?;
         let (journal, table) = (folder.join(JOURNAL), folder.join(TABLE));
         let before = if kept > 0 { format!(", {kept} answered before") } else { String::new() };
         let bad = if failed > 0 { format!(", {failed} failed (column `error`)") } else { String::new() };

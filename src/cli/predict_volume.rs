@@ -7,7 +7,7 @@ use crate::data::decode;
 use crate::data::prepared::Intensity;
 use crate::data::volume::{self, Axis, Cleanup, Levels, Modality, Segment, Volume, Window, write};
 use crate::event::Event;
-use crate::segment::Assembly;
+use crate::segment::LoadedModel;
 use crate::segment::predict_volume::{SliceRange, VolumeSettings, predict_volume, slice_image};
 use crate::segment::setup::Description;
 use crate::{Error, Result, files};
@@ -254,7 +254,7 @@ impl VolumeArgs {
     pub(super) fn run(
         &self,
         volume: &Volume,
-        assembly: &Assembly,
+        loaded: &LoadedModel,
         context: &Context,
         common: &Common,
     ) -> anyhow::Result<Outcome> {
@@ -262,7 +262,7 @@ impl VolumeArgs {
         let start = Instant::now();
         let mut probabilities = common.probabilities.map(|_| Vec::new());
         let found =
-            predict_volume(assembly, volume, &settings, &*context.progress, &context.interrupt, probabilities.as_mut())
+            predict_volume(loaded, volume, &settings, &*context.progress, &context.interrupt, probabilities.as_mut())
                 .map_err(|error| error.of_image(common.image))?;
         if let Some((path, values)) = common.probabilities.zip(probabilities) {
             write::nifti_f32(path, &values, volume)?;
@@ -279,7 +279,7 @@ impl VolumeArgs {
         let mut record = found.record(volume, &settings, files);
         record["probabilities"] = json!(common.probabilities.and_then(name));
         record["seconds"] = json!(start.elapsed().as_secs_f64());
-        let familiarity = found.familiarity(assembly, common.question);
+        let familiarity = found.familiarity(loaded, common.question);
         familiarity.add_to(&mut record);
         if let Some(path) = &self.record_out {
             let text =

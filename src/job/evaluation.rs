@@ -14,7 +14,7 @@ use crate::metrics::table::TrainedOn;
 use crate::report::comparison::{Compared, Comparison};
 use crate::report::evaluation::{self, Facts};
 use crate::runtime::Runtime;
-use crate::segment::Assembly;
+use crate::segment::LoadedModel;
 use crate::segment::evaluate::{self, Evaluation, Options};
 use crate::segment::setup::Description;
 use crate::tensor::weights::CHECKSUMS;
@@ -127,35 +127,35 @@ impl Scoring<'_> {
     /// Loads a run, scores it and writes its files into the folder that `prepare` makes, which gives it and the name of
     /// the run. Only the first process writes files and gets the evaluation.
     fn score(&self, run: &Path, prepare: impl FnOnce() -> Result<(PathBuf, String)>) -> Result<Option<Evaluation>> {
-        let mut assembly = weight_files::open_runs(run, self.ensemble, &self.model, self.runtime)?;
-        let folded = self.own_fold(&assembly.description)?;
+        let mut loaded = weight_files::open_runs(run, self.ensemble, &self.model, self.runtime)?;
+        let folded = self.own_fold(&loaded.description)?;
         let (manifest, rows) = folded.as_ref().map_or((self.manifest, self.rows), |(all, rows)| (all, rows));
         if let Some(labels) = self.labels {
-            assembly.description.pixels.labels = labels;
+            loaded.description.pixels.labels = labels;
         }
         let place = self.ranks.agree_on(main_only(self.ranks, prepare))?;
         let seen = main_only(self.ranks, || {
-            self.note_unlike(&assembly, manifest, rows);
-            self.note_unscored(&assembly.seen, manifest, rows.len());
-            Ok(self.trained_on(&assembly, manifest, rows))
+            self.note_unlike(&loaded, manifest, rows);
+            self.note_unscored(&loaded.seen, manifest, rows.len());
+            Ok(self.trained_on(&loaded, manifest, rows))
         });
         let trained_on = self.ranks.agree_on(seen)?;
         let started = Instant::now();
         let reports = (self.runtime.observer().as_ref(), &**self.runtime.interrupt());
-        let evaluation = evaluate::evaluate(self.ranks, &assembly, manifest, rows, self.options, reports)?;
+        let evaluation = evaluate::evaluate(self.ranks, &loaded, manifest, rows, self.options, reports)?;
         let (Some(mut evaluation), Some((folder, name))) = (evaluation, place) else { return Ok(None) };
         evaluation.summary.protocol.trained_on = trained_on.unwrap_or_default();
         evaluation.write(&folder)?;
         let subtitle = self.subtitle(rows.len());
         let mut facts = self.facts(run, started.elapsed().as_secs_f64() / rows.len() as f64, rows.len());
-        facts.extend(evaluation::model_facts(&assembly.description));
+        facts.extend(evaluation::model_facts(&loaded.description));
         evaluation::write(&folder, (&name, &subtitle), &evaluation, &facts)?;
         Ok(Some(evaluation))
     }
 
     /// Says so if many images look unlike those of the training.
-    fn note_unlike(&self, assembly: &Assembly, manifest: &Manifest, rows: &[usize]) {
-        let Some(images) = &assembly.images else { return };
+    fn note_unlike(&self, loaded: &LoadedModel, manifest: &Manifest, rows: &[usize]) {
+        let Some(images) = &loaded.known_images else { return };
         let (unlike, compared) = images.count_unlike(manifest, rows);
         if unlike * 5 > compared {
             self.runtime.note(format!(
@@ -192,9 +192,9 @@ impl Scoring<'_> {
 
     /// How many of the scored rows are about images and patients that the run, one of its ensemble, or a run that they
     /// started from was trained on. Says so if others are about images that chose its checkpoint.
-    fn trained_on(&self, assembly: &Assembly, manifest: &Manifest, rows: &[usize]) -> TrainedOn {
+    fn trained_on(&self, loaded: &LoadedModel, manifest: &Manifest, rows: &[usize]) -> TrainedOn {
         let runs: Vec<&SeenImages> =
-            std::iter::once(assembly).chain(&assembly.members).map(|run| run.seen.as_ref()).collect();
+            std::iter::once(loaded).chain(&loaded.members).map(|run| run.seen.as_ref()).collect();
         let mut all = vec![Seen::No; rows.len()];
         for run in &runs {
             let seen = self.seen(run, manifest, rows);

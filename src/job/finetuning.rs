@@ -238,9 +238,9 @@ fn features(run: &FinetuneRun, runtime: &Runtime) -> Result<Option<(FeatureSourc
     };
     let (spec, device) = (run.finetune.features.as_str(), runtime.device());
     if Path::new(spec).join("config.toml").exists() {
-        let assembly = weight_files::open_run(Path::new(spec), runtime)?;
+        let loaded = weight_files::open_run(Path::new(spec), runtime)?;
         let extract: Extract =
-            Rc::new(move |files| images(files, &|images| quality::encoder_features(&assembly, images)));
+            Rc::new(move |files| images(files, &|images| quality::encoder_features(&loaded, images)));
         return Ok(Some((FeatureSource::Encoder("segmenter".into()), extract)));
     }
     if !spec.starts_with("hub:") && !Path::new(spec).exists() {

@@ -206,7 +206,7 @@ pub fn check_memory(config: &RunConfig, machine: &Machine, memory: &Memory, runt
 
 /// The plan with the data's own longest texts and the model's own sizes.
 fn plan_of_data(config: &RunConfig, task: &SegmentTask, how: &How) -> Option<Plan> {
-    let sizes = &task.assembly().description.sizes;
+    let sizes = &task.loaded().description.sizes;
     match config.plan_sized(Job::Train, sizes, task.longest(), &how.machine) {
         Ok((_, plan)) => Some(plan),
         Err(error) => {

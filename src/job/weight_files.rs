@@ -6,7 +6,7 @@ use crate::event::Event;
 use crate::hub::{self, Checked, Files, Need};
 use crate::runtime::Runtime;
 use crate::segment::setup::{self, Build, Description, RunOverrides};
-use crate::segment::{Assembly, needs};
+use crate::segment::{LoadedModel, needs};
 use crate::tensor::Device;
 use crate::tensor::weights::read_unchanged;
 use crate::trainer::precision::Precision;
@@ -108,7 +108,7 @@ pub struct ModelChoice {
 ///
 /// # Errors
 /// As [`open_run_with`].
-pub fn open_run(run: &Path, runtime: &Runtime) -> Result<Assembly> {
+pub fn open_run(run: &Path, runtime: &Runtime) -> Result<LoadedModel> {
     open_run_with(run, &ModelChoice::default(), runtime)
 }
 
@@ -116,7 +116,7 @@ pub fn open_run(run: &Path, runtime: &Runtime) -> Result<Assembly> {
 ///
 /// # Errors
 /// Those of [`read_run`] and [`setup::open`].
-pub fn open_run_with(run: &Path, choice: &ModelChoice, runtime: &Runtime) -> Result<Assembly> {
+pub fn open_run_with(run: &Path, choice: &ModelChoice, runtime: &Runtime) -> Result<LoadedModel> {
     let default = if runtime.device() == Device::Cpu { Precision::Fp32 } else { Precision::Bf16 };
     let locate = |spec: &str| runtime.locate(spec);
     let kind = choice.precision.unwrap_or(default).kind();
@@ -127,12 +127,12 @@ pub fn open_run_with(run: &Path, choice: &ModelChoice, runtime: &Runtime) -> Res
     };
     let overrides = RunOverrides { divide_layers: Some(false), ..choice.overrides.clone() };
     let (base, tower) = (overrides.base.as_deref(), overrides.vision_tower.as_deref());
-    let assembly = read_run(run, base, tower, runtime, &|folder| {
+    let loaded = read_run(run, base, tower, runtime, &|folder| {
         setup::verify(folder)?;
         setup::open(folder, &overrides, build)
     })?;
-    assembly.warnings.iter().for_each(|warning| runtime.warn(warning.as_str()));
-    Ok(assembly)
+    loaded.warnings.iter().for_each(|warning| runtime.warn(warning.as_str()));
+    Ok(loaded)
 }
 
 /// Opens a run with others beside it: masks of its predictions are means over all of them, and answers are its own. Each
@@ -141,22 +141,23 @@ pub fn open_run_with(run: &Path, choice: &ModelChoice, runtime: &Runtime) -> Res
 /// # Errors
 /// As [`open_run_with`]; [`crate::Error::Config`] for runs that cannot be one ensemble, as far as possible before a model is
 /// loaded.
-pub fn open_runs(run: &Path, others: &[PathBuf], choice: &ModelChoice, runtime: &Runtime) -> Result<Assembly> {
+pub fn open_runs(run: &Path, others: &[PathBuf], choice: &ModelChoice, runtime: &Runtime) -> Result<LoadedModel> {
     check_members(run, others, runtime)?;
-    let mut assembly = open_run_with(run, choice, runtime)?;
+    let mut loaded = open_run_with(run, choice, runtime)?;
     for other in others {
         let member = open_run_with(other, choice, runtime)?;
         // a published run has a description only now
-        assembly.description.check_member(&member.description, [run, other])?;
-        assembly.members.push(member);
+        loaded.description.check_member(&member.description, [run, other])?;
+        loaded.members.push(member);
     }
-    let threshold = |of: &Assembly| of.description.calibration.and_then(|calibration| calibration.presence_threshold);
-    let had_threshold = threshold(&assembly).is_some() || assembly.members.iter().any(|of| threshold(of).is_some());
-    assembly.calibrate_together();
-    if had_threshold && threshold(&assembly).is_none() {
+    let threshold =
+        |of: &LoadedModel| of.description.calibration.and_then(|calibration| calibration.presence_threshold);
+    let had_threshold = threshold(&loaded).is_some() || loaded.members.iter().any(|of| threshold(of).is_some());
+    loaded.calibrate_together();
+    if had_threshold && threshold(&loaded).is_none() {
         runtime.warn("not every run of the ensemble has a presence threshold, so no target is reported as not found");
     }
-    Ok(assembly)
+    Ok(loaded)
 }
 
 /// Checks that runs can be one ensemble by their descriptions; published runs have none.

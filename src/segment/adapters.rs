@@ -1,7 +1,7 @@
 //! LoRA adapters of the language model in a checkpoint folder. Those of the original code have the settings of `peft`,
 //! which may give each module its own rank and scale.
 
-use super::assembly::{ADAPTER_CONFIG, is_published};
+use super::loaded::{ADAPTER_CONFIG, is_published};
 use crate::nn::LoraConfig;
 use crate::nn::peft::PeftConfig;
 use crate::tensor::no_grad;

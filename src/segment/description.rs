@@ -1,7 +1,7 @@
 //! Reading of a checkpoint's description (`model.json`), and checks of sizes before a model is built from them.
 
-use super::assembly::{DESCRIPTION, Description, FORMAT};
 use super::config::{ModelConfig, RANDOM};
+use super::loaded::{DESCRIPTION, Description, FORMAT};
 use crate::models::{prsmed, tiny_vit};
 use crate::nn::Quantization;
 use crate::tensor::weights::{CHECKSUMS, verify_folder_without};

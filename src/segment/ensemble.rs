@@ -1,7 +1,7 @@
 //! Which runs can be one ensemble. Each run has its own tokenizer, image size and semantics. What cannot be followed is
 //! refused: the runs would be asked about different targets, or about images unlike those of their training.
 
-use super::assembly::Description;
+use super::loaded::Description;
 use crate::data::prepared::Intensity;
 use crate::{Error, Result};
 use std::collections::BTreeSet;

@@ -12,7 +12,7 @@ use self::extremes::{Extremes, Shown};
 use self::sample::{Answered, Scored};
 use super::calibration::Confidence;
 use super::predict::{Prediction, Request, predict};
-use super::setup::Assembly;
+use super::setup::LoadedModel;
 use crate::data::manifest::{Manifest, Row, Target};
 use crate::data::sample::{at_row, decoded};
 use crate::data::{image as pixels, sheet};
@@ -68,16 +68,16 @@ pub struct Evaluation {
 /// another process failed.
 pub fn evaluate(
     ranks: Ranks,
-    assembly: &Assembly,
+    loaded: &LoadedModel,
     manifest: &Manifest,
     rows: &[usize],
     options: Options,
     (observer, interrupt): (&dyn Observer, &AtomicBool),
 ) -> Result<Option<Evaluation>> {
     let rows: Vec<&Row> = rows.iter().map(|index| &manifest.rows[*index]).collect();
-    let protocol = protocol(assembly, &rows, options, observer);
+    let protocol = protocol(loaded, &rows, options, observer);
     let mut run = Running {
-        assembly,
+        loaded,
         options,
         is_in_mm: protocol.length == "mm",
         sums: EvalSums::default(),
@@ -140,7 +140,7 @@ fn gathered(own: Result<Option<Prediction>>, ranks: Ranks) -> Result<Vec<Predict
 }
 
 /// Unit, thresholds and unknown classes; warns about what the user may not expect.
-fn protocol(assembly: &Assembly, rows: &[&Row], options: Options, observer: &dyn Observer) -> Protocol {
+fn protocol(loaded: &LoadedModel, rows: &[&Row], options: Options, observer: &dyn Observer) -> Protocol {
     let present = || rows.iter().filter(|row| row.target == Target::Present);
     let without = present().filter(|row| row.spacing_mm.is_none()).count();
     let is_in_mm = without == 0 && present().next().is_some();
@@ -152,7 +152,7 @@ fn protocol(assembly: &Assembly, rows: &[&Row], options: Options, observer: &dyn
         );
         observer.on(&Event::Warning(text));
     }
-    let description = &assembly.description;
+    let description = &loaded.description;
     let classes: BTreeSet<&str> = rows.iter().map(|row| row.modality.as_str()).collect();
     let is_unknown = |class: &&str| !description.modalities.iter().any(|known| known == class);
     let unknown_classes: Vec<String> = classes.into_iter().filter(is_unknown).map(str::to_owned).collect();
@@ -179,7 +179,7 @@ type Images = (DynamicImage, GrayImage);
 
 /// An evaluation that runs.
 struct Running<'a> {
-    assembly: &'a Assembly,
+    loaded: &'a LoadedModel,
     options: Options,
     is_in_mm: bool,
     sums: EvalSums,
@@ -192,11 +192,11 @@ impl Running<'_> {
     fn predicted(&self, row: &Row, images: &mut Option<Images>) -> Result<Prediction> {
         let (image, _) = images.insert(self.decoded(row)?);
         let request = Request { image, question: &row.question, max_new_tokens: self.options.max_new_tokens };
-        predict(self.assembly, &request, |_| ()).map_err(|error| error.of_image(&row.image_path))
+        predict(self.loaded, &request, |_| ()).map_err(|error| error.of_image(&row.image_path))
     }
 
     fn decoded(&self, row: &Row) -> Result<Images> {
-        decoded(row, self.assembly.description.pixels.labels).map_err(|error| at_row(row, &error))
+        decoded(row, self.loaded.description.pixels.labels).map_err(|error| at_row(row, &error))
     }
 
     fn score(&mut self, row: &Row, mut prediction: Prediction, images: Option<Images>) -> Result<()> {
@@ -207,7 +207,7 @@ impl Running<'_> {
             self.sums.add_pixels(&prediction.mask, &flags);
         }
         let raw = ImageScore::of(&prediction.mask, &flags).map_err(|error| error.of_image(&row.image_path))?;
-        let confidence = prediction.settle(self.assembly.description.calibration.as_ref(), false);
+        let confidence = prediction.settle(self.loaded.description.calibration.as_ref(), false);
         let is_withheld = !confidence.is_found && raw.counts.predicted > 0;
         let scored = match row.target {
             Target::Present => Some(self.mask_scores(row, &prediction, &flags, &raw)?),
@@ -234,7 +234,7 @@ impl Running<'_> {
         let predicted: Vec<bool> = prediction.mask.iter().map(|p| is_foreground(*p)).collect();
         let size = Size::image(height, width);
         let mask = MaskScores::of(&predicted, truth, size, spacing, self.options.tolerance).map_err(named)?;
-        let has_threshold = self.assembly.description.calibration.is_some_and(|c| c.presence_threshold.is_some());
+        let has_threshold = self.loaded.description.calibration.is_some_and(|c| c.presence_threshold.is_some());
         Ok(Scored { painted, raw_dice: has_threshold.then_some(raw.dice), mask })
     }
 
@@ -252,7 +252,7 @@ impl Running<'_> {
         let (text, position_right) = group.add_answer(&prediction.answer, &row.answer, label);
         let mask_position_right = label.filter(|_| row.is_present()).map(|label| prediction.mask_is_at(label));
         group.add_mask_position(mask_position_right, prediction.positions.positions_agree);
-        let modalities = &self.assembly.description.modalities;
+        let modalities = &self.loaded.description.modalities;
         let class = prediction.best_class().and_then(|class| modalities.get(class));
         let predicted_modality = class.cloned().unwrap_or_default();
         Answered {

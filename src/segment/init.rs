@@ -1,9 +1,9 @@
 //! A new model that starts from the weights of a trained run (`model.init`), also for data with other classes.
 
 use super::architecture::Configs;
-use super::assembly::{Assembly, Build, Description, RunOverrides, pixels};
 use super::config::ModelConfig;
 use super::description::{check_adapters, check_sizes, describe, verify};
+use super::loaded::{Build, Description, LoadedModel, RunOverrides, pixels};
 use super::resume::DATA_FILE;
 use super::{needs, setup, weights};
 use crate::data::identity::SeenImages;
@@ -27,7 +27,7 @@ pub fn create(
     lora: LoraConfig,
     modalities: &[String],
     build: Build,
-) -> Result<(Assembly, String)> {
+) -> Result<(LoadedModel, String)> {
     let folder = needs::checkpoint_of(run)?;
     verify(&folder)?;
     let trained = setup::described(&folder, &RunOverrides::default(), build)?;
@@ -59,12 +59,12 @@ pub fn create(
     description.digests = if is_own { trained.digests.clone() } else { weights::digests(&parts)? };
     let note = note(&folder, modalities, &taken);
     Ok((
-        Assembly {
+        LoadedModel {
             model,
             tokenizer: Arc::new(tokenizer),
             description,
-            questions: None,
-            images: None,
+            known_questions: None,
+            known_images: None,
             seen: Arc::new(SeenImages::of_checkpoint(&folder.join(DATA_FILE))?),
             warnings,
             members: Vec::new(),

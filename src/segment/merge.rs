@@ -5,7 +5,7 @@
 //! keys. Tensors are read, changed and written one at a time.
 
 use super::adapters::{ADAPTER, Scales};
-use super::assembly::DESCRIPTION;
+use super::loaded::DESCRIPTION;
 use super::needs;
 use super::resume::DATA_FILE;
 use super::setup::{self, Build, Description, RunOverrides};

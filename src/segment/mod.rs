@@ -4,7 +4,6 @@
 
 mod adapters;
 mod architecture;
-mod assembly;
 mod base_config;
 pub mod batch;
 mod batches;
@@ -18,6 +17,7 @@ pub mod example;
 pub mod image_list;
 pub mod init;
 pub mod layout;
+mod loaded;
 pub mod loss;
 pub mod merge;
 pub mod needs;
@@ -39,8 +39,8 @@ pub mod vision_features;
 pub mod volume_scores;
 pub mod weights;
 
-pub use assembly::Assembly;
 pub use config::{DataConfig, ModelConfig};
+pub use loaded::LoadedModel;
 pub use run_config::RunConfig;
 pub use semantics::Semantics;
 pub use training::{Run, Training};

@@ -1,8 +1,8 @@
 //! Weight files that a model config or a run folder needs, and run folders on the hub.
 
-use super::assembly::{ADAPTER_CONFIG, DESCRIPTION, Description};
 use super::config::{ModelConfig, RANDOM};
 use super::description::describe;
+use super::loaded::{ADAPTER_CONFIG, DESCRIPTION, Description};
 use crate::event::Observer;
 use crate::hub::{self, Files, HubOptions, Need, Source, Spec};
 use crate::tensor::weights::readable_folder;

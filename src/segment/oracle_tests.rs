@@ -8,7 +8,7 @@
 use super::layout::Layout;
 use super::setup::{Build, RunOverrides};
 use super::step::{self, Inputs, Pass};
-use super::{Assembly, Semantics, setup, weights};
+use super::{LoadedModel, Semantics, setup, weights};
 use crate::models::{mask_decoder, mistral, tiny_vit};
 use crate::nn::BatchStatistics;
 use crate::tensor::store::Role;
@@ -68,9 +68,9 @@ where
 /// step, then `steps.*` and `param_afterN.FILE/KEY`.
 ///
 /// Train mode with every dropout at 0; batch normalisation uses batch statistics and updates the running ones.
-fn run(assembly: &Assembly, inputs: Inputs, steps: usize, config: &TrainConfig) -> Result<Vec<(String, Tensor)>> {
+fn run(loaded: &LoadedModel, inputs: Inputs, steps: usize, config: &TrainConfig) -> Result<Vec<(String, Tensor)>> {
     let config = TrainConfig { ema_decay: 0.0, step_in_backward: false, graph: Switch::Off, ..config.clone() };
-    let task = TraceTask { assembly, first: RefCell::default() };
+    let task = TraceTask { loaded, first: RefCell::default() };
     let inputs = [inputs];
     let mut stepper = Stepper::new(&task, &config, false);
     let mut gradients = Vec::new();
@@ -97,7 +97,7 @@ fn run(assembly: &Assembly, inputs: Inputs, steps: usize, config: &TrainConfig) 
     }
     let norms: Vec<f64> = results.iter().map(|result| result.grad_norm).collect();
     trace.push(("steps.grad_norm".to_owned(), series(&norms)));
-    for param in parameters(assembly, |role| role != Role::Frozen) {
+    for param in parameters(loaded, |role| role != Role::Frozen) {
         trace.push((format!("param_after{steps}.{}", param.name), param.tensor.detach()));
     }
     Ok(trace)
@@ -105,7 +105,7 @@ fn run(assembly: &Assembly, inputs: Inputs, steps: usize, config: &TrainConfig) 
 
 /// Training task of a trace: every batch consists of the given tensors.
 struct TraceTask<'a> {
-    assembly: &'a Assembly,
+    loaded: &'a LoadedModel,
     /// Outputs of the first pass.
     first: RefCell<Vec<(String, Tensor)>>,
 }
@@ -114,7 +114,7 @@ impl Task for TraceTask<'_> {
     type Batch = Inputs;
 
     fn parameters(&self) -> Vec<Parameter> {
-        parameters(self.assembly, |role| role == Role::Trainable)
+        parameters(self.loaded, |role| role == Role::Trainable)
     }
 
     fn steps_per_epoch(&self) -> u64 {
@@ -130,7 +130,7 @@ impl Task for TraceTask<'_> {
     }
 
     fn loss(&self, inputs: &Inputs, effective_batch: BatchSize, _epoch: u64) -> Result<Loss> {
-        let Assembly { model, description, .. } = self.assembly;
+        let LoadedModel { model, description, .. } = self.loaded;
         let pass = Pass {
             llm: mistral::Pass { train: false, checkpoint: 0 },
             encoder: tiny_vit::Pass { statistics: BatchStatistics::Batch { momentum: 0.1 }, checkpoint: 0 },
@@ -152,17 +152,17 @@ impl Task for TraceTask<'_> {
     }
 
     fn save(&self, folder: &mut Staged) -> Result<()> {
-        weights::save(folder, self.assembly, &self.assembly.description)
+        weights::save(folder, self.loaded, &self.loaded.description)
     }
 
     fn load(&self, folder: &Path) -> Result<()> {
-        weights::load_parts(folder, &self.assembly.model, false, &mut Vec::new())
+        weights::load_parts(folder, &self.loaded.model, false, &mut Vec::new())
     }
 }
 
 /// Tensors of the model with one of the given roles.
-fn parameters(assembly: &Assembly, is_wanted: fn(Role) -> bool) -> Vec<Parameter> {
-    let parts = assembly.model.stores().parts();
+fn parameters(loaded: &LoadedModel, is_wanted: fn(Role) -> bool) -> Vec<Parameter> {
+    let parts = loaded.model.stores().parts();
     let entries = parts.iter().flat_map(|(file, store)| store.entries().into_iter().map(move |e| (*file, e)));
     let wanted = entries.filter(|(_, entry)| is_wanted(entry.role));
     wanted.map(|(file, e)| Parameter { name: original_name(file, &e.name), tensor: e.tensor }).collect()
@@ -206,8 +206,8 @@ fn recorded_optimizer() -> TrainConfig {
 }
 
 /// Outputs and losses of one pass without gradients, by name.
-fn forward(assembly: &Assembly, inputs: &Inputs) -> Result<Vec<(String, Tensor)>> {
-    let task = TraceTask { assembly, first: RefCell::default() };
+fn forward(loaded: &LoadedModel, inputs: &Inputs) -> Result<Vec<(String, Tensor)>> {
+    let task = TraceTask { loaded, first: RefCell::default() };
     let loss = no_grad(|| task.loss(inputs, task.batch_size(inputs), 0))?;
     let mut trace = task.first.take();
     trace.extend(loss.parts.into_iter().map(|(name, value)| (format!("loss.{name}"), value)));
@@ -215,7 +215,7 @@ fn forward(assembly: &Assembly, inputs: &Inputs) -> Result<Vec<(String, Tensor)>
 }
 
 /// The model of the reference run, and the inputs of its trace.
-fn opened(semantics: Semantics) -> (Assembly, Inputs, PathBuf) {
+fn opened(semantics: Semantics) -> (LoadedModel, Inputs, PathBuf) {
     let oracle = shared().join("reference/oracle");
     let base = oracle.join("base");
     let overrides = RunOverrides {
@@ -229,9 +229,9 @@ fn opened(semantics: Semantics) -> (Assembly, Inputs, PathBuf) {
     };
     let locate = |spec: &str| -> Result<PathBuf> { Ok(PathBuf::from(spec)) };
     let build = Build::new(Device::Cpu, Kind::Float, &locate);
-    let assembly = setup::open(&oracle.join("run"), &overrides, build).unwrap();
-    let inputs = read_inputs(&oracle.join("inputs.safetensors"), semantics, assembly.model.num_image_tokens()).unwrap();
-    (assembly, inputs, oracle)
+    let loaded = setup::open(&oracle.join("run"), &overrides, build).unwrap();
+    let inputs = read_inputs(&oracle.join("inputs.safetensors"), semantics, loaded.model.num_image_tokens()).unwrap();
+    (loaded, inputs, oracle)
 }
 
 fn tolerance(name: &str) -> f64 {
@@ -265,8 +265,8 @@ fn distance(got: &Tensor, want: &Tensor, stride: i64) -> f64 {
 #[ignore = "needs shared data"]
 fn shared_data_reference_semantics_reproduce_the_reference_trace() {
     let _lock = rng::TEST_LOCK.lock();
-    let (assembly, inputs, oracle) = opened(Semantics::Reference);
-    let record = run(&assembly, inputs, 3, &recorded_optimizer()).unwrap();
+    let (loaded, inputs, oracle) = opened(Semantics::Reference);
+    let record = run(&loaded, inputs, 3, &recorded_optimizer()).unwrap();
     let expected = Archive::open(&oracle.join("expected.safetensors")).unwrap();
     let mut wrong = Vec::new();
     for name in expected.names() {
@@ -289,8 +289,8 @@ fn shared_data_reference_semantics_reproduce_the_reference_trace() {
 #[ignore = "needs shared data"]
 fn shared_data_corrected_semantics_differ() {
     let _lock = rng::TEST_LOCK.lock();
-    let (assembly, inputs, oracle) = opened(Semantics::Corrected);
-    let record = forward(&assembly, &inputs).unwrap();
+    let (loaded, inputs, oracle) = opened(Semantics::Corrected);
+    let record = forward(&loaded, &inputs).unwrap();
     let expected = Archive::open(&oracle.join("expected.safetensors")).unwrap();
     for name in ["mask_logits", "loss.text", "loss.mask"] {
         let stored = expected.names().iter().find(|n| n.split('@').next() == Some(name)).unwrap();

@@ -9,7 +9,7 @@ use super::calibration::{Calibration, Confidence};
 use super::layout::Layout;
 use super::needs;
 use super::pass::{self, Images, Outputs, Pass, Segmented};
-use super::setup::{self, Assembly, Build, RunOverrides};
+use super::setup::{self, Build, LoadedModel, RunOverrides};
 use super::validation::values;
 use crate::data::agreement::Positions;
 use crate::data::familiarity::Familiarity;
@@ -70,7 +70,7 @@ pub struct Prediction {
     pub positions: Positions,
 }
 
-impl Assembly {
+impl LoadedModel {
     /// The model of a run folder (`best/`, else `last/`) or of a published PRS-Med folder, in the device's usual
     /// precision: fp32 on the CPU, bf16 on a GPU.
     ///
@@ -156,12 +156,12 @@ impl Prediction {
         most_probable(&self.classes)
     }
 
-    /// How question and image of this prediction compare with those of the training of `assembly`, and the question with the
+    /// How question and image of this prediction compare with those of the training of `loaded`, and the question with the
     /// class of the image.
-    pub fn familiarity(&self, assembly: &Assembly, question: &str) -> Familiarity {
-        let class = class_of(&assembly.description.modalities, &self.classes);
-        let known = assembly.questions.as_ref();
-        assembly
+    pub fn familiarity(&self, loaded: &LoadedModel, question: &str) -> Familiarity {
+        let class = class_of(&loaded.description.modalities, &self.classes);
+        let known = loaded.known_questions.as_ref();
+        loaded
             .familiarity(question)
             .beside(class)
             .with_image(self.image.clone())
@@ -219,10 +219,10 @@ impl EncodedImage {
 /// # Errors
 /// As [`check_question`]; [`Error::NotFinite`] if the model computes NaN or infinity for the mask,
 /// the modality or the answer; typed errors of libtorch.
-pub fn predict(assembly: &Assembly, request: &Request, mut on_text: impl FnMut(&str)) -> Result<Prediction> {
+pub fn predict(loaded: &LoadedModel, request: &Request, mut on_text: impl FnMut(&str)) -> Result<Prediction> {
     check_question(request.question)?;
-    let image = encode(assembly, request.image)?;
-    ask(assembly, &image, request.question, request.max_new_tokens, |text| {
+    let image = encode(loaded, request.image)?;
+    ask(loaded, &image, request.question, request.max_new_tokens, |text| {
         on_text(text);
         ControlFlow::Continue(())
     })
@@ -232,13 +232,13 @@ pub fn predict(assembly: &Assembly, request: &Request, mut on_text: impl FnMut(&
 ///
 /// # Errors
 /// [`Error::Shape`] for an image of 0 pixels; typed errors of libtorch.
-pub fn encode(assembly: &Assembly, image: &DynamicImage) -> Result<EncodedImage> {
+pub fn encode(loaded: &LoadedModel, image: &DynamicImage) -> Result<EncodedImage> {
     no_grad(|| {
         guard::guard(|| {
-            let images = pixels(assembly, image)?;
-            let own = encode_pixels(&assembly.model, &images, (image.width(), image.height()));
-            let members = assembly.members.iter().map(|member| encode(member, image)).collect::<Result<_>>()?;
-            let image = assembly.images.as_ref().map(|known| known.compare(image)).unwrap_or_default();
+            let images = pixels(loaded, image)?;
+            let own = encode_pixels(&loaded.model, &images, (image.width(), image.height()));
+            let members = loaded.members.iter().map(|member| encode(member, image)).collect::<Result<_>>()?;
+            let image = loaded.known_images.as_ref().map(|known| known.compare(image)).unwrap_or_default();
             Ok(EncodedImage { image, members, ..own })
         })
     })
@@ -249,23 +249,23 @@ pub fn encode(assembly: &Assembly, image: &DynamicImage) -> Result<EncodedImage>
 /// # Errors
 /// As [`predict()`]; [`Error::Interrupted`] if `on_text` stopped it.
 pub fn ask(
-    assembly: &Assembly,
+    loaded: &LoadedModel,
     image: &EncodedImage,
     question: &str,
     max_new_tokens: usize,
     mut on_text: impl FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Prediction> {
     check_question(question)?;
-    let prediction = no_grad(|| guard::guard(|| run(assembly, image, question, max_new_tokens, &mut on_text)))?;
-    if assembly.members.is_empty() {
+    let prediction = no_grad(|| guard::guard(|| run(loaded, image, question, max_new_tokens, &mut on_text)))?;
+    if loaded.members.is_empty() {
         return Ok(prediction);
     }
-    let mask_of = |(member, image): (&Assembly, &EncodedImage)| {
+    let mask_of = |(member, image): (&LoadedModel, &EncodedImage)| {
         let prediction =
             no_grad(|| guard::guard(|| run(member, image, question, 1, &mut |_| ControlFlow::Continue(()))));
         prediction.map(|prediction| prediction.mask)
     };
-    let others = assembly.members.iter().zip(&image.members).map(mask_of).collect::<Result<Vec<_>>>()?;
+    let others = loaded.members.iter().zip(&image.members).map(mask_of).collect::<Result<Vec<_>>>()?;
     Ok(prediction.with_others(&others))
 }
 
@@ -287,13 +287,13 @@ pub fn check_question(question: &str) -> Result<()> {
 }
 
 fn run(
-    assembly: &Assembly,
+    loaded: &LoadedModel,
     image: &EncodedImage,
     question: &str,
     max_new_tokens: usize,
     on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Prediction> {
-    let Assembly { model, tokenizer, description, .. } = assembly;
+    let LoadedModel { model, tokenizer, description, .. } = loaded;
     let prompt = text::question_prompt(tokenizer, question)?;
     let mut stream = AnswerStream::default();
     let mut ids = Vec::new();
@@ -400,12 +400,12 @@ fn most_likely(logits: &Tensor) -> Result<i64> {
     Ok(index)
 }
 
-fn pixels(assembly: &Assembly, image: &DynamicImage) -> Result<[Tensor; 2]> {
+fn pixels(loaded: &LoadedModel, image: &DynamicImage) -> Result<[Tensor; 2]> {
     let _category = ledger::enter(ledger::Category::Inputs);
-    let config = assembly.description.pixels;
+    let config = loaded.description.pixels;
     let clip = clip_pixels(image, config.clip_size, config.pad_offset)?;
     let sam = sam_pixels(image, config.sam_size)?;
-    let device: Device = assembly.model.options().device;
+    let device: Device = loaded.model.options().device;
     let square = |side: u32| [1, 3, i64::from(side), i64::from(side)];
     Ok([
         Tensor::from_slice(&clip).view(square(config.clip_size)).to_device(device),
@@ -509,7 +509,7 @@ mod tests {
     }
 
     /// A tiny model with random weights.
-    fn tiny() -> Assembly {
+    fn tiny() -> LoadedModel {
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
         let description = setup::describe(&fixture).expect("a checkpoint's description");
         let locate = |spec: &str| -> Result<std::path::PathBuf> { Ok(spec.into()) };
@@ -522,18 +522,18 @@ mod tests {
     #[test]
     fn questions_about_an_encoded_image_get_the_answers_of_predict() {
         let _lock = rng::TEST_LOCK.lock();
-        let assembly = tiny();
+        let loaded = tiny();
         let image = DynamicImage::from(image::RgbImage::from_fn(40, 30, |x, y| {
             image::Rgb([x, y, x * y].map(|value| u8::try_from(value * 7 % 256).expect("a byte")))
         }));
-        let encoded = encode(&assembly, &image).unwrap();
+        let encoded = encode(&loaded, &image).unwrap();
         assert!(encoded.bytes() > 1000, "{}", encoded.bytes());
         for question in ["Where is the lesion?", "Is there a lesion?", "Where is the lesion?"] {
             let mut pieces = [String::new(), String::new()];
             let [whole, asked] = &mut pieces;
             let request = Request { image: &image, question, max_new_tokens: 5 };
-            let predicted = predict(&assembly, &request, |text| whole.push_str(text)).unwrap();
-            let after = ask(&assembly, &encoded, question, 5, |text| {
+            let predicted = predict(&loaded, &request, |text| whole.push_str(text)).unwrap();
+            let after = ask(&loaded, &encoded, question, 5, |text| {
                 asked.push_str(text);
                 ControlFlow::Continue(())
             });
@@ -542,10 +542,10 @@ mod tests {
             assert_eq!((predicted.new_tokens, predicted.mask.len()), (5, 40 * 30));
 
             // the model's parts by hand, from the pixels
-            let ids = text::question_prompt(&assembly.tokenizer, question).unwrap().ids;
-            let model = &assembly.model;
+            let ids = text::question_prompt(&loaded.tokenizer, question).unwrap().ids;
+            let model = &loaded.model;
             let (mask, classes) = no_grad(|| {
-                let [clip, sam] = pixels(&assembly, &image).unwrap();
+                let [clip, sam] = pixels(&loaded, &image).unwrap();
                 let prompt = [ids.len()];
                 let layout = Layout::new(vec![ids], &prompt, &[1], Semantics::Corrected, model.num_image_tokens());
                 let layout = layout.to_device(Device::Cpu);
@@ -562,16 +562,16 @@ mod tests {
     #[test]
     fn a_caller_can_stop_an_answer() {
         let _lock = rng::TEST_LOCK.lock();
-        let assembly = tiny();
-        let encoded = encode(&assembly, &DynamicImage::new_luma8(8, 8)).unwrap();
+        let loaded = tiny();
+        let encoded = encode(&loaded, &DynamicImage::new_luma8(8, 8)).unwrap();
         let mut pieces = 0;
-        let stopped = ask(&assembly, &encoded, "Where?", 50, |_| {
+        let stopped = ask(&loaded, &encoded, "Where?", 50, |_| {
             pieces += 1;
             if pieces < 2 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         });
         assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
         assert_eq!(pieces, 2);
-        let empty = ask(&assembly, &encoded, " ", 5, |_| ControlFlow::Continue(())).unwrap_err();
+        let empty = ask(&loaded, &encoded, " ", 5, |_| ControlFlow::Continue(())).unwrap_err();
         assert_eq!(empty.to_string(), "`--question`: the question is empty");
     }
 

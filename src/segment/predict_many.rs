@@ -4,10 +4,10 @@
 //! its mask is on disk), `masks/`, `overlays/` if asked for, and at the end `results.csv` with the same content. A
 //! repeated call continues after the last complete line.
 
-use super::assembly::Assembly;
 use super::calibration::Confidence;
 use super::evaluate::overlay;
 use super::image_list::{Job, search};
+use super::loaded::LoadedModel;
 use super::predict::{EncodedImage, Prediction, ask, encode};
 use crate::data::agreement::Positions;
 use crate::data::familiarity::Familiarity;
@@ -218,7 +218,7 @@ impl Results {
     /// image. [`TABLE`] is written also then.
     pub fn answer(
         &mut self,
-        assembly: &Assembly,
+        loaded: &LoadedModel,
         jobs: &[Job],
         read: &Reader,
         (observer, interrupt): (&dyn Observer, &AtomicBool),
@@ -243,7 +243,7 @@ impl Results {
                 if !is_open {
                     encoded = None;
                 }
-                let made = self.one(assembly, job, &mut encoded, (read, interrupt));
+                let made = self.one(loaded, job, &mut encoded, (read, interrupt));
                 let mut answered = match made {
                     Ok(answered) => answered,
                     // the other images go on
@@ -285,27 +285,27 @@ impl Results {
 
     fn one(
         &mut self,
-        assembly: &Assembly,
+        loaded: &LoadedModel,
         job: &Job,
         encoded: &mut Option<(PathBuf, DynamicImage, EncodedImage)>,
         (read, interrupt): (&Reader, &AtomicBool),
     ) -> Result<Answered> {
         if encoded.is_none() {
             let image = read(&job.image)?;
-            let features = encode(assembly, &image).map_err(|error| error.of_image(&job.image))?;
+            let features = encode(loaded, &image).map_err(|error| error.of_image(&job.image))?;
             *encoded = Some((job.image.clone(), image, features));
         }
         let (_, image, features) = encoded.as_ref().expect("just encoded");
         let stop = |_: &str| {
             if interrupt.load(Ordering::SeqCst) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        let asked = ask(assembly, features, &job.question, self.made.max_new_tokens, stop);
+        let asked = ask(loaded, features, &job.question, self.made.max_new_tokens, stop);
         let mut prediction = asked.map_err(|error| error.of_image(&job.image))?;
-        let confidence = prediction.settle(assembly.description.calibration.as_ref(), self.made.always_paint);
+        let confidence = prediction.settle(loaded.description.calibration.as_ref(), self.made.always_paint);
         let (mask, overlay) = self.write(job, image, &prediction)?;
         let area = prediction.num_foreground() as u64;
-        let class = prediction.best_class().and_then(|class| assembly.description.modalities.get(class));
-        let familiarity = prediction.familiarity(assembly, &job.question);
+        let class = prediction.best_class().and_then(|class| loaded.description.modalities.get(class));
+        let familiarity = prediction.familiarity(loaded, &job.question);
         Ok(Answered {
             answer: prediction.answer,
             modality: class.cloned(),

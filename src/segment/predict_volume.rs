@@ -5,7 +5,7 @@
 
 use super::calibration::Confidence;
 use super::predict::{Request, class_of, predict};
-use super::setup::Assembly;
+use super::setup::LoadedModel;
 use crate::data::agreement::Positions;
 use crate::data::familiarity::{Familiarity, ImageFamiliarity};
 use crate::data::volume::{Axis, Cleanup, Levels, Plane, Volume, Window};
@@ -125,10 +125,10 @@ impl VolumePrediction {
         self.slices.iter().filter(|slice| slice.confidence.is_found).count()
     }
 
-    /// How the question and this volume compare with the training of `assembly`.
-    pub fn familiarity(&self, assembly: &Assembly, question: &str) -> Familiarity {
-        let class = class_of(&assembly.description.modalities, &self.classes);
-        assembly.familiarity(question).beside(class).with_image(self.image.clone())
+    /// How the question and this volume compare with the training of `loaded`.
+    pub fn familiarity(&self, loaded: &LoadedModel, question: &str) -> Familiarity {
+        let class = class_of(&loaded.description.modalities, &self.classes);
+        loaded.familiarity(question).beside(class).with_image(self.image.clone())
     }
 
     /// What was found, in one line.
@@ -200,7 +200,7 @@ impl VolumeSettings {
 /// # Errors
 /// As [`predict`]; [`Error::Config`] for slices or a window that the volume does not have; [`Error::Interrupted`].
 pub fn predict_volume(
-    assembly: &Assembly,
+    loaded: &LoadedModel,
     volume: &Volume,
     settings: &VolumeSettings,
     observer: &dyn Observer,
@@ -223,11 +223,11 @@ pub fn predict_volume(
         }
         let image = slice_image(volume, &plane, slice, &levels)?;
         let request = Request { image: &image, question: &settings.question, max_new_tokens: 0 };
-        let mut prediction = predict(assembly, &request, |_| ())?;
+        let mut prediction = predict(loaded, &request, |_| ())?;
         if let Some(all) = &mut probabilities {
             plane.put(all, slice, &prediction.mask)?;
         }
-        let confidence = prediction.settle(assembly.description.calibration.as_ref(), settings.always_paint);
+        let confidence = prediction.settle(loaded.description.calibration.as_ref(), settings.always_paint);
         let drawn: Vec<u8> = prediction.mask.iter().map(|probability| u8::from(is_foreground(*probability))).collect();
         plane.put(&mut mask, slice, &drawn)?;
         let num_pixels = prediction.num_foreground();
@@ -242,7 +242,7 @@ pub fn predict_volume(
     let range = range(&plane, &mask)?;
     let mask_position_slice = plane.largest_slice(&mask)?;
     let positions = match mask_position_slice {
-        Some(slice) => Positions::of(&slice_of(&plane, &mask, slice)?, "", assembly.description.zones),
+        Some(slice) => Positions::of(&slice_of(&plane, &mask, slice)?, "", loaded.description.zones),
         None => Positions::default(),
     };
     // slices beyond the target are often unlike those of the training

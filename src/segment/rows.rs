@@ -1,9 +1,9 @@
 //! The rows of a training: which ones it uses, their texts as tokens, and how they are grouped by image.
 
 use super::Semantics;
-use super::assembly::Assembly;
 use super::config::DataConfig;
 use super::example::{Example, Largest};
+use super::loaded::LoadedModel;
 use super::vision_features::FeatureCache;
 use crate::data::familiarity::questions::KnownQuestions;
 use crate::data::loader::{Source, TextEncoder, TextLength};
@@ -67,21 +67,21 @@ pub(super) fn longest(
     }
 }
 
-/// Reads samples for the model of `assembly`.
+/// Reads samples for the model of `loaded`.
 pub(super) fn source_of(
-    assembly: &Assembly,
+    loaded: &LoadedModel,
     manifest: &Arc<Manifest>,
     cache_bytes: usize,
     features: Option<&FeatureCache>,
     unreadable: &Arc<Unreadable>,
 ) -> Source {
-    let model = &assembly.description.model;
+    let model = &loaded.description.model;
     let encoder = Encoder {
-        tokenizer: Arc::clone(&assembly.tokenizer),
+        tokenizer: Arc::clone(&loaded.tokenizer),
         semantics: model.semantics,
         max_tokens: model.max_text_tokens,
     };
-    let source = Source::new(Arc::clone(manifest), Arc::new(encoder), assembly.description.pixels)
+    let source = Source::new(Arc::clone(manifest), Arc::new(encoder), loaded.description.pixels)
         .with_cache(cache_bytes)
         .skipping(Arc::clone(unreadable));
     match features {

@@ -1,13 +1,13 @@
 //! Builds or loads a model, from settings or from a run folder.
 
 pub use super::architecture::{Configs, check_parts};
-pub use super::assembly::{Assembly, Build, Description, RunOverrides, pixels};
 pub use super::config::{BatchNorm, ModelConfig, RANDOM, Sizes};
 pub use super::description::{check_host_layers, describe, verify};
+pub use super::loaded::{Build, Description, LoadedModel, RunOverrides, pixels};
 
 use super::architecture::{check_encoder, check_llm_weights};
-use super::assembly::is_published;
 use super::description::{check_adapters, check_sizes};
+use super::loaded::is_published;
 use super::needs;
 use super::resume::DATA_FILE;
 use super::weights::{self, Found};
@@ -37,7 +37,7 @@ pub fn create(
     modalities: &[String],
     texts: &[&str],
     build: Build,
-) -> Result<Assembly> {
+) -> Result<LoadedModel> {
     let found = Found::locate(config, build)?;
     let (tokenizer, sizes, of_tokenizer) = if let Some(folder) = &found.base {
         let sizes = model_sizes(config, lora, modalities.len(), &found, 0)?;
@@ -64,12 +64,12 @@ pub fn create(
     divide(&mut model, config, build)?;
     warnings.extend(of_kernels);
     warnings.extend(of_tokenizer);
-    Ok(Assembly {
+    Ok(LoadedModel {
         model,
         tokenizer: Arc::new(tokenizer),
         description,
-        questions: None,
-        images: None,
+        known_questions: None,
+        known_images: None,
         seen: Arc::default(),
         warnings,
         members: Vec::new(),
@@ -80,7 +80,7 @@ pub fn create(
 ///
 /// # Errors
 /// [`Error::Weights`] if the folder is neither, or incomplete.
-pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Assembly> {
+pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<LoadedModel> {
     let description = described(folder, overrides, build)?;
     check_host_layers(&description.model)?;
     let of_kernels = check_kernels(build.device)?;
@@ -102,15 +102,15 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Ass
     warnings.extend(of_hub);
     let (tokenizer, of_tokenizer) = tokenizer_of(folder, &base, &description.sizes)?;
     warnings.extend(of_tokenizer);
-    let questions = KnownQuestions::open(folder)?.map(Arc::new);
-    let images = KnownImages::open(folder)?.map(Arc::new);
+    let known_questions = KnownQuestions::open(folder)?.map(Arc::new);
+    let known_images = KnownImages::open(folder)?.map(Arc::new);
     let seen = Arc::new(SeenImages::of_checkpoint(&folder.join(DATA_FILE))?);
-    Ok(Assembly {
+    Ok(LoadedModel {
         model,
         tokenizer: Arc::new(tokenizer),
         description,
-        questions,
-        images,
+        known_questions,
+        known_images,
         seen,
         warnings,
         members: Vec::new(),

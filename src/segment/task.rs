@@ -2,13 +2,13 @@
 
 pub use super::config::{CacheVision, DataConfig};
 
-use super::assembly::{Assembly, Description};
 use super::batch::Batch;
 use super::batches::Steps;
 use super::calibration::{Calibration, Calibrator};
 use super::config::{BatchNorm, ModelConfig, RANDOM};
 use super::example::Example;
 use super::layout::Sizes;
+use super::loaded::{Description, LoadedModel};
 use super::resume;
 use super::rows::{grouped, longest, questions_of, source_of, texts_of, training_rows};
 use super::step::{self, Inputs, Pass, Prepared};
@@ -49,7 +49,7 @@ pub const SCORE: &str = "mean of validation Dice and answer-token accuracy";
 
 /// A model, its data and the settings of its training.
 pub struct SegmentTask {
-    assembly: Assembly,
+    loaded: LoadedModel,
     train: Arc<Source>,
     plain: Arc<Source>,
     /// Real training rows.
@@ -75,25 +75,25 @@ pub struct SegmentTask {
 }
 
 impl SegmentTask {
-    /// A task that trains `assembly` on the train rows of `manifest` and on its synthetic rows. `feature_cache` is the
+    /// A task that trains `loaded` on the train rows of `manifest` and on its synthetic rows. `feature_cache` is the
     /// vision feature cache of [`super::vision_features::open_cache`].
     ///
     /// # Errors
     /// [`Error::Data`] without train rows, or for a row whose text cannot be encoded; [`Error::Config`] when synthetic
     /// rows would leave a step without a real one; [`Error::Io`] for an image or mask that cannot be read.
     pub fn new(
-        mut assembly: Assembly,
+        mut loaded: LoadedModel,
         manifest: &Arc<Manifest>,
         config: TrainConfig,
         data: DataConfig,
         resolved: String,
         feature_cache: Option<FeatureCache>,
     ) -> Result<Self> {
-        assembly.description.intensity = prepared::intensities(manifest)?;
-        assembly.description.zones = agreement::zones_of_rows(manifest);
+        loaded.description.intensity = prepared::intensities(manifest)?;
+        loaded.description.zones = agreement::zones_of_rows(manifest);
         let feature_cache = feature_cache.map(Arc::new);
         let unreadable = Arc::new(Unreadable::new(data.max_bad_samples));
-        let source = || source_of(&assembly, manifest, data.cache_mib << 20, feature_cache.as_deref(), &unreadable);
+        let source = || source_of(&loaded, manifest, data.cache_mib << 20, feature_cache.as_deref(), &unreadable);
         let plain = Arc::new(source());
         let train = match data.augment {
             Augment::None => Arc::clone(&plain),
@@ -114,19 +114,19 @@ impl SegmentTask {
         let indices = rows.rows.iter().chain(&synthetic.rows).copied();
         texts.extend(more);
         let text_of: HashMap<usize, TextLength> = indices.zip(texts.iter().copied()).collect();
-        let hides_answer = assembly.description.model.semantics.hides_answer();
+        let hides_answer = loaded.description.model.semantics.hides_answer();
         let train_texts = texts_of(if hides_answer { &groups } else { &[] }, &texts, &text_of);
         let val_rows = spread(manifest.rows_of(Split::Val), data.max_val_rows);
         let val_texts: Vec<_> = plain.text_lengths(&val_rows)?.into_iter().map(|text| vec![text]).collect();
         let questions = groups.iter().map(Vec::len).max().unwrap_or(1);
         let longest = longest(manifest, &texts, questions, [&train_texts, &val_texts], config.micro_batch);
-        assembly.questions = Some(Arc::new(questions_of(manifest, [&rows.rows, &synthetic.rows])));
-        assembly.images = Some(Arc::new(KnownImages::of(manifest, &rows.rows)));
+        loaded.known_questions = Some(Arc::new(questions_of(manifest, [&rows.rows, &synthetic.rows])));
+        loaded.known_images = Some(Arc::new(KnownImages::of(manifest, &rows.rows)));
         let identity = DataIdentity::of(manifest)?;
         let validated_at_once = Fitting::new(config.micro_batch);
-        let calibration = Mutex::new(assembly.description.calibration);
+        let calibration = Mutex::new(loaded.description.calibration);
         Ok(Self {
-            assembly,
+            loaded,
             train,
             plain,
             rows,
@@ -153,7 +153,7 @@ impl SegmentTask {
     pub fn mark_images(&mut self, marks: &Marks) -> Result<()> {
         let rows: Vec<usize> = self.groups.iter().flatten().copied().collect();
         let mut seen = SeenImages::of(self.plain.manifest(), &rows, &self.val_rows, marks)?;
-        seen.add_ancestor(SeenImages::clone(&self.assembly.seen));
+        seen.add_ancestor(SeenImages::clone(&self.loaded.seen));
         self.identity.seen = Some(seen);
         Ok(())
     }
@@ -174,8 +174,8 @@ impl SegmentTask {
     }
 
     /// The model and its description.
-    pub fn assembly(&self) -> &Assembly {
-        &self.assembly
+    pub fn loaded(&self) -> &LoadedModel {
+        &self.loaded
     }
 
     /// Measures the running statistics of an encoder with random weights on a few training images, layer after layer
@@ -184,12 +184,12 @@ impl SegmentTask {
     /// # Errors
     /// [`Error::Data`] from a sample.
     pub fn calibrate(&self) -> Result<()> {
-        let Some(images) = calibration_images(&self.assembly.description.model) else { return Ok(()) };
+        let Some(images) = calibration_images(&self.loaded.description.model) else { return Ok(()) };
         let order = length_sampler::epoch_batches(&self.rows.rows, &self.rows.lengths, self.config.seed, 0, images);
         let Some(first) = order.into_iter().next() else { return Ok(()) };
         let batch = self.load(&self.plain, single_rows(vec![first]), 0, false)?.next();
         let Some(batch) = batch.transpose()? else { return Ok(()) };
-        calibrate(&self.assembly.model, &Batch::from(batch).sam_image)
+        calibrate(&self.loaded.model, &Batch::from(batch).sam_image)
     }
 
     /// Real training rows, and the synthetic ones of an epoch (their mean over epochs).
@@ -202,7 +202,7 @@ impl SegmentTask {
     /// Batches of groups of rows that share an image.
     fn load(&self, source: &Arc<Source>, batches: Vec<Vec<Vec<usize>>>, epoch: u64, by_image: bool) -> Result<Loader> {
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
-        let device = self.assembly.model.options().device;
+        let device = self.loaded.model.options().device;
         let workers = if self.data.workers == 0 { workers(device, cores) } else { self.data.workers };
         let options = LoaderOptions { workers, prefetch: self.data.prefetch, epoch, by_image };
         Loader::start(Arc::clone(source), batches, options)
@@ -213,7 +213,7 @@ impl SegmentTask {
     }
 
     fn semantics(&self) -> Semantics {
-        self.assembly.description.model.semantics
+        self.loaded.description.model.semantics
     }
 }
 
@@ -221,11 +221,11 @@ impl Task for SegmentTask {
     type Batch = Inputs;
 
     fn parameters(&self) -> Vec<Parameter> {
-        parameters(&self.assembly.model)
+        parameters(&self.loaded.model)
     }
 
     fn components(&self) -> Vec<Component> {
-        components(&self.assembly.model)
+        components(&self.loaded.model)
     }
 
     fn steps_per_epoch(&self) -> u64 {
@@ -241,9 +241,9 @@ impl Task for SegmentTask {
         let rows = |groups: Vec<usize>| groups.iter().map(|group| self.groups[*group].clone()).collect();
         let micros = groups.into_iter().map(rows).collect();
         let loader = self.load(&self.train, micros, epoch, self.data.questions_per_image > 1)?;
-        let (semantics, image_tokens) = (self.semantics(), self.assembly.model.num_image_tokens());
+        let (semantics, image_tokens) = (self.semantics(), self.loaded.model.num_image_tokens());
         let inputs = move |batch| Inputs::from_batch(batch, semantics, image_tokens, self.feature_cache.as_ref());
-        Ok(Box::new(Steps::new(loader, counts, inputs, self.assembly.model.options().device)))
+        Ok(Box::new(Steps::new(loader, counts, inputs, self.loaded.model.options().device)))
     }
 
     fn batch_size(&self, batch: &Inputs) -> BatchSize {
@@ -251,7 +251,7 @@ impl Task for SegmentTask {
     }
 
     fn loss(&self, inputs: &Inputs, effective_batch: BatchSize, epoch: u64) -> Result<Loss> {
-        let Assembly { model, description, .. } = &self.assembly;
+        let LoadedModel { model, description, .. } = &self.loaded;
         Ok(loss(
             model,
             &description.model,
@@ -263,7 +263,7 @@ impl Task for SegmentTask {
     }
 
     fn capturable(&self, inputs: &Inputs, effective_batch: BatchSize, epoch: u64) -> Result<Option<Capturable<'_>>> {
-        let Assembly { model, description, .. } = &self.assembly;
+        let LoadedModel { model, description, .. } = &self.loaded;
         let pass = training_pass(&description.model, &self.config);
         Ok(capturable(model, &description.model, pass, inputs, effective_batch, epoch))
     }
@@ -273,11 +273,11 @@ impl Task for SegmentTask {
     }
 
     fn is_divided(&self) -> bool {
-        self.assembly.model.is_divided()
+        self.loaded.model.is_divided()
     }
 
     fn join_pass(&self, trains: bool) {
-        self.assembly.model.join_pass(trains);
+        self.loaded.model.join_pass(trains);
     }
 
     /// Dice at 0.5, IoU and the share of answer tokens that the teacher-forced model puts first; the score is the mean
@@ -323,7 +323,7 @@ impl Task for SegmentTask {
     }
 
     fn suspects(&self, rows: &[usize], epoch: u64) -> Result<Vec<String>> {
-        let Assembly { model, description, .. } = &self.assembly;
+        let LoadedModel { model, description, .. } = &self.loaded;
         let mut suspects = Vec::new();
         // one row at a time: NaN of one sample does not reach the others
         let batches = rows.iter().map(|row| vec![*row]).collect();
@@ -342,16 +342,16 @@ impl Task for SegmentTask {
     }
 
     fn save(&self, folder: &mut Staged) -> Result<()> {
-        let description = Description { calibration: *self.calibration(), ..self.assembly.description.clone() };
-        weights::save(folder, &self.assembly, &description)?;
+        let description = Description { calibration: *self.calibration(), ..self.loaded.description.clone() };
+        weights::save(folder, &self.loaded, &description)?;
         folder.write_bytes(resume::DATA_FILE, self.identity.to_json().as_bytes())?;
         folder.write_bytes(resume::CONFIG_FILE, self.resolved.as_bytes())
     }
 
     fn load(&self, folder: &Path) -> Result<()> {
         let mut warnings = Vec::new();
-        weights::load_parts(folder, &self.assembly.model, false, &mut warnings)?;
-        weights::load_own_base(folder, &self.assembly.model)
+        weights::load_parts(folder, &self.loaded.model, false, &mut warnings)?;
+        weights::load_own_base(folder, &self.loaded.model)
     }
 }
 
@@ -514,7 +514,7 @@ impl SegmentTask {
     ) -> Result<(Vec<Sums>, Calibrator)> {
         let (mut all, mut calibrator, mut done) = (Vec::new(), Calibrator::default(), 0);
         for batch in self.load(&self.plain, single_rows(batches), 0, false)? {
-            let image_tokens = self.assembly.model.num_image_tokens();
+            let image_tokens = self.loaded.model.num_image_tokens();
             let inputs = Inputs::from_batch(batch?.into(), self.semantics(), image_tokens, self.feature_cache.as_ref());
             let mut sums = Sums::default();
             self.score_what_fits(inputs, (&mut sums, &mut calibrator), ranks, observer)?;
@@ -551,7 +551,7 @@ impl SegmentTask {
             match guard::guard(|| self.score(&part, sums)) {
                 Err(Error::OutOfMemory { reason }) if !self.is_divided() => {
                     *sums = before;
-                    let smaller = self.validated_at_once.halve(reason, self.assembly.model.options().device)?;
+                    let smaller = self.validated_at_once.halve(reason, self.loaded.model.options().device)?;
                     let text = format!("validation: {}; it continues with batches of {}", smaller.what, smaller.most);
                     observer.on(&Event::Note(text));
                     open.push_front(part);
@@ -565,7 +565,7 @@ impl SegmentTask {
     fn score(&self, inputs: &Inputs, sums: &mut Sums) -> Result<Calibrator> {
         let mut calibrator = Calibrator::default();
         let mut rows = inputs.rows.iter().map(|row| self.plain.manifest().rows[*row].target);
-        score(&self.assembly.model, inputs, sums, |prediction, truth, sums| {
+        score(&self.loaded.model, inputs, sums, |prediction, truth, sums| {
             let target = rows.next().expect("a row for each question");
             calibrator.add(target, &prediction, &truth);
             sums.add(target, &prediction, &truth)

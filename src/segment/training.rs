@@ -2,7 +2,7 @@
 
 use super::config::{BatchNorm, ModelConfig, RANDOM};
 use super::predict::Prediction;
-use super::setup::{self, Assembly, Build, RunOverrides};
+use super::setup::{self, Build, LoadedModel, RunOverrides};
 use super::task::SegmentTask;
 use super::{RunConfig, init, resume, vision_features};
 use crate::data::identity::{Seen, SeenImages};
@@ -170,8 +170,8 @@ impl<'r> Training<'r> {
         };
         let config = RunConfig { model, ..self.config.clone() };
         let place = (META, Ranks::default());
-        let assembly = assemble(&config, &self.manifest, checkpoint.as_deref(), self.runtime, place)?;
-        assembly.warnings.iter().for_each(|warning| self.runtime.warn(warning.as_str()));
+        let loaded = assemble(&config, &self.manifest, checkpoint.as_deref(), self.runtime, place)?;
+        loaded.warnings.iter().for_each(|warning| self.runtime.warn(warning.as_str()));
         Ok(())
     }
 
@@ -183,14 +183,14 @@ impl<'r> Training<'r> {
         let (checkpoint, warnings) = self.checkpoint()?.unzip();
         let Self { config, toml, manifest, mut marks, folder, runtime, ranks, .. } = self;
         warnings.into_iter().flatten().for_each(|warning| runtime.warn(warning));
-        let mut assembly = assemble(&config, &manifest, checkpoint.as_deref(), runtime, (runtime.device(), ranks))?;
-        assembly.description.pixels.labels = config.data.labels;
-        assembly.description.fold = config.data.own_fold();
-        assembly.warnings.iter().for_each(|warning| runtime.warn(warning.as_str()));
+        let mut loaded = assemble(&config, &manifest, checkpoint.as_deref(), runtime, (runtime.device(), ranks))?;
+        loaded.description.pixels.labels = config.data.labels;
+        loaded.description.fold = config.data.own_fold();
+        loaded.warnings.iter().for_each(|warning| runtime.warn(warning.as_str()));
         let features =
-            vision_features::open_cache(&assembly, &config.data, runtime.cache(), runtime.observer().as_ref())?;
+            vision_features::open_cache(&loaded, &config.data, runtime.cache(), runtime.observer().as_ref())?;
         let (train, data) = (config.train.clone(), config.data.clone());
-        let mut task = SegmentTask::new(assembly, &manifest, train, data, toml.clone(), features)?;
+        let mut task = SegmentTask::new(loaded, &manifest, train, data, toml.clone(), features)?;
         // the first process writes the checkpoints
         if ranks.is_main() {
             let used = manifest.rows.iter().filter(|row| row.split != Split::Test);
@@ -302,7 +302,7 @@ impl Run {
     /// # Errors
     /// [`Error::Config`] for an empty question; typed errors of libtorch.
     pub fn predict(&self, image: &DynamicImage, question: &str) -> Result<Prediction> {
-        self.task.assembly().predict(image, question)
+        self.task.loaded().predict(image, question)
     }
 }
 
@@ -338,7 +338,7 @@ fn assemble(
     checkpoint: Option<&Path>,
     runtime: &Runtime,
     (device, ranks): (Device, Ranks),
-) -> Result<Assembly> {
+) -> Result<LoadedModel> {
     let peers = if config.model.divide_layers { ranks.peers(device)? } else { None };
     let build = Build {
         device,
@@ -352,9 +352,9 @@ fn assemble(
     let Some(folder) = checkpoint else {
         if !config.model.init.is_empty() {
             let run = runtime.locate(&config.model.init)?;
-            let (assembly, note) = init::create(&run, &config.model, config.lora, &manifest.modalities, build)?;
+            let (loaded, note) = init::create(&run, &config.model, config.lora, &manifest.modalities, build)?;
             runtime.note(note);
-            return Ok(assembly);
+            return Ok(loaded);
         }
         // synthetic rows are left out, so that runs with and without them start from the same model
         let real = manifest.rows.iter().filter(|row| !row.synthetic);
@@ -371,13 +371,13 @@ fn assemble(
         ..RunOverrides::default()
     };
     setup::refuse_other_weights(folder, build)?;
-    let assembly = setup::open(folder, &overrides, build)?;
-    if assembly.description.modalities != manifest.modalities {
+    let loaded = setup::open(folder, &overrides, build)?;
+    if loaded.description.modalities != manifest.modalities {
         let reason =
-            format!("its classes are {:?}, the data has {:?}", assembly.description.modalities, manifest.modalities);
+            format!("its classes are {:?}, the data has {:?}", loaded.description.modalities, manifest.modalities);
         return Err(Error::weights(folder, reason, "resume with the data the run was started on"));
     }
-    Ok(assembly)
+    Ok(loaded)
 }
 
 /// Only `last/` can be resumed.

@@ -8,8 +8,8 @@
 //! Without a cache, matrix products of the tower have other shapes and round differently. Losses then differ by 1e-6
 //! in fp32, and by the rounding of the dtype in bf16 and fp16.
 
-use super::assembly::Assembly;
 use super::config::{CacheVision, DataConfig};
+use super::loaded::LoadedModel;
 use crate::data::classical::Augment;
 use crate::data::features::{Dtype, FeatureShape, Features, Identity};
 use crate::event::{Event, Observer};
@@ -163,13 +163,13 @@ impl DataConfig {
     }
 }
 
-/// Opens the feature cache of a training of `assembly` as set by `data.cache_vision`. `folder` is the cache folder, if
+/// Opens the feature cache of a training of `loaded` as set by `data.cache_vision`. `folder` is the cache folder, if
 /// there is one. Reports the content and the limit of the cache.
 ///
 /// # Errors
 /// [`Error::Config`] if the tower is trained; [`Error::Io`] if the cache file cannot be created or read.
 pub fn open_cache(
-    assembly: &Assembly,
+    loaded: &LoadedModel,
     data: &DataConfig,
     folder: Option<&Path>,
     observer: &dyn Observer,
@@ -177,13 +177,13 @@ pub fn open_cache(
     if data.cache_vision == CacheVision::Off {
         return Ok(None);
     }
-    refuse_trained_tower(data, assembly.description.model.train_base)?;
+    refuse_trained_tower(data, loaded.description.model.train_base)?;
     if !data.caches_features() {
         let text = "vision features are not cached: classical augmentation never repeats an image";
         observer.on(&Event::Note(text.into()));
         return Ok(None);
     }
-    let model = &assembly.model;
+    let model = &loaded.model;
     let shape = feature_shape(&model.config().clip, model.options().compute);
     let limit = (data.cache_vision_mib as u64) << 20;
     let features = match data.cache_vision {

@@ -12,10 +12,10 @@
 
 use super::adapters::{self, ADAPTER};
 use super::architecture::{Configs, language_model, shape_of, single_file, tower_config, tower_of};
-use super::assembly::{ADAPTER_CONFIG, Assembly, Build, DESCRIPTION, Description, RunOverrides, is_published, pixels};
 use super::base_config::Fields;
 use super::config::{BatchNorm, ModelConfig, RANDOM};
 use super::description::check_sizes;
+use super::loaded::{ADAPTER_CONFIG, Build, DESCRIPTION, Description, LoadedModel, RunOverrides, is_published, pixels};
 use super::quantized::Cached;
 use super::{Semantics, needs};
 use crate::data::familiarity::images::IMAGES_FILE;
@@ -470,12 +470,12 @@ pub fn load_own_base(folder: &Path, model: &PrsMed) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn save(folder: &mut Staged, assembly: &Assembly, description: &Description) -> Result<()> {
-    let Assembly { model, tokenizer, questions, images, .. } = assembly;
-    if let Some(questions) = questions {
+pub fn save(folder: &mut Staged, loaded: &LoadedModel, description: &Description) -> Result<()> {
+    let LoadedModel { model, tokenizer, known_questions, known_images, .. } = loaded;
+    if let Some(questions) = known_questions {
         folder.write_bytes(QUESTIONS_FILE, questions.to_json().as_bytes())?;
     }
-    if let Some(images) = images {
+    if let Some(images) = known_images {
         folder.write_bytes(IMAGES_FILE, images.to_json().as_bytes())?;
     }
     let random_base = description.model.base == RANDOM;

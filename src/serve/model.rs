@@ -5,7 +5,7 @@ use super::picture::{Picture, View};
 use crate::Result;
 use crate::error::Error;
 use crate::event::{Event, Observer};
-use crate::segment::Assembly;
+use crate::segment::LoadedModel;
 use crate::segment::predict::{EncodedImage, Prediction, ask, encode};
 use crate::segment::predict_volume::{VolumePrediction, VolumeSettings, predict_volume};
 use std::collections::VecDeque;
@@ -51,13 +51,13 @@ pub(super) type OnSlice<'a> = dyn Fn(u64, u64) -> ControlFlow<()> + Send + Sync 
 
 /// A trained model.
 pub(super) struct Model<'a> {
-    assembly: &'a Assembly,
+    loaded: &'a LoadedModel,
     encoded: RecentImages<EncodedImage>,
 }
 
 impl<'a> Model<'a> {
-    pub(super) fn new(assembly: &'a Assembly) -> Self {
-        Self { assembly, encoded: RecentImages::new(MAX_ENCODED) }
+    pub(super) fn new(loaded: &'a LoadedModel) -> Self {
+        Self { loaded, encoded: RecentImages::new(MAX_ENCODED) }
     }
 }
 
@@ -70,7 +70,7 @@ impl Answerer for Model<'_> {
     ) -> Result<Prediction> {
         self.encoded.forget_removed();
         if self.encoded.get(picture, question.view).is_none() {
-            let encoded = encode(self.assembly, &*picture.pixels(question.view)?)?;
+            let encoded = encode(self.loaded, &*picture.pixels(question.view)?)?;
             let bytes = encoded.bytes();
             self.encoded.put(picture, question.view, (encoded, bytes));
         }
@@ -79,7 +79,7 @@ impl Answerer for Model<'_> {
         }
         let encoded = self.encoded.get(picture, question.view);
         let encoded = encoded.ok_or_else(|| Error::Internal { reason: "an encoded image is missing".into() })?;
-        ask(self.assembly, encoded, &question.text, question.max_new_tokens, on_text)
+        ask(self.loaded, encoded, &question.text, question.max_new_tokens, on_text)
     }
 
     fn segment(
@@ -90,7 +90,7 @@ impl Answerer for Model<'_> {
     ) -> Result<VolumePrediction> {
         let (volume, _) = picture.volume()?;
         let progress = SliceProgress { on_slice, total: AtomicU64::new(0), stop: AtomicBool::new(false) };
-        predict_volume(self.assembly, volume, settings, &progress, &progress.stop, None)
+        predict_volume(self.loaded, volume, settings, &progress, &progress.stop, None)
     }
 
     fn encoded_bytes(&self) -> usize {

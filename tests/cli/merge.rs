@@ -27,10 +27,10 @@ fn image() -> PathBuf {
 }
 
 fn prediction(folder: &Path) -> Prediction {
-    let assembly = setup::open(folder, &RunOverrides::default(), build(Kind::Float)).unwrap();
+    let loaded = setup::open(folder, &RunOverrides::default(), build(Kind::Float)).unwrap();
     let image = prsmed::data::decode::image(&image()).unwrap();
     let request = Request { image: &image, question: "Where is the lesion?", max_new_tokens: 6 };
-    predict(&assembly, &request, |_| ()).unwrap()
+    predict(&loaded, &request, |_| ()).unwrap()
 }
 
 /// A checkpoint whose adapters change the output: its second LoRA factors are far from 0.

@@ -17,9 +17,9 @@ const TRAINER: &str = "trainer.safetensors";
 
 /// A new tiny model and its data.
 fn task(device: Device, config: &RunConfig, manifest: Manifest) -> SegmentTask {
-    let assembly = assemble(config, &manifest, build(config, device, None));
+    let loaded = assemble(config, &manifest, build(config, device, None));
     let (train, data) = (config.train.clone(), config.data.clone());
-    let task = SegmentTask::new(assembly, &Arc::new(manifest), train, data, String::new(), None).unwrap();
+    let task = SegmentTask::new(loaded, &Arc::new(manifest), train, data, String::new(), None).unwrap();
     task.calibrate().unwrap();
     task
 }

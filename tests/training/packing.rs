@@ -132,8 +132,8 @@ fn questions_without_a_mask_train_the_answer_and_the_class_alone() {
     let _turn = TURN.lock();
     let (_data, manifest) = data();
     let config = config_of(&[]);
-    let assembly = assemble(&config, &manifest, build(&config, Device::Cpu, None));
-    let model = &assembly.model;
+    let loaded = assemble(&config, &manifest, build(&config, Device::Cpu, None));
+    let model = &loaded.model;
     for is_packed in [true, false] {
         let known = vec![true, false, true, true, false, true];
         let all = Inputs { has_mask: Some(vec![true; 6]), ..inputs(model, is_packed) };
@@ -181,8 +181,8 @@ fn packed_and_padded_batches_have_the_gradients_of_single_questions() {
     ];
     for sets in variants {
         let config = config_of(&sets);
-        let assembly = assemble(&config, &manifest, build(&config, Device::Cpu, None));
-        let model = &assembly.model;
+        let loaded = assemble(&config, &manifest, build(&config, Device::Cpu, None));
+        let model = &loaded.model;
         for (name, tensor) in trained(model) {
             if name.contains("lora_B") {
                 // otherwise the other half of the adapter has no gradient
@@ -209,10 +209,10 @@ fn questions_that_share_no_sequence_are_augmented_independently() {
     let (_data, manifest) = data_with(2);
     let sets = ["data.questions_per_image=1", "data.augment=classical", "train.micro_batch=1", "train.accumulation=1"];
     let config = config_of(&sets);
-    let assembly = assemble(&config, &manifest, build(&config, Device::Cpu, None));
+    let loaded = assemble(&config, &manifest, build(&config, Device::Cpu, None));
     let manifest = Arc::new(manifest);
     let (train, data) = (config.train.clone(), config.data);
-    let task = SegmentTask::new(assembly, &manifest, train, data, String::new(), None).unwrap();
+    let task = SegmentTask::new(loaded, &manifest, train, data, String::new(), None).unwrap();
     let mut images: BTreeMap<_, Vec<Tensor>> = BTreeMap::new();
     for inputs in task.batches(0, 0, Shard::WHOLE).unwrap().flat_map(Result::unwrap) {
         let image = &manifest.rows[inputs.rows[0]].image_path;

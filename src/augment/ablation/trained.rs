@@ -53,7 +53,7 @@ impl Trained {
             Self::PrsMed(run) => {
                 // one token is enough: the mask depends on the question only, and answers are not scored here
                 let request = Request { image, question, max_new_tokens: 1 };
-                Ok(predict(run.task.assembly(), &request, |_| ())?.mask)
+                Ok(predict(run.task.loaded(), &request, |_| ())?.mask)
             }
             Self::Unet(task) => task.probabilities(image, question),
         }

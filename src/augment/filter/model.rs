@@ -24,7 +24,7 @@ use crate::hub::Need;
 use crate::metrics::order::quantile;
 use crate::metrics::segmentation::is_foreground;
 use crate::runtime::Runtime;
-use crate::segment::Assembly;
+use crate::segment::LoadedModel;
 use crate::segment::dry_run::FilterDryRun;
 use crate::segment::needs;
 use crate::segment::predict::{Request, predict};
@@ -216,7 +216,7 @@ impl FilterModels {
         self.folder.join(format!("fold-{fold}"))
     }
 
-    fn assembly(&self, fold: usize, runtime: &Runtime) -> Result<Assembly> {
+    fn loaded(&self, fold: usize, runtime: &Runtime) -> Result<LoadedModel> {
         let folder = readable_folder(&self.run(fold).join("last"))?;
         verify_folder(&folder)?;
         let (device, cache) = (runtime.device(), runtime.cache());
@@ -251,20 +251,20 @@ impl FilterModels {
             if own.is_empty() {
                 continue;
             }
-            let assembly = self.assembly(fold, runtime)?;
+            let loaded = self.loaded(fold, runtime)?;
             let held_out = self.held_out(real, &sums, fold);
             for row in &held_out {
-                let dice = score(&assembly, &row.image_path, &decode::mask(&row.mask_path)?, &row.question)?.0;
+                let dice = score(&loaded, &row.image_path, &decode::mask(&row.mask_path)?, &row.question)?.0;
                 agreement.entry(row.modality.clone()).or_default().push(dice);
             }
             let images = RealImages { manifest: real, sums: &sums };
             let pairs = FoldPairs { export, records: &records, own: &own };
-            let features = nearness(&assembly, &images, &pairs, thresholds, runtime)?;
+            let features = nearness(&loaded, &images, &pairs, thresholds, runtime)?;
             for &i in &own {
                 if runtime.is_interrupted() {
                     return Err(Error::Interrupted);
                 }
-                let decision = decide(&assembly, export, &records[i], thresholds, features.get(&i))?;
+                let decision = decide(&loaded, export, &records[i], thresholds, features.get(&i))?;
                 revise(&mut records[i], &decision);
                 done += 1;
                 runtime.observer().on(&Event::Advanced { done });
@@ -346,12 +346,12 @@ fn folds(real: &Manifest, num_models: usize, seed: u64) -> Result<BTreeMap<Strin
 
 /// Dice of the filter model's mask and the label, and the fraction of the image that the model segments outside of
 /// the label.
-fn score(assembly: &Assembly, path: &Path, label: &GrayImage, question: &str) -> Result<(f64, f64)> {
+fn score(loaded: &LoadedModel, path: &Path, label: &GrayImage, question: &str) -> Result<(f64, f64)> {
     let image = decode::image(path)?;
     let label = foreground(label);
     // one token is enough: the mask depends on the question only
     let request = Request { image: &image, question, max_new_tokens: 1 };
-    let prediction = predict(assembly, &request, |_| ()).map_err(|error| error.of_image(path))?;
+    let prediction = predict(loaded, &request, |_| ()).map_err(|error| error.of_image(path))?;
     Ok(agreement(&prediction.mask, &label))
 }
 
@@ -374,7 +374,7 @@ fn agreement(mask: &[f32], label: &GrayImage) -> (f64, f64) {
 
 /// Scores one pair with the filter model and tests the scores against the limits.
 fn decide(
-    assembly: &Assembly,
+    loaded: &LoadedModel,
     export: &Export,
     record: &Record,
     thresholds: &Thresholds,
@@ -382,7 +382,7 @@ fn decide(
 ) -> Result<Decision> {
     let (image, mask) = export.paths(record);
     let question = record.texts.first().map(|text| text.question.as_str()).unwrap_or_default();
-    let (dice, outside) = score(assembly, &image, &decode::mask(&mask)?, question)?;
+    let (dice, outside) = score(loaded, &image, &decode::mask(&mask)?, question)?;
     let mut decision = Decision::new();
     decision.at_least("dice", dice, thresholds.dice_min);
     decision.at_most("outside", outside, thresholds.outside_max);
@@ -470,7 +470,7 @@ struct FoldPairs<'a> {
 /// Nearness of the pairs `own`, by their record's index. Each class is compared with all real training images of the
 /// class. The limits come from each real image's own nearest neighbours.
 fn nearness(
-    assembly: &Assembly,
+    loaded: &LoadedModel,
     real: &RealImages,
     pairs: &FoldPairs,
     thresholds: &Thresholds,
@@ -495,9 +495,9 @@ fn nearness(
             continue;
         }
         let pairs = rows.iter().map(|row| (row.image_path.clone(), row.mask_path.clone())).collect::<Vec<_>>();
-        let reference = features(assembly, mode, &pairs, runtime)?;
+        let reference = features(loaded, mode, &pairs, runtime)?;
         let pairs = members.iter().map(|&i| export.paths(&records[i])).collect::<Vec<_>>();
-        let query = features(assembly, mode, &pairs, runtime)?;
+        let query = features(loaded, mode, &pairs, runtime)?;
         let distances = knn_distance(&query, &reference, NEIGHBOURS)?;
         let own_image =
             |i: &usize| rows.iter().position(|row| sums.get(&row.image_path) == Some(&records[*i].source_sha256));
@@ -524,7 +524,7 @@ fn nearness(
 }
 
 /// Features of the area that `mode` generates, `[n, c]`.
-fn features(assembly: &Assembly, mode: Mode, pairs: &[(PathBuf, PathBuf)], runtime: &Runtime) -> Result<Tensor> {
+fn features(loaded: &LoadedModel, mode: Mode, pairs: &[(PathBuf, PathBuf)], runtime: &Runtime) -> Result<Tensor> {
     let files: Vec<PathBuf> = pairs.iter().map(|pair| pair.0.clone()).collect();
     let area = |i: usize| -> Result<GrayImage> { Ok(generated_area(foreground(&decode::mask(&pairs[i].1)?), mode)) };
     let of_a_part = matches!(mode, Mode::KeepLesion | Mode::EditLesion | Mode::InsertLesion);
@@ -535,7 +535,7 @@ fn features(assembly: &Assembly, mode: Mode, pairs: &[(PathBuf, PathBuf)], runti
         observer: &crate::event::Silent,
         interrupt: runtime.interrupt(),
     };
-    let features = quality::encoder_features(assembly, &images)?;
+    let features = quality::encoder_features(loaded, &images)?;
     check_features(&features, &files)?;
     Ok(features)
 }

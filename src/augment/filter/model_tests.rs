@@ -45,27 +45,27 @@ fn an_image_for_which_a_filter_model_computes_nan_is_named() {
     RgbImage::from_pixel(48, 32, image::Rgb([90, 80, 70])).save(&image).unwrap();
     let label = GrayImage::from_pixel(48, 32, Luma([255]));
     for (part, expected) in [("mask_decoder", "mask logits"), ("cls", "class logits")] {
-        let assembly = assembly();
-        fill(&assembly, part, f64::NAN);
-        let error = score(&assembly, &image, &label, "where is the lesion").unwrap_err();
+        let loaded = loaded();
+        fill(&loaded, part, f64::NAN);
+        let error = score(&loaded, &image, &label, "where is the lesion").unwrap_err();
         let start = format!("{}: the {expected} of the model are not finite", image.display());
         assert!(error.to_string().starts_with(&start), "{error}");
     }
-    let assembly = assembly();
-    assert!(score(&assembly, &image, &label, "where is the lesion").is_ok());
-    fill(&assembly, "image_encoder", f64::INFINITY);
+    let loaded = loaded();
+    assert!(score(&loaded, &image, &label, "where is the lesion").is_ok());
+    fill(&loaded, "image_encoder", f64::INFINITY);
     let mask = folder.path().join("mask.png");
     label.save(&mask).unwrap();
     let pairs = [(image.clone(), mask)];
     let runtime = Runtime::new();
-    let error = features(&assembly, Mode::EditLesion, &pairs, &runtime).unwrap_err();
+    let error = features(&loaded, Mode::EditLesion, &pairs, &runtime).unwrap_err();
     let start = format!("{}: the image features of the model are not finite", image.display());
     assert!(error.to_string().starts_with(&start), "{error}");
 }
 
 /// Sets every number of a part to `value`.
-fn fill(assembly: &Assembly, part: &str, value: f64) {
-    let parts = assembly.model.stores().parts();
+fn fill(loaded: &LoadedModel, part: &str, value: f64) {
+    let parts = loaded.model.stores().parts();
     let (_, store) = parts.iter().find(|(name, _)| *name == part).unwrap();
     store.for_each(|entry| {
         if entry.tensor.kind() == Kind::Float {
@@ -74,7 +74,7 @@ fn fill(assembly: &Assembly, part: &str, value: f64) {
     });
 }
 
-fn assembly() -> Assembly {
+fn loaded() -> LoadedModel {
     let preset: toml::Table = toml::from_str(include_str!("../../../configs/tiny.toml")).unwrap();
     let config: ModelConfig = preset["model"].clone().try_into().unwrap();
     let locate = |_: &str| -> Result<PathBuf> { unreachable!("random weights") };
@@ -169,8 +169,8 @@ fn every_pair_of_a_known_source_is_scored_once_and_rejections_are_counted_by_tes
     let models = folder.path().join("models");
     std::fs::create_dir_all(models.join("fold-0")).unwrap();
     let mut checkpoint = Staged::begin(&models.join("fold-0/last")).unwrap();
-    let assembly = assembly();
-    weights::save(&mut checkpoint, &assembly, &assembly.description).unwrap();
+    let loaded = loaded();
+    weights::save(&mut checkpoint, &loaded, &loaded.description).unwrap();
     checkpoint.publish().unwrap();
 
     let (known, other) = (real_row(folder.path(), "known", 90), real_row(folder.path(), "other", 60));

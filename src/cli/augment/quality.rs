@@ -8,7 +8,7 @@ use crate::data::manifest::{Manifest, Row, Split};
 use crate::hub::{Files, Need};
 use crate::job::weight_files;
 use crate::models::inception::{self, Inception};
-use crate::segment::Assembly;
+use crate::segment::LoadedModel;
 use crate::{Error, Result, tensor};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,7 +49,7 @@ pub(in crate::cli) struct Args {
 /// The network that computes the features.
 enum Network {
     Inception(Box<Inception>),
-    Encoder(Box<Assembly>),
+    Encoder(Box<LoadedModel>),
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
@@ -115,7 +115,7 @@ fn features(
         };
         match network {
             Network::Inception(network) => quality::inception_features(network, &images),
-            Network::Encoder(assembly) => quality::encoder_features(assembly, &images),
+            Network::Encoder(loaded) => quality::encoder_features(loaded, &images),
         }
     };
     images.into_iter().map(|(class, files)| Ok((class, of(&files)?))).collect()

@@ -139,7 +139,7 @@ impl Description {
     }
 }
 
-impl Assembly {
+impl LoadedModel {
     /// Takes the mean temperature and presence threshold of this run and its [`members`](Self::members), where all have one.
     pub fn calibrate_together(&mut self) {
         let all =
@@ -165,13 +165,13 @@ impl Assembly {
 
     /// How a question compares with those of the training. Nothing is claimed if the checkpoint does not have them.
     pub fn familiarity(&self, question: &str) -> Familiarity {
-        self.questions.as_ref().map(|questions| questions.compare(question)).unwrap_or_default()
+        self.known_questions.as_ref().map(|known| known.compare(question)).unwrap_or_default()
     }
 }
 
 /// A model with its tokenizer and description.
 #[derive(Debug)]
-pub struct Assembly {
+pub struct LoadedModel {
     /// The model.
     pub model: PrsMed,
     /// Its tokenizer.
@@ -179,15 +179,15 @@ pub struct Assembly {
     /// Description for its checkpoints.
     pub description: Description,
     /// The questions of its training; checkpoints of old versions have none.
-    pub questions: Option<Arc<KnownQuestions>>,
+    pub known_questions: Option<Arc<KnownQuestions>>,
     /// How the images of its training look; checkpoints of old versions do not say it.
-    pub images: Option<Arc<KnownImages>>,
+    pub known_images: Option<Arc<KnownImages>>,
     /// Images and patients that its weights have seen in trainings.
     pub seen: Arc<SeenImages>,
     /// Keys that did not fit (if that is allowed), and other warnings of the load.
     pub warnings: Vec<String>,
     /// Further runs: masks of predictions are means over all of them.
-    pub members: Vec<Assembly>,
+    pub members: Vec<LoadedModel>,
 }
 
 /// Options for building a model.
