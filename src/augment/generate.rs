@@ -267,19 +267,11 @@ impl Generation<'_> {
         model_sha256: &str,
     ) -> Result<()> {
         let preview_free = AugmentConfig { preview_every: 0, ..self.config.clone() };
-        let mut augment = serde_json::to_value(preview_free).expect("plain values serialise");
-        // folders of earlier versions do not have these settings
-        let defaults = serde_json::to_value(AugmentConfig::default()).expect("plain values serialise");
-        for key in ["base_pipeline", "prediction_type"] {
-            if augment[key] == defaults[key] {
-                augment.as_object_mut().expect("an object").remove(key);
-            }
-        }
         // earlier versions repainted a rim around new lesions too
         let format = if matches!(self.config.mode, Mode::EditLesion | Mode::InsertLesion) { 2 } else { 1 };
         let mut now = json!({
             "format": format,
-            "augment": augment,
+            "augment": preview_free,
             "filter": self.thresholds,
             "filters": self.filters,
             "model_sha256": model_sha256,

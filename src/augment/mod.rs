@@ -21,4 +21,3 @@ pub mod prompt;
 pub mod quality;
 mod saved_settings;
 pub mod settings;
-pub mod single_file;

@@ -1,14 +1,12 @@
 //! Pipeline config of a generator: sizes of its networks, scheduler settings, tokenizers, and the location of its
 //! weights.
 //!
-//! Source: the folder layout of Hugging Face's diffusers (`model_index.json`, one folder per network). Checkpoints in one
-//! file are opened by [`super::single_file`].
+//! Source: the folder layout of Hugging Face's diffusers (`model_index.json`, one folder per network).
 
-use super::settings::{PredictionChoice, RANDOM};
+use super::settings::RANDOM;
 use crate::data::text::clip_bpe::ClipTokenizer;
 use crate::hub::of_variant;
-use crate::models::diffusion::sampler::{self, PredictionType, SchedulerConfig};
-use crate::models::diffusion::single_file::{Cut, Network, Piece, SingleFile, is_same_matrix};
+use crate::models::diffusion::sampler::{self, SchedulerConfig};
 use crate::models::diffusion::{controlnet, text, unet, vae};
 use crate::tensor::Tensor;
 use crate::tensor::store::Store;
@@ -41,14 +39,12 @@ pub struct PipelineConfig {
 }
 
 /// Source of the weights.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Weights {
     /// Folders of diffusers' layout.
     Files {
-        /// Folder of the pipeline. With a single file: the folder that has what the file lacks.
+        /// Folder of the pipeline.
         root: PathBuf,
-        /// A checkpoint in one file.
-        single_file: Option<Box<SingleFileWeights>>,
         /// Folder of the ControlNet.
         controlnet: Option<PathBuf>,
         /// Preferred variant of weight files; empty = files without a variant.
@@ -58,18 +54,11 @@ pub enum Weights {
     Random,
 }
 
-/// A checkpoint in one file.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SingleFileWeights {
-    /// The file.
-    pub path: PathBuf,
-    /// Its networks.
-    pub contents: SingleFile,
-    /// Folder and pad token of each tokenizer. Without a token, the folder names it.
-    pub tokenizers: Vec<(PathBuf, Option<&'static str>)>,
-}
-
-pub(super) const HINT: &str = "download or copy the pipeline again";
+const HINT: &str = "download or copy the pipeline again";
+/// What a generator is.
+pub(super) const LAYOUT: &str = "give a folder in diffusers' layout (`model_index.json`, `unet/`, `vae/`, ...). Convert a checkpoint \
+                      in one file once with diffusers: `StableDiffusionXLPipeline.from_single_file(FILE).save_pretrained(FOLDER)` \
+                      (`StableDiffusionPipeline` for SD 1.x and 2.x)";
 /// Value used as the SHA-256 of random weights.
 pub const RANDOM_DIGEST: &str = "random";
 
@@ -123,9 +112,8 @@ impl PipelineConfig {
     fn read(root: &Path, controlnet: Option<&Path>, variant: &str) -> Result<Self> {
         let index_file = root.join("model_index.json");
         if !index_file.exists() {
-            let hint = "give a folder in diffusers' layout (`model_index.json`, `unet/`, `vae/`, ...), as \
-                        `save_pretrained` writes it, or one `.safetensors` file with the whole model";
-            return Err(Error::weights(root, "contains no `model_index.json`", hint));
+            let reason = if root.is_file() { "is a file" } else { "contains no `model_index.json`" };
+            return Err(Error::weights(root, reason, LAYOUT));
         }
         let index: serde_json::Value = read_json(&index_file, HINT)?;
         let unet: unet::Config = read_json(&root.join("unet/config.json"), HINT)?;
@@ -151,7 +139,6 @@ impl PipelineConfig {
             sampler,
             weights: Weights::Files {
                 root: root.to_path_buf(),
-                single_file: None,
                 controlnet: controlnet.map(Path::to_path_buf),
                 variant: variant.to_owned(),
             },
@@ -159,20 +146,6 @@ impl PipelineConfig {
         };
         this.check(root)?;
         Ok(this)
-    }
-
-    /// The same model with another meaning of the UNet's output.
-    ///
-    /// # Errors
-    /// [`Error::Config`] for a noise schedule that does not allow it.
-    pub fn with_prediction(mut self, choice: PredictionChoice) -> Result<Self> {
-        let Some(kind) = choice.kind() else { return Ok(self) };
-        if kind == PredictionType::Epsilon && self.scheduler.rescale_betas_zero_snr {
-            let reason = "a model that was trained with pure noise cannot predict the noise";
-            return Err(Error::config("prediction_type", reason, "leave it out, or use `v_prediction`"));
-        }
-        self.scheduler.prediction_type = kind;
-        Ok(self)
     }
 
     /// The same model with the UNet in `folder`, in diffusers' layout.
@@ -203,7 +176,7 @@ impl PipelineConfig {
         self.fine_tuned.iter().find(|(own, _)| *own == part).map(|(_, folder)| folder.as_path())
     }
 
-    pub(super) fn check(&self, root: &Path) -> Result<()> {
+    fn check(&self, root: &Path) -> Result<()> {
         let context: i64 = self.texts.iter().map(|text| text.hidden_size).sum();
         if context != self.unet.cross_attention_dim {
             let reason =
@@ -243,10 +216,6 @@ impl PipelineConfig {
                 .iter()
                 .map(|text| ClipTokenizer::bytes(usize::try_from(text.vocab_size).unwrap_or(0)))
                 .collect(),
-            Weights::Files { single_file: Some(single), .. } => {
-                let open = |(folder, pad): &(PathBuf, Option<&str>)| ClipTokenizer::open_with_pad(folder, *pad);
-                single.tokenizers.iter().map(open).collect()
-            }
             Weights::Files { root, .. } => {
                 let folders = ["tokenizer", "tokenizer_2"];
                 self.texts.iter().zip(folders).map(|(_, folder)| ClipTokenizer::open(&root.join(folder))).collect()
@@ -300,15 +269,6 @@ impl PipelineConfig {
         Ok(all)
     }
 
-    /// The checkpoint in one file, if it has `part`.
-    fn single_file(&self, part: Part) -> Option<&SingleFileWeights> {
-        let Weights::Files { single_file: Some(single), .. } = &self.weights else { return None };
-        let has = |single: &&SingleFileWeights| {
-            part.network().is_some_and(|network| single.contents.networks().contains(&network))
-        };
-        Some(single.as_ref()).filter(has).filter(|_| self.fine_tuned(part).is_none())
-    }
-
     fn parts(&self) -> Vec<Part> {
         let mut parts = vec![Part::Unet, Part::Vae];
         parts.extend((0..self.texts.len()).map(Part::Text));
@@ -332,9 +292,6 @@ impl PipelineConfig {
 
     /// Weight files of `part`: one file, or all shards.
     fn files(&self, part: Part) -> Result<Vec<PathBuf>> {
-        if let Some(single) = self.single_file(part) {
-            return Ok(vec![single.path.clone()]);
-        }
         let Some(folder) = self.folder(part) else { return Ok(Vec::new()) };
         let variant = if let Weights::Files { variant, .. } = &self.weights { variant } else { "" };
         let mut names = Vec::new();
@@ -356,8 +313,7 @@ impl PipelineConfig {
         Ok(files)
     }
 
-    /// Checks that the weight files of every part exist and have valid headers, and that the tokenizers of a single
-    /// file fit its text encoders.
+    /// Checks that the weight files of every part exist and have valid headers.
     ///
     /// # Errors
     /// [`Error::Weights`].
@@ -365,28 +321,7 @@ impl PipelineConfig {
         for file in self.all_files()? {
             Archive::open(&file)?;
         }
-        let Weights::Files { single_file: Some(single), .. } = &self.weights else { return Ok(()) };
-        for ((tokenizer, text), (folder, _)) in self.tokenizers()?.iter().zip(&self.texts).zip(&single.tokenizers) {
-            let pieces = tokenizer.num_pieces();
-            if i64::try_from(pieces).is_ok_and(|pieces| pieces > text.vocab_size) {
-                let reason = format!("has {pieces} pieces, the text encoder of the model has {}", text.vocab_size);
-                let hint = "set `base_pipeline` to the pipeline that the model was made from";
-                return Err(Error::weights(folder, reason, hint));
-            }
-        }
         Ok(())
-    }
-
-    /// The tensors of `part` in a stored one.
-    fn pieces(&self, part: Part, stored: &str) -> Vec<Piece> {
-        match self.single_file(part) {
-            Some(single) => match single.contents.pieces(stored) {
-                Some((network, pieces)) if part.network() == Some(network) => pieces,
-                _ => Vec::new(),
-            },
-            None if text::is_leftover(stored) => Vec::new(),
-            None => vec![Piece { name: part.current_name(stored), cut: Cut::Whole }],
-        }
     }
 
     /// Loads the weights of `part` into `store`. Does nothing for random weights, which are initialised when a store
@@ -411,14 +346,16 @@ impl PipelineConfig {
         for file in &files {
             let archive = Archive::open(file)?;
             for stored in archive.names() {
-                for Piece { name, cut } in self.pieces(part, stored) {
-                    let Some(target) = store.get(&name) else {
-                        let hint = "use weights and `config.json` of the same pipeline";
-                        return Err(Error::weights(file, format!("`{stored}` belongs to no layer"), hint));
-                    };
-                    copy(&archive, stored, cut, &mut place(&name, target))?;
-                    missing.retain(|other| *other != name);
+                if text::is_leftover(stored) {
+                    continue;
                 }
+                let name = part.current_name(stored);
+                let Some(target) = store.get(&name) else {
+                    let hint = "use weights and `config.json` of the same pipeline";
+                    return Err(Error::weights(file, format!("`{stored}` belongs to no layer"), hint));
+                };
+                copy(&archive, stored, &mut place(&name, target))?;
+                missing.retain(|other| *other != name);
             }
         }
         match missing.first() {
@@ -436,7 +373,7 @@ impl PipelineConfig {
 }
 
 /// The ControlNet in `folder`.
-pub(super) fn read_controlnet(folder: Option<&Path>) -> Result<Option<controlnet::Config>> {
+fn read_controlnet(folder: Option<&Path>) -> Result<Option<controlnet::Config>> {
     let Some(folder) = folder else { return Ok(None) };
     let config: controlnet::Config = read_json(&folder.join("config.json"), HINT)?;
     config.check().map_err(|error| at(folder, &error))?;
@@ -444,7 +381,7 @@ pub(super) fn read_controlnet(folder: Option<&Path>) -> Result<Option<controlnet
 }
 
 /// Noise schedule and sampler of the pipeline in `root`.
-pub(super) fn read_scheduler(root: &Path) -> Result<(SchedulerConfig, sampler::SamplerKind)> {
+fn read_scheduler(root: &Path) -> Result<(SchedulerConfig, sampler::SamplerKind)> {
     let file = root.join("scheduler/scheduler_config.json");
     let scheduler = SchedulerConfig::open(&file)?;
     let text = files::read_to_string(&file, files::MAX_TEXT).map_err(Error::io(&file, "read"))?;
@@ -509,16 +446,6 @@ pub enum Part {
 }
 
 impl Part {
-    /// The network of a single file.
-    fn network(self) -> Option<Network> {
-        match self {
-            Self::Unet => Some(Network::Unet),
-            Self::Vae => Some(Network::Vae),
-            Self::Text(number) => Some(Network::Text(number)),
-            Self::ControlNet => None,
-        }
-    }
-
     /// Current name of a stored tensor.
     fn current_name(self, stored: &str) -> String {
         match self {
@@ -529,23 +456,16 @@ impl Part {
     }
 }
 
-/// Copies a part of the tensor `stored`. Weights of a 1x1 convolution and of a linear layer are interchangeable.
-fn copy(archive: &Archive, stored: &str, cut: Cut, target: &mut Tensor) -> Result<()> {
-    match cut {
-        Cut::Third(number) => archive.copy_rows_into(stored, (number, 3), target),
-        Cut::Transposed => archive.copy_into(stored, &mut target.tr()),
-        Cut::Whole => {
-            let shape = archive.info(stored).map(|info| info.shape.clone()).unwrap_or_default();
-            let wanted = target.size();
-            if shape != wanted && is_same_matrix(&shape, &wanted) {
-                return archive.copy_into(stored, &mut target.view(shape.as_slice()));
-            }
-            archive.copy_into(stored, target)
-        }
+/// Copies the tensor `stored`. Weights of a 1x1 convolution and of a linear layer are interchangeable.
+fn copy(archive: &Archive, stored: &str, target: &mut Tensor) -> Result<()> {
+    let shape = archive.info(stored).map(|info| info.shape.clone()).unwrap_or_default();
+    if matches!(shape[..], [_, _, 1, 1]) && shape[..2] == target.size() {
+        return archive.copy_into(stored, &mut target.view(shape.as_slice()));
     }
+    archive.copy_into(stored, target)
 }
 
-pub(super) fn at(path: &Path, error: &Error) -> Error {
+fn at(path: &Path, error: &Error) -> Error {
     Error::weights(path, error.to_string(), error.hint())
 }
 

@@ -1,5 +1,6 @@
 //! Settings of making pairs (`augment.*`).
 
+use super::pipeline_config::LAYOUT;
 use crate::hub::{Files, Need};
 use crate::models::diffusion::sampler;
 use crate::setting::settings;
@@ -7,6 +8,7 @@ use crate::tensor::Kind;
 use crate::trainer::precision::Precision;
 use crate::{Error, Result};
 use std::ops::Bound::{Excluded, Included};
+use std::path::Path;
 
 /// What `model` says for random weights, followed by a size: `random:tiny`, `random:sdxl`.
 pub const RANDOM: &str = "random:";
@@ -14,19 +16,11 @@ pub const RANDOM: &str = "random:";
 settings! {
     /// Settings of the generator (`augment.*`).
     pub struct AugmentConfig in "augment" {
-        /// Stable Diffusion 1.x, 2.x or SDXL: a folder in diffusers' layout, `hub:owner/name[@rev]`, one `.safetensors` file
-        /// in Stability's layout (a path or `hub:owner/name/FILE`), or random weights (`random:tiny`, `random:sd15`,
-        /// `random:sd21`, `random:sdxl`) for trying the tool.
+        /// Stable Diffusion 1.x, 2.x or SDXL: a folder in diffusers' layout, `hub:owner/name[@rev]`, or random weights
+        /// (`random:tiny`, `random:sd15`, `random:sd21`, `random:sdxl`) for trying the tool.
         model: String = "hub:stabilityai/stable-diffusion-xl-base-1.0".into(), results(Changes), resume(Fixed);
         /// Preferred variant of weight files (`fp16`); empty = the plain files.
         variant: String = "fp16".into(), results(Changes), resume(Fixed);
-        /// For a model in one file: a folder in diffusers' layout or `hub:owner/name` of the same family. It gives the
-        /// tokenizers, the noise schedule, and the networks that the file lacks. Empty = the tokenizer of
-        /// `hub:openai/clip-vit-large-patch14` and the schedule of the family.
-        base_pipeline: String = String::new(), results(Changes), resume(Fixed);
-        /// What the UNet predicts: `epsilon` (the noise), `v_prediction` (the velocity), or `model` = as the model's files
-        /// say. A SD 2.x model in one file often does not say it; `v_prediction` is then assumed.
-        prediction_type: PredictionChoice = PredictionChoice::Model, results(Changes), resume(Fixed);
         /// ControlNet for `mask_to_image`: a folder or `hub:...`; empty = none.
         controlnet: String = String::new(), results(Changes), resume(Fixed), memory("its weights and activations");
         /// Factor of ControlNet's residuals.
@@ -119,31 +113,6 @@ pub enum Paste {
     Vae,
 }
 
-/// What the UNet predicts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub enum PredictionChoice {
-    /// As the model's files say.
-    #[serde(rename = "model")]
-    Model,
-    /// The noise.
-    #[serde(rename = "epsilon")]
-    Epsilon,
-    /// The velocity.
-    #[serde(rename = "v_prediction")]
-    Velocity,
-}
-
-impl PredictionChoice {
-    /// The prediction type, `None` for the model's own.
-    pub fn kind(self) -> Option<sampler::PredictionType> {
-        match self {
-            Self::Model => None,
-            Self::Epsilon => Some(sampler::PredictionType::Epsilon),
-            Self::Velocity => Some(sampler::PredictionType::Velocity),
-        }
-    }
-}
-
 /// The settings that name a generator: those of `augment.*` or of `finetune.*`.
 #[derive(Debug, Clone, Copy)]
 pub struct GeneratorSettings<'a> {
@@ -153,34 +122,25 @@ pub struct GeneratorSettings<'a> {
     pub model: &'a str,
     /// See [`AugmentConfig::variant`].
     pub variant: &'a str,
-    /// See [`AugmentConfig::base_pipeline`].
-    pub base_pipeline: &'a str,
-    /// See [`AugmentConfig::prediction_type`].
-    pub prediction_type: PredictionChoice,
     /// See [`AugmentConfig::controlnet`].
     pub controlnet: &'a str,
 }
 
 impl<'a> GeneratorSettings<'a> {
-    /// Refuses settings of a stored model for one with random weights.
+    /// Refuses a checkpoint in one file.
     ///
     /// # Errors
     /// [`Error::Config`] naming the key.
     pub fn check(&self) -> Result<()> {
-        let given = [
-            ("base_pipeline", !self.base_pipeline.is_empty()),
-            ("prediction_type", self.prediction_type != PredictionChoice::Model),
-        ];
-        match given.into_iter().find(|(_, is_given)| *is_given).filter(|_| self.model.starts_with(RANDOM)) {
-            Some((key, _)) => {
-                let reason = format!("belongs to a stored model, and `{}` has random weights", self.model);
-                Err(Error::config(format!("{}.{key}", self.section), reason, "leave it out, or name a stored model"))
-            }
-            None => Ok(()),
+        let is_file = [".safetensors", ".ckpt", ".pt", ".pth"].iter().any(|end| self.model.ends_with(end));
+        if is_file && !Path::new(self.model).is_dir() {
+            let reason = format!("`{}` is one file", self.model);
+            return Err(Error::config(format!("{}.model", self.section), reason, LAYOUT));
         }
+        Ok(())
     }
 
-    /// Weight files that are read, without those of [`Self::base_pipeline`]: they depend on the model's file.
+    /// Weight files that are read.
     pub fn needs(&self) -> Vec<Need<'a>> {
         let parts = [("model", self.model), ("controlnet", self.controlnet)];
         let named = parts.into_iter().filter(|(_, spec)| !spec.is_empty() && !spec.starts_with(RANDOM));
@@ -273,8 +233,6 @@ impl AugmentConfig {
             section: "augment",
             model: &self.model,
             variant: &self.variant,
-            base_pipeline: &self.base_pipeline,
-            prediction_type: self.prediction_type,
             controlnet: &self.controlnet,
         }
     }

@@ -286,7 +286,7 @@ impl Sources {
         overlay(&mut table, preset::<T>(&name)?, "", &format!("preset {name}"), &mut origins)?;
         let preset = table.clone();
         if let Some(path) = &self.file {
-            overlay(&mut table, renamed(file_table, &settings), "", &path.display().to_string(), &mut origins)?;
+            overlay(&mut table, renamed(file_table, &settings)?, "", &path.display().to_string(), &mut origins)?;
         }
         for (assignment, flag) in &self.sets {
             let (key, value) = assignment.split_once('=').ok_or_else(|| {
@@ -297,7 +297,7 @@ impl Sources {
                 )
             })?;
             let patch = nested(key.trim(), parse_value(value.trim()));
-            overlay(&mut table, renamed(patch, &settings), "", flag, &mut origins)?;
+            overlay(&mut table, renamed(patch, &settings)?, "", flag, &mut origins)?;
         }
         let config: T = typed(&table).map_err(|reason| bad_value::<T>(&reason, &table, &preset, &origins))?;
         refuse_unread(&config, &origins)?;

@@ -21,14 +21,6 @@ pub enum Files<'a> {
     /// A pipeline in diffusers' layout, or one network of it: configs, tokenizer files, and the safetensors files of
     /// each network, in this variant (`fp16`) if there is one.
     Diffusers(&'a str),
-    /// Some folders of a pipeline in diffusers' layout: configs, tokenizer files, and the safetensors files of networks in
-    /// this variant if there is one.
-    Folders {
-        /// Names of the folders; empty = the files outside of folders.
-        names: &'a [&'a str],
-        /// Preferred variant of weight files.
-        variant: &'a str,
-    },
 }
 
 /// Networks of a pipeline that are used. The safety checker is not.
@@ -150,14 +142,6 @@ impl Files<'_> {
             }
             Self::OnlyWeights => matching(&SINGLE),
             Self::Diffusers(variant) => diffusers(files, variant),
-            Self::Folders { names, variant } => {
-                let inside = |folder: &&str| {
-                    let found = of_folder(files, folder, variant, &["*.json", "*.txt"]).into_iter();
-                    let is_network = NETWORKS.contains(folder);
-                    found.filter(move |file| is_network || !file.name.ends_with(".safetensors")).collect::<Vec<_>>()
-                };
-                names.iter().flat_map(inside).collect()
-            }
         }
     }
 }
@@ -169,7 +153,6 @@ impl fmt::Display for Files<'_> {
             Self::Matching(patterns) => write!(f, "`{}`", patterns.join("`, `")),
             Self::Checkpoint => write!(f, "weights (`*.safetensors`, `*.bin`, `*.pth`)"),
             Self::OnlyWeights => write!(f, "weight file (`*.safetensors`, `*.pth`, `*.pt`)"),
-            Self::Folders { names, .. } => write!(f, "the folders `{}` of a diffusers pipeline", names.join("`, `")),
             Self::Diffusers(_) => {
                 write!(f, "a diffusers pipeline (`unet/*.safetensors`, `vae/`, `text_encoder/`, ...)")
             }
@@ -254,11 +237,6 @@ mod tests {
         let single = ["config.json", "diffusion_pytorch_model.safetensors", "model.onnx"];
         assert_eq!(names(Files::Diffusers("fp16"), &single), single[..2]);
         assert!(names(Files::Diffusers(""), &["config.json", "README.md"]).is_empty());
-        let folders = Files::Folders { names: &["tokenizer", "vae"], variant: "fp16" };
-        assert_eq!(names(folders, &pipeline), ["tokenizer/merges.txt", rest[0], rest[1]]);
-        // the weights of a repository with one network are not those of a pipeline
-        let tokenizer = Files::Folders { names: &["", "tokenizer"], variant: "" };
-        assert_eq!(names(tokenizer, &["vocab.json", "merges.txt", "model.safetensors"]), ["vocab.json", "merges.txt"]);
         assert!(matches("a*b*c", "a-b-b-c") && !matches("a*b*c", "a-c") && matches("*", ""));
     }
 }

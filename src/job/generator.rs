@@ -4,14 +4,10 @@ use super::weight_files;
 use crate::Result;
 use crate::augment::pipeline;
 use crate::augment::pipeline_config::PipelineConfig;
-use crate::augment::settings::{GeneratorSettings, Mode, PredictionChoice, RANDOM};
-use crate::augment::single_file;
+use crate::augment::settings::{GeneratorSettings, Mode, RANDOM};
 use crate::config::{AugmentRun, FinetuneRun};
-use crate::hub::{Files, Need};
 use crate::models::diffusion::sampler::Sampler;
-use crate::models::diffusion::single_file::SingleFile;
 use crate::runtime::Runtime;
-use std::path::Path;
 
 /// The pipeline config of the generator. Downloads the files if they are on the hub.
 ///
@@ -24,7 +20,7 @@ pub fn to_generate(run: &AugmentRun, runtime: &Runtime) -> Result<PipelineConfig
         let wanted = !config.controlnet.is_empty() || config.mode == Mode::MaskToImage;
         return PipelineConfig::random(size, wanted);
     }
-    let pipeline_config = open(&config.generator(), Use::Weights, runtime)?;
+    let pipeline_config = open(&config.generator(), runtime)?;
     // a schedule that cannot be followed is refused before anything is loaded
     pipeline::sampler(&pipeline_config, config)?;
     Ok(pipeline_config)
@@ -39,7 +35,7 @@ pub fn planned(run: &AugmentRun, runtime: &Runtime) -> Result<PipelineConfig> {
     if config.model.starts_with("hub:") || config.model.starts_with(RANDOM) {
         return run.planned_pipeline_config();
     }
-    open(&config.generator(), Use::Sizes, runtime)
+    open(&config.generator(), runtime)
 }
 
 /// The pipeline config of a generator that is fine-tuned. Downloads the files if they are on the hub.
@@ -51,7 +47,7 @@ pub fn to_finetune(run: &FinetuneRun, runtime: &Runtime) -> Result<PipelineConfi
     if config.is_random() {
         return run.planned_pipeline_config();
     }
-    let pipeline_config = open(&config.generator(), Use::Weights, runtime)?;
+    let pipeline_config = open(&config.generator(), runtime)?;
     if config.samples > 0 {
         Sampler::new(pipeline_config.sampler, &pipeline_config.scheduler, config.sample_steps)?;
     }
@@ -67,63 +63,15 @@ pub fn planned_to_finetune(run: &FinetuneRun, runtime: &Runtime) -> Result<Pipel
     if model.starts_with("hub:") || model.starts_with(RANDOM) {
         return run.planned_pipeline_config();
     }
-    open(&run.finetune.generator(), Use::Sizes, runtime)
+    open(&run.finetune.generator(), runtime)
 }
 
-/// What a pipeline config is for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Use {
-    /// For a plan.
-    Sizes,
-    /// For a run.
-    Weights,
-}
-
-/// The generator in a folder or in one file.
-fn open(settings: &GeneratorSettings, purpose: Use, runtime: &Runtime) -> Result<PipelineConfig> {
+/// The generator in a folder.
+fn open(settings: &GeneratorSettings, runtime: &Runtime) -> Result<PipelineConfig> {
     weight_files::check(settings.needs(), runtime)?;
     let control = if settings.controlnet.is_empty() { None } else { Some(runtime.locate(settings.controlnet)?) };
     let root = runtime.locate(settings.model)?;
-    let pipeline_config = if root.is_file() {
-        open_single_file(settings, &root, control.as_deref(), purpose, runtime)?
-    } else {
-        PipelineConfig::open(settings.model, &root, control.as_deref(), settings.variant)?
-    };
-    if purpose == Use::Weights || root.is_dir() {
-        pipeline_config.check_files()?;
-    }
-    pipeline_config.with_prediction(settings.prediction_type)
-}
-
-fn open_single_file(
-    settings: &GeneratorSettings,
-    path: &Path,
-    control: Option<&Path>,
-    purpose: Use,
-    runtime: &Runtime,
-) -> Result<PipelineConfig> {
-    let contents = SingleFile::open(path)?;
-    let base = settings.base_pipeline;
-    if purpose == Use::Sizes && (base.is_empty() || base.starts_with("hub:")) {
-        return single_file::open(path, contents, None, control, settings.variant);
-    }
-    let (key, folders) = (format!("{}.base_pipeline", settings.section), single_file::folders(&contents));
-    let (spec, files) = if base.is_empty() {
-        single_file::refuse_lacking(path, &contents, &key)?;
-        (single_file::TOKENIZER, Files::Matching(&single_file::TOKENIZER_FILES))
-    } else {
-        (base, Files::Folders { names: &folders, variant: settings.variant })
-    };
-    weight_files::check(vec![Need::new(&key, spec, files)], runtime)?;
-    let folder = runtime.locate(spec)?;
-    let says_it = contents.prediction.is_some() || folder.join("scheduler").is_dir();
-    if settings.prediction_type == PredictionChoice::Model && contents.prediction_is_assumed() && !says_it {
-        let name = path.display();
-        runtime.warn(format!(
-            "`{name}` does not say what its UNet predicts: `{}.prediction_type=v_prediction` is assumed, as in SD 2.0 and \
-             2.1 for 768 pixels; the `base` models for 512 pixels need `epsilon`",
-            settings.section
-        ));
-    }
-    single_file::open(path, contents, Some(&folder), control, settings.variant)
+    let pipeline_config = PipelineConfig::open(settings.model, &root, control.as_deref(), settings.variant)?;
+    pipeline_config.check_files()?;
+    Ok(pipeline_config)
 }

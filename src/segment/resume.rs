@@ -76,7 +76,7 @@ fn read_as<T: serde::de::DeserializeOwned>(path: &Path, declarations: &[Setting]
     let damaged = |error: toml::de::Error| {
         Error::data(path, error.message(), "put the run's own file back, or start a new run with another `--out`")
     };
-    let table = renamed(text.parse::<Table>().map_err(damaged)?, declarations);
+    let table = renamed(text.parse::<Table>().map_err(damaged)?, declarations)?;
     table.try_into().map_err(damaged)
 }
 

@@ -45,8 +45,6 @@ mod scores;
 mod settings;
 mod soak;
 mod support;
-#[path = "../unpacked/mod.rs"]
-mod unpacked;
 mod volumes;
 mod walk;
 mod warm;

@@ -1,4 +1,4 @@
-//! Parity of LoRA files from diffusers, peft and kohya's scripts: every module is found, and the merged weights equal
+//! Parity of LoRA files from diffusers and peft: every module is found, and the merged weights equal
 //! those of diffusers.
 
 use crate::fixture::{archive, relative_error};
@@ -51,7 +51,7 @@ fn files_of_all_writers_give_the_weights_of_diffusers() {
     let count = |name: &str| usize::try_from(meta[name].as_u64().expect("a count")).expect("small");
     let (all, unet) = (count("modules"), count("unet_modules"));
     assert!(unet > 80 && all > unet, "{all} modules, {unet} of the UNet");
-    for file in ["diffusers", "kohya", "kohya_original", "old"] {
+    for file in ["diffusers", "old"] {
         let found = check(&folder().join(file).with_extension("safetensors"), strength);
         assert_eq!(found, (unet, all - unet), "{file}");
     }

@@ -19,9 +19,6 @@ mod mistral;
 mod nf4;
 mod pipelines;
 mod samplers;
-mod single_file;
 mod tiny_vit;
 mod training_steps;
 mod unet_segmenter;
-#[path = "../unpacked/mod.rs"]
-mod unpacked;

@@ -3,7 +3,7 @@
 use super::cache::Condition;
 use super::loss_weights::Weights;
 use super::prior::PriorImages;
-use crate::augment::settings::{GeneratorSettings, PredictionChoice, RANDOM};
+use crate::augment::settings::{GeneratorSettings, RANDOM};
 use crate::hub::Need;
 use crate::nn::LoraConfig;
 use crate::setting::{Setting, settings};
@@ -16,19 +16,11 @@ use std::path::Path;
 settings! {
     /// Settings of fine-tuning the generator (`finetune.*`).
     pub struct FinetuneConfig in "finetune" {
-        /// Stable Diffusion 1.x, 2.x or SDXL: a folder in diffusers' layout, `hub:owner/name[@rev]`, one `.safetensors` file
-        /// in Stability's layout (a path or `hub:owner/name/FILE`), or random weights (`random:tiny`, `random:sd15`,
-        /// `random:sd21`, `random:sdxl`) for trying the tool.
+        /// Stable Diffusion 1.x, 2.x or SDXL: a folder in diffusers' layout, `hub:owner/name[@rev]`, or random weights
+        /// (`random:tiny`, `random:sd15`, `random:sd21`, `random:sdxl`) for trying the tool.
         model: String = "hub:stabilityai/stable-diffusion-xl-base-1.0".into(), results(Changes), resume(Fixed);
         /// Preferred variant of weight files (`fp16`); empty = the plain files.
         variant: String = "fp16".into(), results(Changes), resume(Fixed);
-        /// For a model in one file: a folder in diffusers' layout or `hub:owner/name` of the same family. It gives the
-        /// tokenizers, the noise schedule, and the networks that the file lacks. Empty = the tokenizer of
-        /// `hub:openai/clip-vit-large-patch14` and the schedule of the family.
-        base_pipeline: String = String::new(), results(Changes), resume(Fixed);
-        /// What the UNet predicts: `epsilon` (the noise), `v_prediction` (the velocity), or `model` = as the model's files
-        /// say. A SD 2.x model in one file often does not say it; `v_prediction` is then assumed.
-        prediction_type: PredictionChoice = PredictionChoice::Model, results(Changes), resume(Fixed);
         /// What the generator learns: `images` (to make images from captions), `inpaint` (to fill a region; the UNet has 9
         /// input channels, and one with 4 is converted if all weights are trained) or `mask_to_image` (a ControlNet
         /// that reads lesion masks).
@@ -213,8 +205,6 @@ impl FinetuneConfig {
             section: "finetune",
             model: &self.model,
             variant: &self.variant,
-            base_pipeline: &self.base_pipeline,
-            prediction_type: self.prediction_type,
             controlnet: &self.controlnet,
         }
     }

@@ -1,6 +1,7 @@
 //! Settings as a TOML table with dotted keys.
 
 use super::Setting;
+use crate::{Error, Result};
 use toml::{Table, Value};
 
 /// A value as TOML, else a bare string.
@@ -70,8 +71,31 @@ pub fn insert(table: &mut Table, key: &str, value: Value) {
     }
 }
 
-/// Replaces old names of settings by the present ones.
-pub fn renamed(mut table: Table, settings: &[Setting]) -> Table {
+/// Settings of earlier versions: key, its default, and what replaces it. A file with the default is read as it was.
+const REMOVED: [(&str, &str, &str); 4] = [
+    ("augment.base_pipeline", "", FOLDERS),
+    ("augment.prediction_type", "model", PREDICTION),
+    ("finetune.base_pipeline", "", FOLDERS),
+    ("finetune.prediction_type", "model", PREDICTION),
+];
+const FOLDERS: &str =
+    "convert the model to a folder in diffusers' layout with `from_single_file(..).save_pretrained(..)`";
+const PREDICTION: &str = "change `prediction_type` in the model's `scheduler/scheduler_config.json`";
+
+/// Replaces old names of settings by the present ones, and leaves out settings that were removed.
+///
+/// # Errors
+/// [`Error::Config`] for a setting that was removed and has another value than its default, with what replaces it.
+pub fn renamed(mut table: Table, settings: &[Setting]) -> Result<Table> {
+    for (key, default, remedy) in REMOVED {
+        match value_at(&table, key) {
+            Some(value) if *value != parse_value(default) => {
+                return Err(Error::config(key, "this setting was removed", remedy));
+            }
+            Some(_) => replace(&mut table, key, None),
+            None => {}
+        }
+    }
     for setting in settings {
         let (section, _) = setting.key.split_once('.').expect("a dotted key");
         for old in setting.old_names.iter().map(|old| join(section, old)) {
@@ -81,7 +105,7 @@ pub fn renamed(mut table: Table, settings: &[Setting]) -> Table {
             }
         }
     }
-    table
+    Ok(table)
 }
 
 /// `value`, as a real number where `slot` is one.

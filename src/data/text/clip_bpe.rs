@@ -20,9 +20,7 @@ pub const CONTEXT: usize = 77;
 
 const BOS: &str = "<|startoftext|>";
 /// End of a text; CLIP pads with it.
-pub const EOS: &str = "<|endoftext|>";
-/// Pad token of OpenCLIP: the piece with the id 0.
-pub const OPEN_CLIP_PAD: &str = "!";
+const EOS: &str = "<|endoftext|>";
 const WORD_END: &str = "</w>";
 const WORDS: &str = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+";
 
@@ -51,18 +49,7 @@ impl ClipTokenizer {
     /// # Errors
     /// [`Error::Io`]; [`Error::Weights`] when the files are missing, damaged or not those of a CLIP tokenizer.
     pub fn open(folder: &Path) -> Result<Self> {
-        Self::open_with_pad(folder, None)
-    }
-
-    /// As [`Self::open`], with the pad token `pad` if it is given.
-    ///
-    /// # Errors
-    /// As [`Self::open`].
-    pub fn open_with_pad(folder: &Path, pad: Option<&str>) -> Result<Self> {
-        let pad = match pad {
-            Some(pad) => pad.to_owned(),
-            None => pad_token(folder)?.unwrap_or_else(|| EOS.into()),
-        };
+        let pad = pad_token(folder)?.unwrap_or_else(|| EOS.into());
         let (vocab_path, merges_path) = (folder.join("vocab.json"), folder.join("merges.txt"));
         let whole = folder.join("tokenizer.json");
         if vocab_path.exists() && merges_path.exists() {
@@ -125,11 +112,6 @@ impl ClipTokenizer {
         let (bos, eos, pad_id) = (id(&inner, BOS)?, id(&inner, EOS)?, id(&inner, pad)?);
         inner.add_special_tokens(&[BOS, EOS, pad].map(|token| AddedToken::from(token, true)));
         Ok(Self { inner, bos, eos, pad: pad_id })
-    }
-
-    /// Number of pieces, special tokens included.
-    pub fn num_pieces(&self) -> usize {
-        self.inner.get_vocab_size(true)
     }
 
     /// The ids of `text`, truncated before the end token if it is too long.

@@ -1,7 +1,6 @@
-//! LoRA adapters of diffusion models (Hu et al. 2021): reads files in all common naming schemes and merges them into
-//! weights.
+//! LoRA adapters of diffusion models (Hu et al. 2021): reads files of diffusers and PEFT and merges them into weights.
 //!
-//! Sources: the loaders of diffusers 0.42 and peft 0.21, kohya's sd-scripts. DoRA, LoHa, LoKr and adapter biases are
+//! Sources: the loaders of diffusers 0.42 and peft 0.21. DoRA, LoHa, LoKr and adapter biases are
 //! not supported: a file with any of them is an error. Deviation: an adapter for a module that the model lacks is an
 //! error; diffusers ignores it.
 
@@ -25,6 +24,10 @@ use names::LoraPart;
 
 /// Key in a safetensors header that contains PEFT's settings, as diffusers writes it from version 0.34 on.
 const METADATA: &str = "lora_adapter_metadata";
+
+/// Remedy for files with kohya's names.
+const KOHYA: &str = "beside `kohya_lora.safetensors` of a fine-tuning give `pytorch_lora_weights.safetensors`; convert \
+                     another file once in diffusers: `pipe.load_lora_weights(FILE); pipe.unet.save_lora_adapter(FOLDER)`";
 
 /// Remedy for adapters that do not fit.
 pub const OTHER_MODEL: &str = "use a LoRA that was trained for this model";
@@ -87,7 +90,10 @@ pub struct MergeReport {
 pub fn read(path: &Path) -> Result<Vec<Adapter>> {
     let archive = Archive::open(path)?;
     let settings = PeftSettings::of(&archive)?;
-    let wrong = |reason: String| Error::weights(path, reason, "use a LoRA file of diffusers, peft or kohya's scripts");
+    let wrong = |reason: String| Error::weights(path, reason, "use a LoRA file of diffusers or peft");
+    if let Some(key) = archive.names().iter().find(|key| names::is_kohya(key)) {
+        return Err(Error::weights(path, format!("has names of kohya's scripts (`{key}`)"), KOHYA));
+    }
     let mut found: BTreeMap<(Component, String), Halves> = BTreeMap::new();
     let mut unknown = Vec::new();
     for key in archive.names() {

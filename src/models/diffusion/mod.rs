@@ -1,5 +1,5 @@
 //! Stable Diffusion (Rombach et al. 2022) and SDXL (Podell et al. 2023) in the layout of the diffusers library:
-//! networks, samplers, LoRA files, and checkpoints in one file. The pipeline that combines them is `augment::pipeline`.
+//! networks, samplers and LoRA files. The pipeline that combines them is `augment::pipeline`.
 
 pub mod block;
 pub mod controlnet;
@@ -7,7 +7,6 @@ mod fields;
 pub mod lora;
 pub mod sampler;
 pub mod shapes;
-pub mod single_file;
 pub mod text;
 pub mod unet;
 pub mod vae;

@@ -199,34 +199,7 @@ impl Archive {
     /// [`Error::Weights`] if there is no such tensor, if the shapes differ, for integers where the target is
     /// floating-point, and for values that are not finite in the dtype of the target.
     pub fn copy_into(&self, name: &str, target: &mut Tensor) -> Result<()> {
-        self.copy_checked(name, self.entry(name)?, target)
-    }
-
-    /// As [`Archive::copy_into`], for part `index` of `count` equal parts of the rows of `name`.
-    ///
-    /// # Errors
-    /// As [`Archive::copy_into`]; [`Error::Weights`] for rows that cannot be divided.
-    pub fn copy_rows_into(&self, name: &str, (index, count): (usize, usize), target: &mut Tensor) -> Result<()> {
-        let mut entry = self.entry(name)?.clone();
-        let rows = entry.info.shape.first().and_then(|rows| usize::try_from(*rows).ok()).unwrap_or(0);
-        if count == 0 || index >= count || rows % count != 0 {
-            let reason = format!("`{name}` has {rows} rows, which are not {count} equal parts");
-            return Err(Error::weights(&self.files[entry.file].path, reason, "use the original weights"));
-        }
-        let size = entry.info.kind.elt_size_in_bytes();
-        let row = match entry.strides.as_deref() {
-            Some([stride, ..]) => usize::try_from(*stride).unwrap_or(0) * size,
-            Some([]) => 0,
-            None => entry.span / rows.max(1),
-        };
-        let start = index * (rows / count) * row;
-        entry.start += start;
-        entry.span = if entry.strides.is_some() { entry.span - start } else { entry.span / count };
-        entry.info.shape[0] = i64::try_from(rows / count).unwrap_or(0);
-        self.copy_checked(name, &entry, target)
-    }
-
-    fn copy_checked(&self, name: &str, entry: &StoredTensor, target: &mut Tensor) -> Result<()> {
+        let entry = self.entry(name)?;
         if target.size() != entry.info.shape {
             return Err(Error::weights(
                 &self.files[entry.file].path,

@@ -265,30 +265,6 @@ fn views_in_a_pth_file_keep_their_strides() {
 }
 
 #[test]
-fn a_part_of_the_rows_is_copied() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("x.safetensors");
-    let whole = Tensor::arange(12, (Kind::Float, Device::Cpu)).view([6, 2]);
-    write(&file, &[("a", &whole), ("b", &whole.view([-1]))]);
-    let archives = [Archive::open(&file).unwrap(), Archive::open(&fixture("views.pth")).unwrap()];
-    for (archive, name) in [(&archives[0], "a"), (&archives[0], "b"), (&archives[1], "transposed")] {
-        let whole = archive.read(name).unwrap();
-        let rows = whole.size()[0] / 3;
-        for index in 0..3 {
-            let expected = whole.narrow(0, index * rows, rows);
-            let mut target = expected.zeros_like();
-            archive.copy_rows_into(name, (usize::try_from(index).unwrap(), 3), &mut target).unwrap();
-            assert_eq!(values(&target), values(&expected), "{name} {index}");
-        }
-        let mut target = Tensor::zeros([1], (Kind::Float, Device::Cpu));
-        for part in [(0, 5), (3, 3), (0, 0)] {
-            let error = archive.copy_rows_into(name, part, &mut target).unwrap_err().to_string();
-            assert!(error.contains(&format!("`{name}` has ")) && error.contains("equal parts"), "{error}");
-        }
-    }
-}
-
-#[test]
 fn a_pth_file_may_have_every_dtype() {
     let archive = Archive::open(&fixture("kinds.pth")).unwrap();
     let kinds: Vec<Kind> = archive.names().iter().map(|name| archive.info(name).unwrap().kind).collect();

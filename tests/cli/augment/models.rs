@@ -153,77 +153,42 @@ fn folder_hub_and_cache_give_the_same_pairs() {
     );
 }
 
-/// The small model in one file that diffusers' converter wrote, with its tokenizer and scheduler beside it.
-fn single_file() -> PathBuf {
-    crate::unpacked::single_file("sd15").join("model.safetensors")
-}
-
 #[test]
-fn a_model_in_one_file_gives_pairs_and_is_planned() {
-    let file = single_file();
-    let root = file.parent().unwrap();
-    let base = format!("augment.base_pipeline={}", root.display());
-    let from_file = path("pairs-of-one-file");
-    done(generate(phantoms(), &from_file, &["--limit", "2", "--set", &base, "--model"]).arg(&file));
-    assert_rows_are_correct(&from_file);
-    assert_eq!(journal(&from_file)[0]["model_sha256"].as_str().unwrap().len(), 64);
-    let from_hub = path("pairs-of-one-file-of-a-hub");
-    let hub = [
-        "--limit",
-        "2",
-        "--set",
-        "augment.base_pipeline=hub:owner/name",
-        "--model",
-        "hub:owner/name/model.safetensors",
-    ];
-    let cache = path("hub-of-one-file");
-    done(generate(phantoms(), &from_hub, &hub).env("HF_ENDPOINT", serve(root)).env("HF_HOME", cache));
-    assert_eq!(files_of(&from_hub), files_of(&from_file));
-
-    // the sizes come from the file: no tokenizer is needed
-    for (task, section) in [("augment", "augment"), ("finetune", "finetune")] {
-        let set = format!("{section}.model={}", file.display());
-        let size = format!("{section}.image_size=64");
-        done(prsmed().args(["plan", "--task", task, "--gpu", "24gb", "--set", &set, "--set", &size]));
+fn a_model_in_one_file_is_refused_with_the_line_that_converts_it() {
+    let file = folder("model-in-one-file").join("model.safetensors");
+    fs::write(&file, "weights").unwrap();
+    let hub = Path::new("hub:owner/name/model.safetensors");
+    for (section, model) in [("augment", file.as_path()), ("finetune", &file), ("augment", hub)] {
+        let set = format!("{section}.model={}", model.display());
+        let ran = run(prsmed().args(["plan", "--task", section, "--gpu", "24gb", "--set", &set]));
+        let said = error_text(&ran);
+        assert!(ran.code == Some(2) && said.contains(&format!("`{section}.model`")), "{}", ran.stderr);
+        assert!(said.contains("from_single_file(FILE).save_pretrained(FOLDER)"), "{}", ran.stderr);
     }
-    let ran = run(generate(phantoms(), &path("never-of-one-file"), &["--model"]).arg(&file).env("HF_HUB_OFFLINE", "1"));
+    let removed = ["plan", "--task", "augment", "--gpu", "24gb", "--set", "augment.base_pipeline=hub:owner/name"];
+    let ran = run(prsmed().args(removed));
     let said = error_text(&ran);
-    assert!(ran.code == Some(2) && said.contains("`augment.base_pipeline`"), "{}", ran.stderr);
-    assert!(said.contains("openai/clip-vit-large-patch14"), "{}", ran.stderr);
-}
-
-#[test]
-fn a_lora_is_trained_on_a_model_in_one_file_and_used_with_it() {
-    let file = single_file();
-    let base = |section: &str| format!("{section}.base_pipeline={}", file.parent().unwrap().display());
-    let out = path("finetuned-of-one-file");
-    let mut command = prsmed();
-    command.args(["augment", "finetune", "--preset", "tiny", "--data-root"]).arg(phantoms()).arg("--out").arg(&out);
-    command.args(["--set", "finetune.image_size=64", "--set", "train.max_steps=2", "--set", &base("finetune")]);
-    done(command.arg("--model").arg(&file));
-    let lora = |name: &str| {
-        let made = path(&format!("pairs-of-one-file-and-{name}"));
-        let mut command = generate(phantoms(), &made, &["--limit", "2", "--set", &base("augment"), "--lora"]);
-        done(command.arg(out.join("last").join(name)).arg("--model").arg(&file));
-        files_of(&made)
-    };
-    assert_eq!(lora("pytorch_lora_weights.safetensors"), lora("kohya_lora.safetensors"));
+    assert!(
+        ran.code == Some(2) && said.contains("`augment.base_pipeline`: this setting was removed"),
+        "{}",
+        ran.stderr
+    );
 }
 
 #[test]
 fn a_lora_of_another_model_is_refused_before_the_work() {
     let folder = folder("other-lora");
-    let stem = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q";
+    let stem = "unet.down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q";
     let wide = folder.join("wide.safetensors");
     let zeros = |shape: [i64; 2]| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
     let write = |file: &Path, stem: &str, width: i64| {
         let (down, up) = (zeros([4, width]), zeros([width, 4]));
-        let names = [format!("{stem}.lora_down.weight"), format!("{stem}.lora_up.weight")];
+        let names = [format!("{stem}.lora_A.weight"), format!("{stem}.lora_B.weight")];
         write_safetensors(file, &[(&names[0], &down), (&names[1], &up)], &BTreeMap::new()).unwrap();
     };
     write(&wide, stem, 320);
     let text = folder.join("text.safetensors");
-    write(&text, "lora_te2_text_model_encoder_layers_0_mlp_fc1", 32);
+    write(&text, "text_encoder_2.text_model.encoder.layers.0.mlp.fc1", 32);
     for (file, parts) in [
         (
             &wide,

@@ -1,9 +1,8 @@
-//! LoRA files as kohya's sd-scripts write and read them, and other programs that follow them: `lora_unet_…` with
+//! LoRA files for kohya's sd-scripts and other programs that follow them: `lora_unet_…` with
 //! underscores for dots, `lora_down`, `lora_up` and `alpha` for each module. For SDXL the blocks have the names of the
 //! original checkpoint.
 
 use super::Component;
-use super::names::original_block;
 use crate::tensor::{Device, Kind, Tensor};
 
 /// Prefix of a component's modules.
@@ -13,6 +12,26 @@ fn prefix(component: Component, has_two_texts: bool) -> &'static str {
         (Component::TextEncoder, false) => "lora_te_",
         (Component::TextEncoder, true) => "lora_te1_",
         (Component::TextEncoder2, _) => "lora_te2_",
+    }
+}
+
+/// Blocks per resolution in the original checkpoint: two layers, and the step to the next resolution.
+const STRIDE: usize = 3;
+
+/// Name in the original checkpoint of a module of a transformer, `None` for other modules.
+fn original_block(module: &str) -> Option<String> {
+    let (block, rest) = module.split_once(".attentions.")?;
+    let (layer, rest) = rest.split_once('.')?;
+    let layer: usize = layer.parse().ok()?;
+    if block == "mid_block" {
+        return Some(format!("middle_block.{}.{rest}", layer + 1));
+    }
+    let (direction, number) = block.split_once('.')?;
+    let first = number.parse::<usize>().ok()? * STRIDE + layer;
+    match direction {
+        "down_blocks" => Some(format!("input_blocks.{}.1.{rest}", first + 1)),
+        "up_blocks" => Some(format!("output_blocks.{first}.1.{rest}")),
+        _ => None,
     }
 }
 
@@ -42,48 +61,34 @@ pub fn tensors(peft: &[(String, Tensor)], alpha: f64, is_sdxl: bool) -> Vec<(Str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::diffusion::lora;
-    use crate::tensor::no_grad;
-    use crate::tensor::weights::write_safetensors;
-    use std::collections::BTreeMap;
 
     #[test]
-    fn a_written_file_is_read_as_the_same_adapters() {
-        let modules = [
-            "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q",
-            "down_blocks.2.attentions.1.transformer_blocks.9.ff.net.0.proj",
-            "mid_block.attentions.0.transformer_blocks.3.attn2.to_out.0",
-            "up_blocks.0.attentions.2.proj_in",
-            "up_blocks.1.attentions.0.transformer_blocks.1.attn2.to_k",
-        ];
-        let value = |number: usize, shape: [i64; 2]| Tensor::full(shape, number as f64, (Kind::Float, Device::Cpu));
-        let peft: Vec<(String, Tensor)> = modules
-            .iter()
-            .enumerate()
-            .flat_map(|(number, module)| {
-                let half = |half: &str, shape| (format!("unet.{module}.lora_{half}.weight"), value(number, shape));
-                [half("A", [4, 8]), half("B", [6, 4])]
-            })
-            .collect();
-        let folder = tempfile::tempdir().unwrap();
-        for (is_sdxl, first) in [
-            (true, "lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_q"),
-            (false, "lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn1_to_q"),
+    fn modules_have_the_names_of_the_original_checkpoint() {
+        let names = |module: &str, is_sdxl: bool| {
+            let half = |half: &str| {
+                let tensor = Tensor::full([2_i64, 2], 3.0, (Kind::Float, Device::Cpu));
+                (format!("{module}.lora_{half}.weight"), tensor)
+            };
+            let all = tensors(&[half("A"), half("B")], 2.0, is_sdxl);
+            assert_eq!(all[0].1.double_value(&[]), 2.0);
+            assert!(all[1].1.equal(&half("A").1) && all[2].1.equal(&half("B").1));
+            all.into_iter().map(|(name, _)| name).collect::<Vec<String>>()
+        };
+        let inner = "transformer_blocks.0.attn1.to_q";
+        for (module, original, plain) in [
+            ("down_blocks.1.attentions.0", "input_blocks_4_1", "down_blocks_1_attentions_0"),
+            ("down_blocks.2.attentions.1", "input_blocks_8_1", "down_blocks_2_attentions_1"),
+            ("mid_block.attentions.0", "middle_block_1", "mid_block_attentions_0"),
+            ("up_blocks.1.attentions.2", "output_blocks_5_1", "up_blocks_1_attentions_2"),
         ] {
-            let tensors = no_grad(|| tensors(&peft, 2.0, is_sdxl));
-            let names: Vec<&str> = tensors.iter().map(|(name, _)| name.as_str()).collect();
-            assert_eq!(names[..3], ["alpha", "lora_down.weight", "lora_up.weight"].map(|end| format!("{first}.{end}")));
-            assert_eq!(names.len(), 3 * modules.len());
-            let path = folder.path().join("kohya.safetensors");
-            let named: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
-            write_safetensors(&path, &named, &BTreeMap::new()).unwrap();
-            let read = lora::read(&path).unwrap();
-            assert_eq!(read.len(), modules.len());
-            for adapter in read {
-                let number = modules.iter().position(|module| *module == adapter.module).unwrap();
-                assert!(adapter.component == Component::Unet && adapter.scale == 0.5, "{}", adapter.module);
-                assert!(adapter.down.equal(&value(number, [4, 8])) && adapter.up.equal(&value(number, [6, 4])));
+            for (is_sdxl, block) in [(true, original), (false, plain)] {
+                let stem = format!("lora_unet_{block}_transformer_blocks_0_attn1_to_q");
+                let wanted = ["alpha", "lora_down.weight", "lora_up.weight"].map(|end| format!("{stem}.{end}"));
+                assert_eq!(names(&format!("unet.{module}.{inner}"), is_sdxl), wanted);
             }
         }
+        assert_eq!(names("text_encoder.text_model.fc1", true)[0], "lora_te1_text_model_fc1.alpha");
+        assert_eq!(names("text_encoder.text_model.fc1", false)[0], "lora_te_text_model_fc1.alpha");
+        assert_eq!(names("text_encoder_2.text_model.fc1", true)[0], "lora_te2_text_model_fc1.alpha");
     }
 }

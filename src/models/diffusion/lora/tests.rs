@@ -99,7 +99,7 @@ fn every_naming_scheme_gives_the_same_weights() {
     let end = |part| match part {
         LoraPart::Down => "down.weight",
         LoraPart::Up => "up.weight",
-        LoraPart::Alpha => unreachable!("only kohya's files have it"),
+        LoraPart::Alpha => unreachable!("only written if asked for"),
     };
     let old = |module: &str, part| format!("unet.{module}.lora.{}", end(part));
     let (_folder, path) = write(old, false, &[]);
@@ -112,23 +112,12 @@ fn every_naming_scheme_gives_the_same_weights() {
     let header = format!(r#"{{"unet.r": 2, "unet.lora_alpha": {ALPHA}, "unet.use_rslora": false}}"#);
     let (_folder, path) = write(peft, false, &[(METADATA, header)]);
     assert_merged("peft with settings", &path, scale);
-    let kohya = |module: &str, part| {
-        let flat = module.replace('.', "_");
-        match part {
-            LoraPart::Alpha => format!("lora_unet_{flat}.alpha"),
-            part => format!("lora_unet_{flat}.lora_{}", end(part)),
-        }
+    let dotted = |module: &str, part| match part {
+        LoraPart::Alpha => format!("unet.{module}.alpha"),
+        part => format!("unet.{module}.lora_{}", end(part)),
     };
-    let (_folder, path) = write(kohya, true, &[]);
-    assert_merged("kohya", &path, scale);
-    let original = |module: &str, part| {
-        let key = kohya(module, part);
-        key.replace("down_blocks_1_attentions_0", "input_blocks_4_1")
-            .replace("up_blocks_0_attentions_2", "output_blocks_2_1")
-            .replace("down_blocks_1_resnets_0_conv1", "input_blocks_4_0_in_layers_2")
-    };
-    let (_folder, path) = write(original, true, &[]);
-    assert_merged("kohya with the original blocks", &path, scale);
+    let (_folder, path) = write(dotted, true, &[]);
+    assert_merged("an alpha of each module", &path, scale);
 }
 
 #[test]
@@ -169,7 +158,7 @@ fn an_alpha_of_zero_or_without_a_finite_value_is_refused() {
         let path = folder.path().join("lora.safetensors");
         let (down, up) = halves(SHAPES[0].1);
         let alpha_tensor = Tensor::from(alpha).to_kind(Kind::Float);
-        let key = |end: &str| format!("lora_unet_{}.{end}", SHAPES[0].0.replace('.', "_"));
+        let key = |end: &str| format!("unet.{}.{end}", SHAPES[0].0);
         let named = [(key("lora_down.weight"), &down), (key("lora_up.weight"), &up), (key("alpha"), &alpha_tensor)];
         write_safetensors(&path, &named, &std::collections::BTreeMap::new()).unwrap();
         let error = read(&path).unwrap_err().to_string();
@@ -186,7 +175,7 @@ fn an_alpha_of_zero_or_without_a_finite_value_is_refused() {
     }
 }
 
-/// The two files of a fine-tuning, and its file as earlier versions wrote it, change the weights alike.
+/// The file of a fine-tuning, and that of earlier versions, change the weights alike.
 #[test]
 fn new_and_old_exports_have_the_same_scale() {
     for (alpha, rank) in [(ALPHA, 2.0), (0.3, 2.0), (-5.0, 2.0), (2.0, 2.0)] {
@@ -202,10 +191,9 @@ fn new_and_old_exports_have_the_same_scale() {
         assert!(!trained.is_empty());
         let before = trained.iter().map(|(name, tensor)| (name.clone(), tensor.copy())).collect::<Vec<_>>();
         let old = format!(r#"{{"unet.r": 2, "unet.lora_alpha": {alpha}, "unet.peft_type": "LORA"}}"#);
-        let kohya = no_grad(|| kohya::tensors(&trained, alpha, false));
         let share =
             |all: &[(String, Tensor)]| all.iter().map(|(n, t)| (n.clone(), t.shallow_clone())).collect::<Vec<_>>();
-        let files = [(with_scale_one(share(&trained), scale), None), (kohya, None), (share(&trained), Some(old))];
+        let files = [(with_scale_one(share(&trained), scale), None), (share(&trained), Some(old))];
         let folder = tempfile::tempdir().unwrap();
         let mut changes: Vec<Vec<Tensor>> = Vec::new();
         for (tensors, header) in files {
@@ -297,14 +285,14 @@ fn files_with_other_tensors_than_lora_are_errors() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("other.safetensors");
     let (two, wide) = (counted(&[2, 4], 0.1), counted(&[4, 3], 0.1));
-    let key = |end: &str| format!("lora_unet_conv_in.{end}");
+    let key = |end: &str| format!("unet.conv_in.{end}");
     for (tensors, word) in [
         (vec![(key("hada_w1_a"), &two)], "hada_w1_a"),
         (vec![(key("lora_down.weight"), &two)], "lacks one"),
         (vec![(key("lora_down.weight"), &two), (key("lora_up.weight"), &wide)], "cannot be multiplied"),
         (vec![(key("dora_scale"), &two), (key("lora_down.weight"), &two)], "dora_scale"),
         (vec![("unet.conv_in.lora_A.weight".into(), &two), (key("lora_down.weight"), &two)], "twice"),
-        (vec![("lora_unet_input_blocks_0_1_proj_in.lora_down.weight".into(), &two)], "input_blocks_0_1"),
+        (vec![("lora_unet_conv_in.lora_down.weight".into(), &two)], "names of kohya's scripts (`lora_unet_conv_in"),
     ] {
         write_safetensors(&path, &tensors, &BTreeMap::new()).unwrap();
         let error = read(&path).unwrap_err();
