@@ -3,7 +3,7 @@
 use crate::setting::Setting;
 
 /// Name in another trainer, setting of this program.
-const SYNONYMS: [(&str, &str); 74] = [
+const SYNONYMS: [(&str, &str); 71] = [
     ("batch_size", "train.micro_batch"),
     ("micro_batch_size", "train.micro_batch"),
     ("train_batch_size", "train.micro_batch"),
@@ -72,9 +72,6 @@ const SYNONYMS: [(&str, &str); 74] = [
     ("training_method", "finetune.method"),
     ("snr_gamma", "finetune.min_snr_gamma"),
     ("proportion_empty_prompts", "finetune.caption_dropout"),
-    ("class_data_dir", "finetune.prior_images"),
-    ("class_prompt", "finetune.prior_caption"),
-    ("prior_loss_weight", "finetune.prior_weight"),
     ("eval_num_examples", "finetune.samples"),
     ("eval_mmd_samples", "finetune.samples"),
     ("eval_batch_size", "finetune.sample_batch"),

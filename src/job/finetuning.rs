@@ -86,8 +86,6 @@ impl<'a> GeneratorFinetuning<'a> {
     /// # Errors
     /// [`Error::Data`] or [`Error::Io`] for rows or images that cannot be read; [`Error::Config`].
     pub fn new(settings: Resolved<FinetuneRun>, rows: &Rows, may_search: bool, how: &'a How<'a>) -> Result<Self> {
-        // a folder without images is refused before anything is downloaded
-        drop(settings.config.finetune.open_prior_images()?);
         let mut manifest = rows.open(how.runtime)?;
         check_data(how.ranks, &manifest)?;
         keep_for_validation(&mut manifest, &settings.config, how.runtime)?;

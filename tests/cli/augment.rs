@@ -3,7 +3,6 @@
 mod filtered;
 mod finetuned;
 mod models;
-mod objectives;
 mod plans;
 mod refusals;
 

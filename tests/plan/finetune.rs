@@ -45,18 +45,6 @@ fn draw_settings(rng: &mut ChaCha8Rng) -> Vec<String> {
     let mut one = |key: &str, values: &[&str]| format!("{key}={}", values.choose(rng).unwrap());
     if sets.contains(&"finetune.mode=mask_to_image".to_owned()) {
         sets.push(one("finetune.unlock_decoder", &["false", "true"]));
-        sets.push(one("finetune.region_contrast", &["0.0", "0.01"]));
-        sets.push(one("finetune.siamese", &["0.0", "1.0"]));
-    }
-    if sets.contains(&"finetune.mode=images".to_owned()) {
-        let prior = one("finetune.prior_images", &["\"\"", "prior"]);
-        if prior.ends_with("prior") {
-            sets.extend([prior, "finetune.prior_caption=\"an image\"".to_owned()]);
-        }
-    }
-    // the Siamese losses use each parameter twice
-    if sets.contains(&"finetune.siamese=1.0".to_owned()) {
-        sets.retain(|set| set != "train.step_in_backward=true");
     }
     if sets.contains(&"train.step_in_backward=true".to_owned()) {
         sets.retain(|set| !set.starts_with("train.accumulation=") && set != "train.precision=fp16");

@@ -3,8 +3,8 @@
 //! A file is named after a hash of everything that its content depends on: weights, image or text, and size. So files
 //! of other images or models are never read, and an interrupted preparation continues.
 
-use super::buckets::View;
 use super::masks;
+use crate::augment::inpaint_mask::Frame;
 use crate::augment::pipeline::{Embedding, Placement, TextIds, blank, encode_prompts, input_device, to_host};
 use crate::augment::pipeline_config::{Part, PipelineConfig};
 use crate::data::decode;
@@ -34,10 +34,10 @@ const FORMAT: &str = "2";
 pub struct ImageFiles<'a> {
     /// The image.
     pub image: (&'a Path, &'a str),
-    /// Its mask; `None` for an image without a lesion.
-    pub mask: Option<(&'a Path, &'a str)>,
+    /// Its mask.
+    pub mask: (&'a Path, &'a str),
     /// Its position in the input of the networks.
-    pub view: View,
+    pub frame: Frame,
 }
 
 /// What a network reads besides noise and caption, one tensor for each image or region.
@@ -49,8 +49,6 @@ pub enum Condition {
     Regions(usize),
     /// The lesion mask, `[1, H, W]` bytes, 0 or 1.
     Mask,
-    /// The lesion mask, and red, green and blue of the image: `[4, H, W]` bytes.
-    MaskAndImage,
 }
 
 /// Captions and their token ids.
@@ -107,8 +105,6 @@ pub struct Cache {
     texts: Vec<PathBuf>,
     /// Conditions of each image, as many for all.
     conditions: Vec<Vec<PathBuf>>,
-    /// SDXL's numbers of each image, see [`View::time_ids`].
-    time_ids: Vec<[f32; 6]>,
 }
 
 /// An image or region whose file is missing.
@@ -136,11 +132,8 @@ impl Cache {
 
     fn fill_part(folder: &Path, images: &[ImageFiles], texts: &Texts, encoding: &Encoding) -> Result<Self> {
         files::create_folders(folder).map_err(Error::io(folder, "create"))?;
-        let sums: Vec<String> = images
-            .iter()
-            .map(|files| format!("{} {}", files.image.1, files.mask.map_or("none", |(_, sum)| sum)))
-            .collect();
-        let shape_of = |image: usize| images[image].view.shape().to_string();
+        let sums: Vec<String> = images.iter().map(|files| format!("{} {}", files.image.1, files.mask.1)).collect();
+        let shape_of = |image: usize| format!("{0}x{0}", images[image].frame.side);
         let image_path = |image: usize| encoding.path(folder, "image", &[&shape_of(image), &sums[image]]);
         let latents: Vec<PathBuf> = (0..images.len()).map(image_path).collect();
         // the ids stand for the tokenizers
@@ -151,7 +144,6 @@ impl Cache {
             let (shape, sums) = (shape_of(image), &sums[image]);
             match encoding.condition {
                 Condition::Regions(_) => encoding.path(folder, "region", &[&shape, sums, &number.to_string(), &seed]),
-                Condition::MaskAndImage => encoding.path(folder, "mask-and-image", &[&shape, sums]),
                 _ => encoding.path(folder, "mask", &[&shape, sums]),
             }
         };
@@ -177,8 +169,7 @@ impl Cache {
         return_memory(encoding.placement.device)?;
         encoding.encode_images(&missing, images)?;
         return_memory(encoding.placement.device)?;
-        let time_ids = images.iter().map(|files| files.view.time_ids()).collect();
-        Ok(Self { latents, texts: texts_at, conditions, time_ids })
+        Ok(Self { latents, texts: texts_at, conditions })
     }
 
     /// Number of conditions of each image.
@@ -202,11 +193,6 @@ impl Cache {
         let archive = Archive::open(&self.latents[index])?;
         let read = |name: &str| archive.read(name);
         Ok(Latents { mean: read("mean")?, std: read("std")?, lesion: read("lesion")?, inside: read("inside")? })
-    }
-
-    /// SDXL's numbers of image `index`.
-    pub fn time_ids(&self, index: usize) -> [f32; 6] {
-        self.time_ids[index]
     }
 
     /// The embedding of text `index`, fp32 on the CPU.
@@ -272,21 +258,20 @@ impl Encoding<'_> {
     }
 
     /// Height and width of the latents.
-    fn cells(&self, view: &View) -> [i64; 2] {
-        view.shape().pixels().map(|pixels| pixels / self.pipeline_config.vae.downscale())
+    fn cells(&self, frame: &Frame) -> [i64; 2] {
+        [i64::from(frame.side) / self.pipeline_config.vae.downscale(); 2]
     }
 
     fn check_room(&self, folder: &Path, missing: &[Missing], images: &[ImageFiles], texts: usize) -> Result<()> {
         let channels = self.pipeline_config.vae.latent_channels;
         let of_image = |missing: &Missing| {
-            let view = &images[missing.image].view;
-            let area = |[height, width]: [i64; 2]| height * width;
-            let (pixels, cells) = (area(view.shape().pixels()), area(self.cells(view)));
+            let frame = &images[missing.image].frame;
+            let (pixels, [height, width]) = (i64::from(frame.side).pow(2), self.cells(frame));
+            let cells = height * width;
             let condition = match self.condition {
                 Condition::None => 0,
                 Condition::Regions(_) => 4 * cells * (1 + channels),
                 Condition::Mask => pixels,
-                Condition::MaskAndImage => 4 * pixels,
             };
             let latents = if missing.latents.is_some() { 4 * cells * (2 * channels + 2) } else { 0 };
             latents + condition * i64::try_from(missing.conditions.len()).unwrap_or(i64::MAX)
@@ -358,26 +343,20 @@ impl Encoding<'_> {
     /// Reads an image and its mask.
     fn framed(files: ImageFiles) -> Result<Framed> {
         let image = decode::image(files.image.0)?.to_rgb8();
-        let mask = match files.mask {
-            None => GrayImage::new(image.width(), image.height()),
-            Some((path, _)) => {
-                let mask = foreground(&decode::mask(path)?);
-                if mask.dimensions() != image.dimensions() {
-                    let reason = format!("the mask is {:?}, its image {:?}", mask.dimensions(), image.dimensions());
-                    return Err(Error::data(path, reason, "export image and mask at one size"));
-                }
-                mask
-            }
-        };
-        let view = files.view;
-        let (input, lesion) = (view.image(&image)?, view.mask(&mask)?);
-        Ok(Framed { image, mask, view, input, lesion })
+        let mask = foreground(&decode::mask(files.mask.0)?);
+        if mask.dimensions() != image.dimensions() {
+            let reason = format!("the mask is {:?}, its image {:?}", mask.dimensions(), image.dimensions());
+            return Err(Error::data(files.mask.0, reason, "export image and mask at one size"));
+        }
+        let frame = files.frame;
+        let (input, lesion) = (frame.to_model(&image)?, frame.mask_to_model(&mask)?);
+        Ok(Framed { image, mask, frame, input, lesion })
     }
 
     fn encode(&self, vae: &Vae, framed: &Framed) -> Result<Latents> {
-        let Framed { mask, view, lesion, .. } = framed;
+        let Framed { mask, frame, lesion, .. } = framed;
         let whole = GrayImage::from_pixel(mask.width(), mask.height(), image::Luma([1]));
-        let (inside, cells) = (view.mask(&whole)?, self.cells(view));
+        let (inside, cells) = (frame.mask_to_model(&whole)?, self.cells(frame));
         guard::guard(|| {
             no_grad(|| {
                 let (mean, std) = distribution(vae, &framed.bytes(), None, self.pipeline_config, self.placement.device);
@@ -388,22 +367,16 @@ impl Encoding<'_> {
     }
 
     fn encode_condition(&self, vae: &Vae, framed: &Framed, (seed, number): (u64, usize)) -> Result<Tensor> {
-        let Framed { image, mask, view, lesion, .. } = framed;
-        let lesion = || plane(lesion).to_kind(Kind::Uint8);
-        match self.condition {
-            Condition::Mask => return guard::guard(|| Ok(lesion())),
-            Condition::MaskAndImage => {
-                let image = || framed.bytes().permute([2, 0, 1]);
-                return guard::guard(|| Ok(Tensor::cat(&[lesion(), image()], 0)));
-            }
-            Condition::None | Condition::Regions(_) => {}
+        let Framed { image, mask, frame, lesion, .. } = framed;
+        if self.condition == Condition::Mask {
+            return guard::guard(|| Ok(plane(lesion).to_kind(Kind::Uint8)));
         }
         // the same region for the same image, wherever it is in the data
         let mut rng = rng::stream(self.placement.seed, "finetune region", &[seed, number as u64]);
-        let scale = view.pixels_per_model_pixel();
-        let region = view.mask(&masks::region(number, image, mask, scale, &mut rng))?;
-        let whole = view.mask(&GrayImage::from_pixel(mask.width(), mask.height(), image::Luma([1])))?;
-        let (size, cells) = (view.shape().pixels(), self.cells(view));
+        let scale = frame.pixels_per_model_pixel();
+        let region = frame.mask_to_model(&masks::region(number, image, mask, scale, &mut rng))?;
+        let whole = frame.mask_to_model(&GrayImage::from_pixel(mask.width(), mask.height(), image::Luma([1])))?;
+        let (size, cells) = ([i64::from(frame.side); 2], self.cells(frame));
         guard::guard(|| {
             no_grad(|| {
                 let touched = plane(&region).adaptive_max_pool2d(cells).0;
@@ -423,7 +396,7 @@ impl Encoding<'_> {
 struct Framed {
     image: RgbImage,
     mask: GrayImage,
-    view: View,
+    frame: Frame,
     input: RgbImage,
     lesion: GrayImage,
 }
@@ -431,8 +404,8 @@ struct Framed {
 impl Framed {
     /// `[H, W, 3]` bytes.
     fn bytes(&self) -> Tensor {
-        let [height, width] = self.view.shape().pixels();
-        Tensor::from_slice(self.input.as_raw()).view([height, width, 3])
+        let side = i64::from(self.frame.side);
+        Tensor::from_slice(self.input.as_raw()).view([side, side, 3])
     }
 }
 
@@ -448,7 +421,7 @@ impl Condition {
         match self {
             Self::None => 0,
             Self::Regions(count) => count,
-            Self::Mask | Self::MaskAndImage => 1,
+            Self::Mask => 1,
         }
     }
 }

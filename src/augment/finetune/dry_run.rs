@@ -64,17 +64,11 @@ impl FinetuneDryRun {
         self
     }
 
-    /// `count` samples in a square, the largest bucket, as read from the cache; those of a training in its last step, with as little noise as the
-    /// Siamese losses need for all of their passes.
+    /// `count` samples as read from the cache; those of a training draw their latents.
     fn batch(&self, count: usize, is_trained: bool) -> NoisyLatents {
         let _category = ledger::enter(ledger::Category::Inputs);
-        let has_prior = is_trained && self.denoiser.config.has_prior();
-        let draw = |item: usize| Draw { item, draws_latents: is_trained, progress: 1.0, ..Draw::default() };
-        let rows = (0..count).flat_map(|item| {
-            let prior = has_prior.then(|| Draw { is_prior: true, ..draw(item) });
-            std::iter::once(draw(item)).chain(prior)
-        });
-        let samples = rows.map(|draw| self.sample(draw)).collect();
+        let draws = (0..count).map(|item| Draw { item, draws_latents: is_trained, ..Draw::default() });
+        let samples = draws.map(|draw| self.sample(draw)).collect();
         self.denoiser.batch(samples).expect("blank samples have the shapes of the model")
     }
 
@@ -135,9 +129,8 @@ impl FinetuneDryRun {
             Condition::None => None,
             Condition::Regions(_) => Some(blank([1 + channels, side, side], Kind::Float, device)),
             Condition::Mask => Some(blank([1, size, size], Kind::Uint8, device)),
-            Condition::MaskAndImage => Some(blank([4, size, size], Kind::Uint8, device)),
         };
-        Sample { latents, embedding, condition, time_ids: [0.0; 6], draw }
+        Sample { latents, embedding, condition, draw }
     }
 }
 

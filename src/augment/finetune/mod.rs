@@ -7,15 +7,11 @@
 //! training; noise, timestep and caption of a sample depend on seed, epoch and image alone, so that the micro-batch
 //! affects rounding only and a resumed run repeats them.
 
-pub mod buckets;
 pub mod cache;
-pub mod controlnet_losses;
 pub mod dry_run;
-pub mod loss_weights;
 mod masks;
 pub mod network;
 pub mod objective;
-pub mod prior;
 pub mod samples;
 pub mod settings;
 pub mod step;

@@ -75,23 +75,15 @@ impl Objective {
     }
 
     /// The noisy latents of a batch, `[b, c, s, s]`.
-    pub fn noisy(batch: &NoisyBatch) -> Tensor {
+    fn noisy(batch: &NoisyBatch) -> Tensor {
         batch.clean * &batch.column(0) + batch.noise * &batch.column(1)
     }
 
     /// What the network should predict, `[b, c, s, s]`.
-    pub fn target(&self, batch: &NoisyBatch) -> Tensor {
+    fn target(&self, batch: &NoisyBatch) -> Tensor {
         match self.prediction {
             PredictionType::Epsilon => batch.noise.shallow_clone(),
             PredictionType::Velocity => batch.noise * batch.column(0) - batch.clean * batch.column(1),
-        }
-    }
-
-    /// The clean latents according to `prediction` for `noisy`, the noisy latents of `batch`.
-    pub fn denoised(&self, batch: &NoisyBatch, noisy: &Tensor, prediction: &Tensor) -> Tensor {
-        match self.prediction {
-            PredictionType::Epsilon => (noisy - prediction * batch.column(1)) / batch.column(0),
-            PredictionType::Velocity => noisy * batch.column(0) - prediction * batch.column(1),
         }
     }
 
@@ -110,7 +102,7 @@ impl NoisyBatch<'_> {
     }
 
     /// Mean square error of each sample with the weights of its pixels, `[b]`.
-    pub fn square_errors(&self, prediction: Tensor, target: &Tensor) -> Tensor {
+    fn square_errors(&self, prediction: Tensor, target: &Tensor) -> Tensor {
         let mut errors = (prediction - target).square();
         if let Some(pixels) = self.pixels {
             errors *= pixels;
@@ -119,7 +111,7 @@ impl NoisyBatch<'_> {
     }
 
     /// Sum of the samples' `losses [b]` with the weights of their timesteps, an fp64 scalar.
-    pub fn sum(&self, losses: &Tensor) -> Tensor {
+    fn sum(&self, losses: &Tensor) -> Tensor {
         (losses * self.factors.select(1, 2)).sum(Kind::Double)
     }
 }

@@ -1,8 +1,6 @@
 //! Settings of fine-tuning the generator (`finetune.*`, and `train.*` of the engine).
 
 use super::cache::Condition;
-use super::loss_weights::Weights;
-use super::prior::PriorImages;
 use crate::augment::settings::{GeneratorSettings, RANDOM};
 use crate::hub::Need;
 use crate::nn::LoraConfig;
@@ -11,7 +9,6 @@ use crate::trainer::precision::Precision;
 use crate::trainer::{Switch, TrainConfig};
 use crate::{Error, Result};
 use std::ops::Bound::{Excluded, Unbounded};
-use std::path::Path;
 
 settings! {
     /// Settings of fine-tuning the generator (`finetune.*`).
@@ -33,11 +30,6 @@ settings! {
         /// that the model was made for (512 for SD 1.x, 768 for SD 2.1, 1024 for SDXL), images become unusable.
         image_size: i64 = 1024, results(Changes), resume(Fixed), range(64.0..), multiple_of(64),
             memory("activations grow with its square or faster");
-        /// Train images in shapes near their own (aspect buckets) instead of padded squares. The shapes have at most as many
-        /// pixels as the square, and sides that are multiples of 64. What a shape does not cover is cropped, in equal parts
-        /// on two sides; smaller images are an error. The images of a step have one shape. Not together with samples at
-        /// validations.
-        buckets: bool = false, results(Changes), resume(Fixed);
         /// Rank of the LoRA.
         rank: i64 = 16, results(Changes), resume(Fixed), range(1.0..),
             memory("adapters, their gradients and their optimizer state grow with it");
@@ -68,29 +60,6 @@ settings! {
         /// With `mode=mask_to_image`: a ControlNet to start from, as `augment.controlnet`; empty = a copy of the UNet's
         /// down path.
         controlnet: String = String::new(), results(Changes), resume(Fixed);
-        /// With `mode=mask_to_image`: weight of the region contrast (MAISI-v2, Zhao et al. 2025). The networks also predict
-        /// with an empty mask, from the same noisy image: both predictions should differ inside the lesion, and be
-        /// equal outside. 0.01 is the published weight. 0 = off.
-        region_contrast: f64 = 0.0, results(Changes), resume(Fixed), range(0.0..),
-            memory("activations of a second pass"),
-            saves_at("0", "no second pass with an empty mask");
-        /// Mean absolute difference inside the lesion above which the region contrast asks for no more.
-        region_contrast_margin: f64 = 2.0, results(Changes), resume(Fixed), range((Excluded(0.0), Unbounded));
-        /// With `mode=mask_to_image`: weight of the Siamese losses (Siamese-Diffusion, Qiu et al. 2025). In a second branch
-        /// the ControlNet also sees the image itself, and the predictions from the mask alone are pulled towards those
-        /// of that branch. After a third of the training, timesteps up to 200 are also learned from that branch's
-        /// estimate of the image. 1 is the published weight. 0 = off.
-        siamese: f64 = 0.0, results(Changes), resume(Fixed), range(0.0..),
-            memory("activations of two more passes"),
-            saves_at("0", "no second branch that sees the image");
-        /// With `mode=images`: a folder of images that the generator should not forget (prior preservation, Ruiz et al.
-        /// 2023): images of its own making, or other images. One of them accompanies each training image. Empty = none.
-        prior_images: String = String::new(), results(Changes), resume(Fixed),
-            memory("a micro-batch has twice as many images");
-        /// Caption of these images.
-        prior_caption: String = String::new(), results(Changes), resume(Fixed);
-        /// Weight of their loss.
-        prior_weight: f64 = 1.0, results(Changes), resume(Fixed), range(0.0..);
         /// Images that the network in training makes at each validation, spread over the classes, at least four of each
         /// class with four training images or more. They are written to
         /// `samples` in the run folder, and their kernel distance (KID) to real training images chooses `best/` and ends the
@@ -219,44 +188,8 @@ impl FinetuneConfig {
         match self.mode {
             Mode::Images => Condition::None,
             Mode::Inpaint => Condition::Regions(self.masks_per_image),
-            Mode::MaskToImage if self.siamese > 0.0 => Condition::MaskAndImage,
             Mode::MaskToImage => Condition::Mask,
         }
-    }
-
-    /// Refuses incomplete settings of prior images.
-    fn check_prior(&self) -> Result<()> {
-        let (key, reason, hint) = match (self.has_prior(), self.prior_caption.trim().is_empty()) {
-            (false, false) => {
-                ("finetune.prior_caption", "there are no prior images", "set `finetune.prior_images`, or leave it out")
-            }
-            (true, _) if self.mode != Mode::Images => {
-                ("finetune.prior_images", "belongs to `finetune.mode=images`", "leave it out, or change the mode")
-            }
-            (true, true) => {
-                ("finetune.prior_caption", "is empty", "say what the prior images show, for example `a medical image`")
-            }
-            (false, true) | (true, false) => return Ok(()),
-        };
-        Err(Error::config(key, reason, hint))
-    }
-
-    /// Weights of the losses of a ControlNet.
-    pub fn controlnet_losses(&self) -> Weights {
-        Weights { contrast: self.region_contrast, margin: self.region_contrast_margin, siamese: self.siamese }
-    }
-
-    /// Whether images that the generator should not forget accompany the training images.
-    pub fn has_prior(&self) -> bool {
-        !self.prior_images.is_empty()
-    }
-
-    /// These images, if there are any.
-    ///
-    /// # Errors
-    /// As [`PriorImages::open`].
-    pub fn open_prior_images(&self) -> Result<Option<PriorImages>> {
-        self.has_prior().then(|| PriorImages::open(Path::new(&self.prior_images))).transpose()
     }
 
     /// Settings of the adapters.
@@ -302,31 +235,6 @@ impl FinetuneRun {
                 key,
                 "belongs to a ControlNet",
                 "set `finetune.mode=mask_to_image`, or leave it out",
-            ));
-        }
-        let of_a_controlnet = [("region_contrast", config.region_contrast), ("siamese", config.siamese)];
-        if config.mode != Mode::MaskToImage
-            && let Some((key, _)) = of_a_controlnet.into_iter().find(|(_, weight)| *weight > 0.0)
-        {
-            let key = format!("finetune.{key}");
-            return Err(Error::config(
-                key,
-                "is a loss of a ControlNet",
-                "set `finetune.mode=mask_to_image`, or this to 0",
-            ));
-        }
-        if config.siamese > 0.0 && self.train.step_in_backward {
-            let reason = "parameters are updated when their gradient is complete, and Siamese losses use them twice";
-            let hint = "add `--set train.step_in_backward=false`, or set `finetune.siamese=0`";
-            return Err(Error::config("train.step_in_backward", reason, hint));
-        }
-        config.check_prior()?;
-        if config.buckets && config.samples > 0 {
-            let reason = "is not possible together with samples at validations, which are square";
-            return Err(Error::config(
-                "finetune.buckets",
-                reason,
-                "set `finetune.samples=0`, or `finetune.buckets=false`",
             ));
         }
         if config.samples > 0 && self.train.validate_every_epochs == 0 {

@@ -3,9 +3,8 @@
 //! The training and its dry run both call these functions; they differ only in where the samples come from.
 
 use super::cache::Latents;
-use super::controlnet_losses::{Inputs, Losses, Networks, is_renoised};
 use super::network::{Masters, Network};
-use super::objective::{Factors, NoisyBatch, Objective};
+use super::objective::{NoisyBatch, Objective};
 use super::settings::{FinetuneConfig, FinetuneRun};
 use crate::augment::pipeline::{Embedding, Placement};
 use crate::augment::pipeline_config::PipelineConfig;
@@ -37,8 +36,6 @@ pub struct Sample {
     pub embedding: Embedding,
     /// What else the network reads.
     pub condition: Option<Tensor>,
-    /// SDXL's numbers, see [`View::time_ids`](super::buckets::View::time_ids).
-    pub time_ids: [f32; 6],
     /// What is drawn for it.
     pub draw: Draw,
 }
@@ -48,16 +45,12 @@ pub struct Sample {
 pub struct Draw {
     /// Number of the image in the cache.
     pub item: usize,
-    /// Whether it is a prior image, which accompanies a training image.
-    pub is_prior: bool,
     /// Training timestep.
     pub timestep: usize,
     /// Seed of its noise.
     pub seed: u64,
     /// Whether the latents are drawn from their distribution; else they are its mean.
     pub draws_latents: bool,
-    /// Part of the training that is done, 0..1.
-    pub progress: f64,
 }
 
 /// A micro-batch; all tensors but masks are fp32.
@@ -79,9 +72,7 @@ pub struct NoisyLatents {
     added: Option<Added>,
     /// See [`Condition`](super::cache::Condition), with a batch dimension.
     condition: Option<Tensor>,
-    /// For the region contrast: `[b, 2, h, w]`, see [`Inputs::regions`].
-    regions: Option<Tensor>,
-    /// What was drawn for the rows. A prior image follows its training image.
+    /// What was drawn for the rows.
     pub draws: Vec<Draw>,
 }
 
@@ -105,26 +96,24 @@ impl NoisyLatents {
                 .added
                 .as_ref()
                 .map(|added| Added { pooled: change(&added.pooled), time_ids: change(&added.time_ids) }),
-            condition: self.condition.as_ref().map(&mut *change),
-            regions: self.regions.as_ref().map(change),
+            condition: self.condition.as_ref().map(change),
             draws,
         }
     }
 
     /// Numbers of the training or validation images.
     pub fn items(&self) -> Vec<usize> {
-        self.draws.iter().filter(|draw| !draw.is_prior).map(|draw| draw.item).collect()
+        self.draws.iter().map(|draw| draw.item).collect()
     }
 
-    /// Number of samples. Prior images do not count: their losses are added.
+    /// Number of samples.
     pub fn size(&self) -> BatchSize {
-        BatchSize { samples: self.items().len() as f64, ..BatchSize::default() }
+        BatchSize { samples: self.draws.len() as f64, ..BatchSize::default() }
     }
 
     /// The same samples, at most `most` per batch.
     pub fn split(&self, most: usize) -> Vec<Self> {
-        let rows_each = self.draws.len() / self.items().len().max(1);
-        let most = most.max(1) * rows_each.max(1);
+        let most = most.max(1);
         let parts = self.draws.chunks(most).enumerate().map(|(i, draws)| {
             let [first, count] = [i * most, draws.len()].map(|n| i64::try_from(n).expect("a few samples"));
             self.map(draws.to_vec(), &mut |tensor| tensor.narrow(0, first, count))
@@ -154,7 +143,6 @@ struct Row {
     context: Tensor,
     pooled: Option<Tensor>,
     condition: Option<Tensor>,
-    regions: Option<Tensor>,
 }
 
 impl Denoiser {
@@ -191,7 +179,7 @@ impl Denoiser {
     pub fn batch(&self, samples: Vec<Sample>) -> Result<NoisyLatents> {
         let _category = ledger::enter(ledger::Category::Inputs);
         let draws: Vec<Draw> = samples.iter().map(|sample| sample.draw).collect();
-        let time_ids: Vec<f32> = samples.iter().flat_map(|sample| sample.time_ids).collect();
+        let count = i64::try_from(draws.len()).expect("a few samples");
         let rows: Vec<Row> = samples.into_iter().map(|sample| self.row(sample)).collect::<Result<_>>()?;
         guard::guard(|| {
             let stacked = |of: &dyn Fn(&Row) -> &Tensor| {
@@ -199,7 +187,7 @@ impl Denoiser {
             };
             let device = rows.first().map_or(Device::Cpu, |row| row.clean.device());
             let numbers = |values: &[f32]| on(device, &Tensor::from_slice(values));
-            let factors = draws.iter().map(|draw| self.factors(draw));
+            let factors = draws.iter().map(|draw| self.objective.factors(draw.timestep));
             let factors: Vec<f32> =
                 factors.flat_map(|factors| [factors.signal, factors.noise, factors.weight]).collect();
             let timesteps: Vec<f32> = draws.iter().map(|draw| draw.timestep as f32).collect();
@@ -215,20 +203,11 @@ impl Denoiser {
                 timesteps: numbers(&timesteps),
                 context: stacked(&|row| &row.context),
                 added: of_all(&|row| row.pooled.as_ref())
-                    .map(|pooled| Added { pooled, time_ids: numbers(&time_ids).view([-1, 6]) }),
+                    .map(|pooled| Added { pooled, time_ids: on(device, &self.square(count)) }),
                 condition: of_all(&|row| row.condition.as_ref()),
-                regions: of_all(&|row| row.regions.as_ref()),
                 draws,
             })
         })
-    }
-
-    /// Factors of a row's timestep. A prior image has its own weight at every timestep, as in diffusers'
-    /// `train_dreambooth.py`.
-    #[expect(clippy::cast_possible_truncation, reason = "weights are fp32")]
-    fn factors(&self, draw: &Draw) -> Factors {
-        let factors = self.objective.factors(draw.timestep);
-        if draw.is_prior { Factors { weight: self.config.prior_weight as f32, ..factors } } else { factors }
     }
 
     fn row(&self, sample: Sample) -> Result<Row> {
@@ -246,14 +225,10 @@ impl Denoiser {
             } else {
                 latents.mean
             };
-            let regions = (self.config.region_contrast > 0.0).then(|| {
-                let outside = latents.lesion.le(0.0).to_kind(Kind::Float) * &latents.inside;
-                Tensor::cat(&[&latents.lesion, &outside], 0)
-            });
             let weights = latents.inside * (latents.lesion * (self.config.lesion_weight - 1.0) + 1.0);
             let mean = weights.mean(Kind::Float).clamp_min(1e-6);
             let Embedding { context, pooled } = embedding;
-            Ok(Row { clean, noise, pixels: weights / mean, context, pooled, condition, regions })
+            Ok(Row { clean, noise, pixels: weights / mean, context, pooled, condition })
         })
     }
 
@@ -265,30 +240,6 @@ impl Denoiser {
         self.objective.loss(&batch.noisy(), |noisy| {
             self.predict(&noisy.to_kind(kind), timesteps, &conditioning, condition.as_ref(), pass)
         })
-    }
-
-    /// Sums of all losses of a batch that is trained.
-    fn trained_losses(&self, batch: &NoisyLatents, pass: Pass) -> Losses {
-        let (Some(controlnet), true) = (&self.network.controlnet, self.config.controlnet_losses().any()) else {
-            return Losses { denoising: self.loss_sum(batch, pass), contrast: None, siamese: None };
-        };
-        let rows = batch.draws.iter().zip(0_i64..).filter(|(draw, _)| is_renoised(draw.timestep, draw.progress));
-        let renoised: Vec<i64> = rows.map(|(_, row)| row).collect();
-        let progress = batch.draws.first().map_or(0.0, |draw| draw.progress);
-        let (batch, conditioning) = self.sent(batch);
-        let condition = batch.condition.as_ref().expect("a ControlNet reads masks");
-        let image = (condition.size()[1] > 1).then(|| condition.narrow(1, 1, 3).to_kind(Kind::Float) / 255.0);
-        let networks = Networks { unet: &self.network.unet, controlnet, kind: self.engine.precision.kind(), pass };
-        let inputs = Inputs {
-            timesteps: &batch.timesteps,
-            conditioning: &conditioning,
-            mask: &mask_of(condition),
-            image: image.as_ref(),
-            regions: batch.regions.as_ref(),
-            progress,
-            renoised: &renoised,
-        };
-        networks.losses(&self.objective, &self.config.controlnet_losses(), &batch.noisy(), &inputs)
     }
 
     /// The batch on the device of the networks, and its captions.
@@ -317,7 +268,7 @@ impl Denoiser {
         let Network { unet, controlnet, .. } = &self.network;
         match (controlnet, condition) {
             (Some(controlnet), Some(condition)) => {
-                let image = mask_of(condition).expand([-1, 3, -1, -1], true);
+                let image = condition.expand([-1, 3, -1, -1], true);
                 let residuals = controlnet.forward_with(noisy, timesteps, conditioning, (&image, 1.0), pass);
                 unet.forward_with(noisy, timesteps, conditioning, Some(&residuals), pass)
             }
@@ -329,25 +280,22 @@ impl Denoiser {
         }
     }
 
-    /// SDXL's sizes and crops of `rows` whole square images, `[rows, 6]`.
-    pub fn time_ids(&self, rows: i64) -> Tensor {
+    /// SDXL's numbers of `rows` whole square images: original height and width, top and left of the crop, target height and
+    /// width, `[rows, 6]`.
+    fn square(&self, rows: i64) -> Tensor {
         let side = self.config.image_size as f32;
-        Tensor::from_slice(&[side, side, 0.0, 0.0, side, side]).repeat([rows, 1]).to_device(self.device)
+        Tensor::from_slice(&[side, side, 0.0, 0.0, side, side]).repeat([rows, 1])
+    }
+
+    /// The same on the device of the networks.
+    pub fn time_ids(&self, rows: i64) -> Tensor {
+        self.square(rows).to_device(self.device)
     }
 
     /// The loss of a micro-batch as the engine expects it: its part of the mean over the effective batch.
     pub fn loss(&self, batch: &NoisyLatents, effective_batch: BatchSize) -> Loss {
         let pass = Pass { checkpoint: self.engine.checkpointing.count() };
-        let losses = self.trained_losses(batch, pass);
-        let scaled = |loss: &Tensor| loss / effective_batch.samples;
-        let total = scaled(&losses.total(&self.config.controlnet_losses()));
-        let named = [("contrast", &losses.contrast), ("siamese", &losses.siamese)];
-        let mut parts: Vec<(&'static str, Tensor)> =
-            named.into_iter().filter_map(|(name, loss)| Some((name, scaled(&loss.as_ref()?.detach())))).collect();
-        if !parts.is_empty() {
-            parts.push(("denoising", scaled(&losses.denoising.detach())));
-        }
-        Loss { total, parts }
+        Loss { total: self.loss_sum(batch, pass) / effective_batch.samples, parts: Vec::new() }
     }
 
     /// Whether the loss of a batch of training images is finite.
@@ -355,8 +303,7 @@ impl Denoiser {
     /// # Errors
     /// Typed errors of libtorch.
     pub fn has_finite_loss(&self, batch: &NoisyLatents) -> Result<bool> {
-        let weights = self.config.controlnet_losses();
-        let loss = || no_grad(|| self.trained_losses(batch, Pass::default()).total(&weights)).double_value(&[]);
+        let loss = || no_grad(|| self.loss_sum(batch, Pass::default())).double_value(&[]);
         Ok(guard::guard(|| Ok(loss()))?.is_finite())
     }
 
@@ -375,11 +322,6 @@ impl Denoiser {
             Err(Error::Diverged { reason: "the validation loss is not finite".into() })
         }
     }
-}
-
-/// The lesion masks of a batch of [`Condition::Mask`](super::cache::Condition), `[b, 1, H, W]`.
-fn mask_of(condition: &Tensor) -> Tensor {
-    condition.narrow(1, 0, 1)
 }
 
 /// The value of a scalar; 0 on the meta device.

@@ -1,8 +1,6 @@
 //! Fine-tuning as a [`Task`] of the engine.
 
-use super::buckets::Shape;
 use super::cache::Cache;
-use super::prior::PriorImages;
 use super::samples::Quality;
 use super::step::{Denoiser, Draw, NoisyLatents, Sample};
 use crate::Result;
@@ -15,10 +13,9 @@ use crate::tensor::store::Mastered;
 use crate::tensor::weights::Staged;
 use crate::tensor::{guard, ledger, rng};
 use crate::trainer::profile::Component;
-use crate::trainer::{BatchSize, Batches, Loss, Parameter, Ranks, Score, Shard, Task, TrainConfig, Validation};
+use crate::trainer::{BatchSize, Batches, Loss, Parameter, Ranks, Score, Shard, Task, Validation};
 use rand::Rng;
 use rand::seq::{IndexedRandom, SliceRandom};
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Timesteps at which each validation image is scored, spread evenly.
@@ -33,8 +30,6 @@ pub struct Item {
     pub mask: PathBuf,
     /// Its class.
     pub modality: String,
-    /// Shape of the input that shows it.
-    pub shape: Shape,
     /// Numbers of its captions.
     pub captions: Vec<usize>,
     /// Number of the negative prompt of its first row.
@@ -53,17 +48,6 @@ pub struct FinetuneTask {
     pub resolved: String,
 }
 
-/// Prior images in the cache.
-#[derive(Debug)]
-pub struct Prior {
-    /// The files. In the cache they follow the validation images, once for each of the shapes.
-    pub images: PriorImages,
-    /// The shapes of the training images.
-    pub shapes: Vec<Shape>,
-    /// Number of their caption.
-    pub caption: usize,
-}
-
 /// Encoded images and captions.
 #[derive(Debug)]
 pub struct Data {
@@ -73,8 +57,6 @@ pub struct Data {
     pub train: Vec<Item>,
     /// Validation images; in the cache they follow the training images.
     pub validated: Vec<Item>,
-    /// Prior images, if there are any.
-    pub prior: Option<Prior>,
     /// Number of the empty caption.
     pub empty: usize,
     /// Identity of the rows, written into every checkpoint.
@@ -84,73 +66,27 @@ pub struct Data {
 }
 
 impl FinetuneTask {
-    /// The training images of each step in `epoch`. The images of a step have one shape, so that the size of the
-    /// micro-batches does not change them. The last step of a shape may be smaller.
+    /// The training images of each step in `epoch`. The last step may be smaller.
     fn steps(&self, epoch: u64) -> Vec<Vec<usize>> {
-        let train = &self.data.train;
-        let mut rng = rng::stream(self.denoiser.engine.seed, "finetune order", &[epoch]);
-        let mut order: Vec<usize> = (0..train.len()).collect();
-        order.shuffle(&mut rng);
-        let mut of_shape: BTreeMap<Shape, Vec<usize>> = BTreeMap::new();
-        for item in order {
-            of_shape.entry(train[item].shape).or_default().push(item);
-        }
-        let images = self.denoiser.effective_batch();
-        let mut steps: Vec<Vec<usize>> =
-            of_shape.values().flat_map(|items| items.chunks(images).map(<[usize]>::to_vec)).collect();
-        if of_shape.len() > 1 {
-            steps.shuffle(&mut rng);
-        }
-        steps
+        let mut order: Vec<usize> = (0..self.data.train.len()).collect();
+        order.shuffle(&mut rng::stream(self.denoiser.engine.seed, "finetune order", &[epoch]));
+        order.chunks(self.denoiser.effective_batch()).map(<[usize]>::to_vec).collect()
     }
 
-    /// Part of the training that is done before step `number` (from 0).
-    fn progress(&self, number: u64) -> f64 {
-        let TrainConfig { epochs, max_steps, .. } = self.denoiser.engine;
-        let all = epochs * self.steps_per_epoch();
-        let total = if max_steps > 0 { all.min(max_steps) } else { all };
-        (number as f64 / total.max(1) as f64).min(1.0)
+    /// The training images `items` with the noise, timesteps and captions of `epoch`.
+    fn drawn(&self, items: &[usize], epoch: u64) -> Result<NoisyLatents> {
+        self.denoiser.batch(items.iter().map(|&item| self.drawn_image(item, epoch)).collect::<Result<_>>()?)
     }
 
-    /// The training images `items` with the noise, timesteps and captions of `epoch`, each followed by its prior image
-    /// if there are any.
-    fn drawn(&self, items: &[usize], epoch: u64, progress: f64) -> Result<NoisyLatents> {
-        let mut samples = Vec::new();
-        for &item in items {
-            samples.push(self.drawn_image(item, epoch, progress)?);
-            if let Some(prior) = &self.data.prior {
-                samples.push(self.drawn_prior(prior, item, epoch)?);
-            }
-        }
-        self.denoiser.batch(samples)
-    }
-
-    fn drawn_image(&self, item: usize, epoch: u64, progress: f64) -> Result<Sample> {
+    fn drawn_image(&self, item: usize, epoch: u64) -> Result<Sample> {
         let Data { train, empty, .. } = &self.data;
         let mut rng = rng::stream(self.denoiser.engine.seed, "finetune sample", &[epoch, item as u64]);
         let timestep = rng.random_range(0..self.denoiser.objective.num_timesteps());
         let caption = train[item].captions.choose(&mut rng).copied().unwrap_or(*empty);
         let is_dropped = rng.random::<f64>() < self.denoiser.config.caption_dropout;
-        let draw = Draw { item, timestep, seed: rng.random(), draws_latents: true, progress, ..Draw::default() };
+        let draw = Draw { item, timestep, seed: rng.random(), draws_latents: true };
         let condition = rng.random_range(0..self.data.cache.num_conditions().max(1));
         self.sample(draw, if is_dropped { *empty } else { caption }, condition)
-    }
-
-    /// The prior image that accompanies training image `item` in `epoch`.
-    fn drawn_prior(&self, prior: &Prior, item: usize, epoch: u64) -> Result<Sample> {
-        let Data { train, validated, .. } = &self.data;
-        let mut rng = rng::stream(self.denoiser.engine.seed, "finetune prior image", &[epoch, item as u64]);
-        let count = prior.images.files.len();
-        let shape = prior.shapes.iter().position(|shape| *shape == train[item].shape).unwrap_or_default();
-        let draw = Draw {
-            item: train.len() + validated.len() + shape * count + rng.random_range(0..count),
-            is_prior: true,
-            timestep: rng.random_range(0..self.denoiser.objective.num_timesteps()),
-            seed: rng.random(),
-            draws_latents: true,
-            ..Draw::default()
-        };
-        self.sample(draw, prior.caption, 0)
     }
 
     /// The validation image `item` at its timesteps; the same in every validation.
@@ -160,7 +96,7 @@ impl FinetuneTask {
         let at = |i: usize| {
             let seed = rng::stream(self.denoiser.engine.seed, "finetune validation", &[item as u64, i as u64]).random();
             let timestep = (2 * i + 1) * steps / (2 * VALIDATED_TIMESTEPS);
-            let draw = Draw { item: self.data.train.len() + item, timestep, seed, ..Draw::default() };
+            let draw = Draw { item: self.data.train.len() + item, timestep, seed, draws_latents: false };
             self.sample(draw, caption, 0)
         };
         self.denoiser.batch((0..VALIDATED_TIMESTEPS).map(at).collect::<Result<_>>()?)
@@ -185,7 +121,7 @@ impl FinetuneTask {
         let cache = &self.data.cache;
         let (latents, embedding) = (cache.latents(draw.item)?, cache.embedding(caption)?);
         let condition = (cache.num_conditions() > 0).then(|| cache.condition(draw.item, number)).transpose()?;
-        Ok(Sample { latents, embedding, condition, time_ids: cache.time_ids(draw.item), draw })
+        Ok(Sample { latents, embedding, condition, draw })
     }
 }
 
@@ -205,22 +141,17 @@ impl Task for FinetuneTask {
     }
 
     fn steps_per_epoch(&self) -> u64 {
-        let mut counts: BTreeMap<Shape, usize> = BTreeMap::new();
-        for item in &self.data.train {
-            *counts.entry(item.shape).or_default() += 1;
-        }
-        counts.values().map(|count| count.div_ceil(self.denoiser.effective_batch()) as u64).sum()
+        self.data.train.len().div_ceil(self.denoiser.effective_batch()) as u64
     }
 
     fn batches(&self, epoch: u64, first: u64, shard: Shard) -> Result<Batches<'_, NoisyLatents>> {
         let first = usize::try_from(first).unwrap_or(usize::MAX);
-        Ok(Box::new(self.steps(epoch).into_iter().enumerate().skip(first).map(move |(number, step)| {
+        Ok(Box::new(self.steps(epoch).into_iter().skip(first).map(move |step| {
             let _category = ledger::enter(ledger::Category::Inputs);
-            let progress = self.progress(epoch * self.steps_per_epoch() + number as u64);
             let mut copy = AsyncCopy::to(self.denoiser.device);
             let micro_batches: Vec<&[usize]> = step.chunks(self.denoiser.engine.micro_batch).collect();
             let batches = micro_batches[shard.range(micro_batches.len())].iter().map(|items| {
-                let batch = self.drawn(items, epoch, progress)?;
+                let batch = self.drawn(items, epoch)?;
                 Ok(match &mut copy {
                     Some(copy) => batch.map(batch.draws.clone(), &mut |tensor| copy.send(tensor)),
                     None => batch,
@@ -249,8 +180,7 @@ impl Task for FinetuneTask {
     fn suspects(&self, items: &[usize], epoch: u64) -> Result<Vec<String>> {
         let mut suspects = Vec::new();
         for &item in items {
-            // the last step of the epoch has all losses that earlier ones have
-            let batch = self.drawn(&[item], epoch, self.progress((epoch + 1) * self.steps_per_epoch()))?;
+            let batch = self.drawn(&[item], epoch)?;
             if !self.denoiser.has_finite_loss(&batch)? {
                 suspects.push(item);
             }
@@ -286,9 +216,6 @@ impl Task for FinetuneTask {
 
     fn save(&self, folder: &mut Staged) -> Result<()> {
         self.denoiser.network.save(folder)?;
-        if let Some(prior) = &self.data.prior {
-            prior.images.save(folder)?;
-        }
         self.data.inputs.save(folder)?;
         folder.write_bytes(resume::DATA_FILE, self.data.identity.to_json().as_bytes())?;
         folder.write_bytes(resume::CONFIG_FILE, self.resolved.as_bytes())

@@ -1,12 +1,10 @@
 //! A fine-tuning from settings and rows to a run folder: [`Finetuning`] and the finished [`FinetunedRun`].
 
-use super::buckets::{Shape, View};
 use super::cache::{Cache, Encoding, ImageFiles, Texts};
-use super::prior::PriorImages;
 use super::samples::{Class, Extract, Quality, Request};
 use super::settings::FinetuneRun;
 use super::step::Denoiser;
-use super::task::{Data, FinetuneTask, Item, Prior};
+use super::task::{Data, FinetuneTask, Item};
 use crate::augment::inpaint_mask::Frame;
 use crate::augment::inputs::Inputs;
 use crate::augment::pipeline::{Placement, tokenize};
@@ -98,13 +96,9 @@ impl Finetuning<'_> {
                 self.runtime.warn(warning.as_str());
             }
         }
-        let prior = self.run.finetune.open_prior_images()?;
-        if let (Some(prior), Some((folder, _))) = (&prior, &checkpoint) {
-            prior.check(folder)?;
-        }
         files::create_folders(self.folder).map_err(Error::io(self.folder, "create"))?;
         let from = checkpoint.as_ref().map(|(folder, _)| folder.as_path());
-        let task = self.prepare(prior, from)?;
+        let task = self.prepare(from)?;
         let (trained, all) = task.denoiser.network.num_weights();
         let share = trained as f64 / all as f64 * 100.0;
         let (trained, all) = (with_commas(trained), with_commas(all));
@@ -124,47 +118,27 @@ impl Finetuning<'_> {
         Ok(FinetunedRun { outcome, task })
     }
 
-    fn prepare(&self, prior: Option<PriorImages>, checkpoint: Option<&Path>) -> Result<FinetuneTask> {
+    fn prepare(&self, checkpoint: Option<&Path>) -> Result<FinetuneTask> {
         let mut texts = Captions::new(self.run)?;
-        let mut train = self.items(Split::Train, &mut texts);
+        let train = self.items(Split::Train, &mut texts);
         if train.is_empty() {
             let hint = "the generator learns from train rows: give at least one row the split `train`";
             return Err(Error::data(&self.manifest.root, "there are no training rows", hint));
         }
-        let mut validated = self.items(Split::Val, &mut texts);
-        let mut views = Vec::new();
-        for item in train.iter_mut().chain(&mut validated) {
-            let view = self.view(&item.image, None)?;
-            item.shape = view.shape();
-            views.push(view);
-        }
-        let caption = &self.run.finetune.prior_caption;
-        let shapes: BTreeSet<Shape> = train.iter().map(|item| item.shape).collect();
-        let shapes: Vec<Shape> = shapes.into_iter().collect();
-        let prior = prior.map(|images| Prior { images, shapes, caption: texts.number(caption.clone()) });
-        if self.run.finetune.buckets {
-            self.runtime.note(describe(&train));
-        }
+        let validated = self.items(Split::Val, &mut texts);
         let empty = texts.number(String::new());
         let device = self.runtime.device();
         let placement = Placement { device, kind: self.run.train.precision.kind(), seed: self.run.train.seed };
-        let sums = self.sums(&train, &validated, prior.as_ref().map(|prior| &prior.images))?;
+        let sums = self.sums(&train, &validated)?;
         let sum_of = |path: &'_ Path| sums[path].as_str();
-        let with_masks = train.iter().chain(&validated).zip(views);
-        let with_masks = with_masks.map(|(item, view)| ImageFiles {
-            image: (item.image.as_path(), sum_of(&item.image)),
-            mask: Some((item.mask.as_path(), sum_of(&item.mask))),
-            view,
-        });
-        let mut images: Vec<ImageFiles> = with_masks.collect();
-        if let Some(Prior { images: prior, shapes, .. }) = &prior {
-            for shape in shapes {
-                for image in &prior.files {
-                    let view = self.view(image, Some(*shape))?;
-                    images.push(ImageFiles { image: (image.as_path(), sum_of(image)), mask: None, view });
-                }
-            }
-        }
+        let files = |item: &'_ Item| {
+            Ok(ImageFiles {
+                image: (item.image.as_path(), sum_of(&item.image)),
+                mask: (item.mask.as_path(), sum_of(&item.mask)),
+                frame: self.frame(&item.image)?,
+            })
+        };
+        let images: Vec<ImageFiles> = train.iter().chain(&validated).map(files).collect::<Result<_>>()?;
         let weights = self.pipeline_config.weight_digests()?;
         let ids = tokenize(self.pipeline_config, &texts.texts, "captions", self.runtime.observer().as_ref())?;
         let texts = Texts { texts: texts.texts, ids };
@@ -184,7 +158,7 @@ impl Finetuning<'_> {
         let cache = Cache::fill(&self.folder.join(CACHE), &images, &texts, &encoding)?;
         let denoiser = Denoiser::new(self.pipeline_config, self.run, device)?;
         let identity = DataIdentity::of(self.manifest)?;
-        let data = Data { cache, train, validated, prior, empty, identity, inputs };
+        let data = Data { cache, train, validated, empty, identity, inputs };
         let quality = match &self.features {
             Some(features) if self.run.finetune.samples > 0 => Some(self.quality(&data, features)?),
             _ => None,
@@ -193,14 +167,9 @@ impl Finetuning<'_> {
     }
 
     /// The hash of each image and mask file.
-    fn sums(
-        &self,
-        train: &[Item],
-        validated: &[Item],
-        prior: Option<&PriorImages>,
-    ) -> Result<BTreeMap<PathBuf, String>> {
-        let items = train.iter().chain(validated).flat_map(|item| [&item.image, &item.mask]);
-        let paths: BTreeSet<&PathBuf> = items.chain(prior.iter().flat_map(|prior| &prior.files)).collect();
+    fn sums(&self, train: &[Item], validated: &[Item]) -> Result<BTreeMap<PathBuf, String>> {
+        let paths: BTreeSet<&PathBuf> =
+            train.iter().chain(validated).flat_map(|item| [&item.image, &item.mask]).collect();
         let sums = paths.into_par_iter().map(|path| Ok((path.clone(), sha256(path)?)));
         self.ranks.agree_on(sums.collect::<Result<_>>())
     }
@@ -211,26 +180,18 @@ impl Finetuning<'_> {
         inputs.add("the text of the captions", format!("{:?}", texts.texts));
         inputs.add("the tokenizer", format!("{:?}", texts.ids));
         for (path, sum) in sums {
-            // a data root may move; prior images have a check of their own
+            // a data root may move
             let Ok(inside) = path.strip_prefix(&self.manifest.root) else { continue };
             inputs.add_hash(format!("`{}`", inside.display()), sum);
         }
         inputs
     }
 
-    /// Side of the square.
-    fn side(&self) -> Result<u32> {
-        u32::try_from(self.run.finetune.image_size)
-            .map_err(|_| Error::config("finetune.image_size", "is not a valid side", "use 512 or 1024"))
-    }
-
-    /// Position of an image in the input of the networks. With buckets its shape is `shape`, or the nearest one.
-    fn view(&self, path: &Path, shape: Option<Shape>) -> Result<View> {
-        let (size, side) = (decode::dimensions(path)?, self.side()?);
-        if !self.run.finetune.buckets {
-            return View::padded(size, side);
-        }
-        View::cropped(path, size, shape.unwrap_or_else(|| Shape::nearest(size, side)))
+    /// Position of an image in the input of the networks.
+    fn frame(&self, path: &Path) -> Result<Frame> {
+        let side = u32::try_from(self.run.finetune.image_size)
+            .map_err(|_| Error::config("finetune.image_size", "is not a valid side", "use 512 or 1024"))?;
+        Frame::new(decode::dimensions(path)?, side)
     }
 
     /// The samples of each class, and the features of its real training images.
@@ -263,7 +224,6 @@ impl Finetuning<'_> {
         }
         let each = self.run.finetune.samples.div_ceil(classes.len()).max(least);
         self.runtime.note(format!("each validation makes {} samples", each * classes.len()));
-        let side = self.side()?;
         let item = |number: usize| data.train.get(number).unwrap_or_else(|| &data.validated[number - data.train.len()]);
         let class = |(class, (modality, [train, validated])): (usize, (&str, [Vec<usize>; 2]))| {
             let files: Vec<PathBuf> =
@@ -275,8 +235,7 @@ impl Finetuning<'_> {
                 let Item { image, captions, negative, .. } = item(number);
                 let seed = rng::stream(seed, "finetune samples", &[class as u64, k as u64]).random();
                 let caption = captions[k / sources.len() % captions.len()];
-                let frame = Frame::new(decode::dimensions(image)?, side)?;
-                Ok(Request { item: number, caption, negative: *negative, seed, frame })
+                Ok(Request { item: number, caption, negative: *negative, seed, frame: self.frame(image)? })
             };
             let samples = (0..each).map(request).collect::<Result<_>>()?;
             Ok(Class { modality: modality.to_owned(), real: extract(&files)?, samples })
@@ -305,23 +264,13 @@ impl Finetuning<'_> {
                 let (image, mask) = (row.image_path.clone(), row.mask_path.clone());
                 let negative = texts.of_row(row, number as u64).1;
                 let modality = row.modality.clone();
-                items.push(Item { image, mask, modality, shape: Shape::default(), captions: Vec::new(), negative });
+                items.push(Item { image, mask, modality, captions: Vec::new(), negative });
                 items.len() - 1
             });
             items[index].captions.push(texts.of_row(row, number as u64).0);
         }
         items
     }
-}
-
-/// `images of each shape: 12 of 512x512, 30 of 576x448`.
-fn describe(train: &[Item]) -> String {
-    let mut counts: BTreeMap<Shape, usize> = BTreeMap::new();
-    for item in train {
-        *counts.entry(item.shape).or_default() += 1;
-    }
-    let counts: Vec<String> = counts.iter().map(|(shape, count)| format!("{count} of {shape}")).collect();
-    format!("images of each shape: {}", counts.join(", "))
 }
 
 /// The different captions of a training.

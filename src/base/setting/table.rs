@@ -72,15 +72,25 @@ pub fn insert(table: &mut Table, key: &str, value: Value) {
 }
 
 /// Settings of earlier versions: key, its default, and what replaces it. A file with the default is read as it was.
-const REMOVED: [(&str, &str, &str); 4] = [
+const REMOVED: [(&str, &str, &str); 11] = [
     ("augment.base_pipeline", "", FOLDERS),
     ("augment.prediction_type", "model", PREDICTION),
     ("finetune.base_pipeline", "", FOLDERS),
     ("finetune.prediction_type", "model", PREDICTION),
+    ("finetune.buckets", "false", "images are padded to squares: crop them to one shape before"),
+    ("finetune.region_contrast", "0.0", OBJECTIVE),
+    ("finetune.region_contrast_margin", "2.0", OBJECTIVE),
+    ("finetune.siamese", "0.0", OBJECTIVE),
+    ("finetune.prior_images", "", PRIOR),
+    ("finetune.prior_caption", "", PRIOR),
+    ("finetune.prior_weight", "1.0", PRIOR),
 ];
 const FOLDERS: &str =
     "convert the model to a folder in diffusers' layout with `from_single_file(..).save_pretrained(..)`";
 const PREDICTION: &str = "change `prediction_type` in the model's `scheduler/scheduler_config.json`";
+
+const PRIOR: &str = "add these images, with their masks, as rows of the split `train`";
+const OBJECTIVE: &str = "`finetune.lesion_weight` gives lesions more weight in the loss";
 
 /// Replaces old names of settings by the present ones, and leaves out settings that were removed.
 ///
