@@ -8,15 +8,13 @@
 //! number and the choice of the sources. What decides is fixed before the first training ([`report`]).
 
 pub mod arms;
-mod figure;
 pub mod probe;
 pub mod report;
 pub(in crate::augment) mod rows;
 pub mod scores;
 pub(in crate::augment) mod trained;
-mod unet;
 
-pub use arms::{Arm, Condition, RunKey, Segmenter};
+pub use arms::{Arm, RunKey};
 pub use report::AblationReport;
 pub use rows::{limited_to, training_rows};
 
@@ -54,10 +52,8 @@ pub struct Ablation<'a> {
     pub config: &'a RunConfig,
     /// Text of the settings. A folder of runs belongs to one text.
     pub toml: &'a str,
-    /// The trained models; the first one decides.
-    pub segmenters: Vec<Segmenter>,
-    /// Numbers of real training images, each spread evenly over the classes; 0 = all. The largest one decides.
-    pub real_images: Vec<usize>,
+    /// Number of real training images, spread evenly over the classes; 0 = all.
+    pub real_images: usize,
     /// Synthetic rows per real row; the first one decides.
     pub ratios: Vec<Ratio>,
     /// Optimizer steps of every training.
@@ -75,42 +71,39 @@ pub struct Ablation<'a> {
 }
 
 impl Ablation<'_> {
-    /// Runs the trainings that are missing, scores and compares all of them, and writes `ablation.json`,
-    /// `ablation.txt` and `ablation.svg`.
+    /// Runs the trainings that are missing, scores and compares all of them, and writes `ablation.json` and
+    /// `ablation.txt`.
     ///
     /// # Errors
     /// [`Error::Config`] for a ratio that the batch is too small for; [`Error::Data`] without test rows or without
     /// pairs made from these images; as [`Training::run`](crate::segment::Training::run); [`Error::Interrupted`].
     pub fn run(&self, runtime: &Runtime) -> Result<AblationReport> {
         let sets = self.sets(runtime)?;
-        let limits = self.limits();
-        let rows: Vec<ArmRows> =
-            limits.iter().map(|&limit| ArmRows::new(self.real, self.synthetic, limit)).collect::<Result<_>>()?;
+        let rows = ArmRows::new(self.real, self.synthetic, self.real_images)?;
         self.check(&rows)?;
         self.check_settings()?;
         self.describe(&rows, runtime);
-        let rows_of = |limit: usize| limits.iter().position(|&one| one == limit).map(|i| &rows[i]);
         let runs = self.runs();
-        let mut clock = Clock::default();
+        let mut is_estimated = false;
         let mut scores = HashMap::new();
         for (done, &key) in runs.iter().enumerate() {
-            let Some(rows) = rows_of(key.condition.limit_real) else { continue };
             runtime.note(format!("run {} of {}: {key}", done + 1, runs.len()));
             let start = Instant::now();
-            let (found, is_new) = self.scores(key, rows, &sets, runtime)?;
-            if is_new {
-                clock.add(key.condition.segmenter, start.elapsed());
-                clock.estimate(&runs[done + 1..]).into_iter().for_each(|text| runtime.note(text));
+            let (found, is_new) = self.scores(key, &rows, &sets, runtime)?;
+            let left = runs.len() - done - 1;
+            if is_new && !is_estimated && left > 0 {
+                runtime.note(estimate(start.elapsed(), left));
+                is_estimated = true;
             }
             scores.insert(key.to_string(), found);
         }
-        let conditions = self.conditions().into_iter();
         let results = Results {
             steps: self.steps,
             seeds: self.seeds(),
             ratios: &self.ratios,
             tolerance_px: self.tolerance_px,
-            conditions: conditions.filter_map(|c| Some((c, rows_of(c.limit_real)?))).collect(),
+            limit_real: self.real_images,
+            rows: &rows,
             sets: &sets,
             runs: &scores,
         };
@@ -119,9 +112,9 @@ impl Ablation<'_> {
         Ok(report)
     }
 
-    fn check(&self, rows: &[ArmRows]) -> Result<()> {
+    fn check(&self, rows: &ArmRows) -> Result<()> {
         let batch = self.config.train.micro_batch * self.config.train.accumulation;
-        for ratio in rows.iter().flat_map(|rows| self.ratios.iter().map(|&ratio| rows.ratio(ratio))) {
+        for ratio in self.ratios.iter().map(|&ratio| rows.ratio(ratio)) {
             if ratio <= 0.0 {
                 return Err(Error::config("--ratios", "0 adds no synthetic rows", "use for example 0.5"));
             }
@@ -155,68 +148,38 @@ impl Ablation<'_> {
         (0..self.num_seeds as u64).map(|i| self.first_seed + i).collect()
     }
 
-    /// Numbers of real images, each once, the one that decides first: all images (0) or the largest number.
-    fn limits(&self) -> Vec<usize> {
-        let mut limits = self.real_images.clone();
-        limits.sort_unstable_by_key(|&limit| std::cmp::Reverse(limit.wrapping_sub(1)));
-        limits.dedup();
-        limits
-    }
-
-    /// Segmenters and numbers of real images; the first one decides.
-    fn conditions(&self) -> Vec<Condition> {
-        let limits = self.limits();
-        let of_segmenter = |&segmenter: &Segmenter| {
-            limits.iter().map(|&limit_real| Condition { segmenter, limit_real }).collect::<Vec<_>>()
-        };
-        self.segmenters.iter().flat_map(of_segmenter).collect()
-    }
-
-    /// All trainings: every arm has every seed under every condition. Seeds come last, so that an unfinished ablation
-    /// has complete comparisons of its first seeds.
+    /// All trainings: every arm has every seed. Seeds come last, so that an unfinished ablation has complete comparisons
+    /// of its first seeds.
     fn runs(&self) -> Vec<RunKey> {
-        let (conditions, arms) = (self.conditions(), Arm::all(&self.ratios));
-        let mut runs = Vec::new();
-        for seed in self.seeds() {
-            for &condition in &conditions {
-                runs.extend(arms.iter().map(|&arm| RunKey { condition, arm, seed }));
-            }
-        }
-        runs
+        let (arms, limit_real) = (Arm::all(&self.ratios), self.real_images);
+        let of_seed = |seed| arms.iter().map(move |&arm| RunKey { limit_real, arm, seed });
+        self.seeds().into_iter().flat_map(of_seed).collect()
     }
 
     /// Prints the number of trainings and what is compared.
-    fn describe(&self, rows: &[ArmRows], runtime: &Runtime) {
-        let (arms, seeds) = (Arm::all(&self.ratios).len(), self.num_seeds);
-        let conditions = self.conditions();
-        let trainings = arms * seeds * conditions.len();
+    fn describe(&self, rows: &ArmRows, runtime: &Runtime) {
+        let arms = Arm::all(&self.ratios).len();
         runtime.note(format!(
-            "{} of {} steps: {}, {}, {}, {} of real images",
-            counted(trainings, "training"),
+            "{} of {} steps: {}, {}",
+            counted(arms * self.num_seeds, "training"),
             self.steps,
             counted(arms, "arm"),
-            counted(seeds, "seed"),
-            counted(self.segmenters.len(), "segmenter"),
-            counted(rows.len(), "number"),
+            counted(self.num_seeds, "seed"),
         ));
-        if let (Some(first), Some(ratio), Some(rows)) = (conditions.first(), self.ratios.first(), rows.first()) {
+        if let Some(ratio) = self.ratios.first() {
             runtime.note(format!(
-                "the verdict compares synthetic-{ratio} with real and with duplicates-{ratio}: Dice of {} with {} real \
-                 images on the test rows",
-                first.segmenter, rows.num_images,
+                "the verdict compares synthetic-{ratio} with real and with duplicates-{ratio}: Dice with {} real images on the \
+                 test rows",
+                rows.num_images,
             ));
         }
-        for rows in rows {
-            for &ratio in &self.ratios {
-                let (wanted, pairs) = (rows.ratio(ratio) * rows.num_real() as f64, rows.synthetic.len());
-                if wanted > 1.01 * pairs as f64 {
-                    runtime.note(format!(
-                        "with {} real images and ratio {ratio}, each of the {pairs} synthetic rows is used {:.1} times \
-                         as often as a real row",
-                        rows.num_images,
-                        wanted / pairs as f64
-                    ));
-                }
+        for &ratio in &self.ratios {
+            let (wanted, pairs) = (rows.ratio(ratio) * rows.num_real() as f64, rows.synthetic.len());
+            if wanted > 1.01 * pairs as f64 {
+                runtime.note(format!(
+                    "with ratio {ratio}, each of the {pairs} synthetic rows is used {:.1} times as often as a real row",
+                    wanted / pairs as f64
+                ));
             }
         }
     }
@@ -235,7 +198,7 @@ impl Ablation<'_> {
     }
 
     /// Writes the settings and a hash of the training rows at the first call; later calls fail when they differ. Seeds,
-    /// ratios, segmenters, numbers of real images and scored rows are not compared: they can be added later.
+    /// ratios, the number of real images and scored rows are not compared: they can be added later.
     fn check_settings(&self) -> Result<()> {
         let hash_of = |rows: &mut dyn Iterator<Item = &Row>| {
             let mut hash = Sha256::new();
@@ -275,7 +238,7 @@ impl Ablation<'_> {
         let samples = usize::try_from(self.steps).unwrap_or(usize::MAX).saturating_mul(batch);
         let manifest = Arc::new(rows.manifest(key.arm, samples));
         let config = self.config_of(key, rows);
-        let model = Trained::train(key.condition.segmenter, config, manifest, &folder, runtime)?;
+        let model = Trained::train(config, manifest, &folder, runtime)?;
         let sets = sets.iter().map(|set| set.score(&model, &folder, runtime)).collect::<Result<_>>()?;
         let probe = probe.map(|probe| probe.measure(&model, &folder, runtime)).transpose()?;
         Ok((RunScores { sets, probe }, true))
@@ -284,52 +247,15 @@ impl Ablation<'_> {
     fn write(&self, report: &AblationReport) -> Result<()> {
         let json = serde_json::to_vec_pretty(report).expect("plain numbers serialise");
         write_bytes(&self.out.join("ablation.json"), &json)?;
-        write_bytes(&self.out.join("ablation.txt"), report.table().as_bytes())?;
-        write_bytes(&self.out.join("ablation.svg"), figure::svg(report).as_bytes())
+        write_bytes(&self.out.join("ablation.txt"), report.table().as_bytes())
     }
 }
 
-/// Times of the trainings of this process.
-#[derive(Default)]
-struct Clock {
-    /// Segmenter, number and time of its trainings.
-    spent: Vec<(Segmenter, u32, Duration)>,
-    /// Number of segmenters when the last estimate was printed.
-    estimated: usize,
-}
-
-impl Clock {
-    fn add(&mut self, segmenter: Segmenter, time: Duration) {
-        match self.spent.iter_mut().find(|(one, ..)| *one == segmenter) {
-            Some((_, count, sum)) => (*count, *sum) = (*count + 1, *sum + time),
-            None => self.spent.push((segmenter, 1, time)),
-        }
-    }
-
-    /// The time that the runs `left` take, after the first training of each segmenter.
-    fn estimate(&mut self, left: &[RunKey]) -> Option<String> {
-        if self.estimated == self.spent.len() || left.is_empty() {
-            return None;
-        }
-        self.estimated = self.spent.len();
-        let mut seconds = 0.0;
-        let mut unknown = 0;
-        for key in left {
-            match self.spent.iter().find(|(one, ..)| *one == key.condition.segmenter) {
-                Some((_, count, sum)) => seconds += sum.as_secs_f64() / f64::from(*count),
-                None => unknown += 1,
-            }
-        }
-        let rest = if unknown == 0 { String::new() } else { format!(", and {unknown} of another segmenter") };
-        let last = self.spent.last().map_or(0.0, |(_, _, sum)| sum.as_secs_f64());
-        let minutes = Duration::from_secs_f64(seconds).as_secs().div_ceil(60);
-        let minutes = usize::try_from(minutes).unwrap_or(usize::MAX);
-        Some(format!(
-            "the first training took {last:.0} s; {} more like it need about {} at most{rest}",
-            left.len() - unknown,
-            counted(minutes, "minute")
-        ))
-    }
+/// The time that the `left` trainings take if they take as long as the first one.
+fn estimate(first: Duration, left: usize) -> String {
+    let minutes = (first * u32::try_from(left).unwrap_or(u32::MAX)).as_secs().div_ceil(60);
+    let minutes = counted(usize::try_from(minutes).unwrap_or(usize::MAX), "minute");
+    format!("the first training took {:.0} s; {left} more like it need about {minutes} at most", first.as_secs_f64())
 }
 
 #[cfg(test)]

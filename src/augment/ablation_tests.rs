@@ -102,8 +102,7 @@ impl Data {
             external: None,
             config,
             toml: "",
-            segmenters: vec![Segmenter::PrsMed],
-            real_images: vec![0],
+            real_images: 0,
             ratios: vec![HALF],
             steps: 3,
             first_seed: 7,
@@ -127,7 +126,7 @@ fn config(size: usize) -> RunConfig {
 }
 
 fn key(arm: Arm) -> RunKey {
-    RunKey { condition: Condition { segmenter: Segmenter::PrsMed, limit_real: 0 }, arm, seed: 7 }
+    RunKey { limit_real: 0, arm, seed: 7 }
 }
 
 #[test]
@@ -206,27 +205,19 @@ fn pairs_of_other_images_are_left_out() {
 }
 
 #[test]
-fn every_arm_is_trained_with_the_same_seeds_and_the_first_condition_decides() {
+fn every_arm_is_trained_with_the_same_seeds() {
     let (data, config) = (Data::new(), RunConfig::default());
-    let ablation = Ablation {
-        segmenters: vec![Segmenter::Unet, Segmenter::PrsMed],
-        real_images: vec![1, 0, 2, 1],
-        ..data.ablation(&config)
-    };
-    assert_eq!(ablation.limits(), [0, 2, 1], "0 = all images");
-    let first = ablation.conditions()[0];
-    assert_eq!((first.segmenter, first.limit_real), (Segmenter::Unet, 0));
+    let ablation = Ablation { real_images: 2, ..data.ablation(&config) };
     let runs = ablation.runs();
-    assert_eq!(runs.len(), 2 * 3 * 4 * 2);
-    for condition in ablation.conditions() {
-        for arm in Arm::all(&[HALF]) {
-            let own = runs.iter().filter(|run| run.condition == condition && run.arm == arm);
-            assert_eq!(own.map(|run| run.seed).collect::<Vec<_>>(), [7, 8], "{condition:?} {arm}");
-        }
+    assert_eq!(runs.len(), 4 * 2);
+    for arm in Arm::all(&[HALF]) {
+        let own = runs.iter().filter(|run| run.arm == arm);
+        assert_eq!(own.map(|run| run.seed).collect::<Vec<_>>(), [7, 8], "{arm}");
     }
     let names: std::collections::HashSet<String> = runs.iter().map(ToString::to_string).collect();
     assert_eq!(names.len(), runs.len());
-    assert!(names.contains("prsmed-2-synthetic-0.5-8") && names.contains("unet-all-real-7"), "{names:?}");
+    assert!(names.contains("prsmed-2-synthetic-0.5-8"), "{names:?}");
+    assert_eq!(key(Arm::Real).to_string(), "prsmed-all-real-7");
 }
 
 #[test]
@@ -236,7 +227,7 @@ fn settings_that_cannot_work_are_refused_before_the_first_training() {
         let config = config(batch);
         let ratios = vec![Ratio::PerReal(ratio)];
         let ablation = Ablation { ratios, tolerance_px, ..data.ablation(&config) };
-        ablation.check(&[data.rows(0)]).unwrap_err().to_string()
+        ablation.check(&data.rows(0)).unwrap_err().to_string()
     };
     let error = refused(2, 2.0, 2.0);
     assert!(error.contains("`--ratios`: with 2 synthetic rows per real row, some steps of 2 would"), "{error}");
@@ -244,7 +235,7 @@ fn settings_that_cannot_work_are_refused_before_the_first_training() {
     assert!(refused(2, 1.0, f64::NAN).starts_with("`--tolerance`: "));
     let config = config(3);
     let ablation = Ablation { ratios: vec![Ratio::PerReal(2.0), Ratio::All], ..data.ablation(&config) };
-    ablation.check(&[data.rows(0)]).unwrap();
+    ablation.check(&data.rows(0)).unwrap();
 }
 
 #[test]
@@ -296,9 +287,9 @@ fn runs_are_compared_seed_by_seed_and_duplicates_can_explain_a_gain() {
     let data = Data { real: manifest(&root, rows), ..data };
     let config = RunConfig::default();
     let quarter = Ratio::PerReal(0.25);
-    let ablation = Ablation { ratios: vec![HALF, quarter], real_images: vec![1, 0], ..data.ablation(&config) };
+    let ablation = Ablation { ratios: vec![HALF, quarter], ..data.ablation(&config) };
     let sets = ablation.sets(&Runtime::new()).unwrap();
-    let (all, one) = (data.rows(0), data.rows(1));
+    let all = data.rows(0);
     let report = |duplicates: f64| {
         let gain = |arm: Arm| match arm {
             Arm::Real => 0.0,
@@ -307,24 +298,24 @@ fn runs_are_compared_seed_by_seed_and_duplicates_can_explain_a_gain() {
             Arm::Synthetic(_) => 0.03,
         };
         let runs = simulated(&ablation, 4, gain);
-        let conditions = ablation.conditions().into_iter().zip([&all, &one]).collect();
         let results = Results {
             steps: 3,
             seeds: ablation.seeds(),
             ratios: &ablation.ratios,
             tolerance_px: 2.0,
-            conditions,
+            limit_real: 0,
+            rows: &all,
             sets: &sets,
             runs: &runs,
         };
         results.report().unwrap()
     };
     let gained = report(0.0);
-    // two numbers of images, two metrics, 1 + 2 * 4 comparisons
-    assert_eq!(gained.comparisons.len(), 2 * 2 * 9);
+    // two metrics, 1 + 2 * 4 comparisons
+    assert_eq!(gained.comparisons.len(), 2 * 9);
     let primary: Vec<&ArmComparison> = gained.comparisons.iter().filter(|c| c.is_primary).collect();
     assert_eq!(primary.len(), 2);
-    assert!(primary.iter().all(|c| c.arm == Arm::Synthetic(HALF) && c.real_images == 3 && c.metric == Metric::Dice));
+    assert!(primary.iter().all(|c| c.arm == Arm::Synthetic(HALF) && c.metric == Metric::Dice));
     assert_eq!((primary[0].baseline, primary[1].baseline), (Arm::Real, Arm::Duplicates(HALF)));
     for (arm, baseline, expected) in [
         (Arm::Classical, Arm::Real, 0.01),
@@ -342,7 +333,7 @@ fn runs_are_compared_seed_by_seed_and_duplicates_can_explain_a_gain() {
     assert_eq!(explained.verdict, Conclusion::NoGain);
     assert!(explained.sentence().contains("duplicated real rows may explain the gain"), "{}", explained.sentence());
     // 4 % inside decoys, 1 % on real background
-    let probes = &gained.conditions[0].probes;
+    let probes = &gained.probes;
     let of = |arm: Arm| probes.iter().find(|probe| probe.arm == arm).unwrap();
     assert!(of(Arm::Synthetic(HALF)).is_suspicious && !of(Arm::Real).is_suspicious, "{probes:?}");
     assert_eq!(of(Arm::Real).real.pixels, 2 * 4 * 100);
@@ -353,11 +344,7 @@ fn runs_are_compared_seed_by_seed_and_duplicates_can_explain_a_gain() {
     assert_eq!(written("ablation.txt"), gained.table());
     let json: serde_json::Value = serde_json::from_str(&written("ablation.json")).unwrap();
     assert_eq!((&json["seeds"], &json["sets"][0]["rows"]), (&json!([7, 8]), &json!(4)));
-    assert_eq!(json["conditions"][0]["runs"][3]["arm"], "synthetic-0.5");
-    let figure = written("ablation.svg");
-    // one mark for each arm but the baseline, for two numbers of images and two metrics, and three in the legend
-    assert_eq!(figure.matches("<circle").count(), 2 * 2 * 5 + 3);
-    assert_eq!(figure.matches("<text").count(), figure.matches("</text>").count());
+    assert_eq!(json["runs"][3]["arm"], "synthetic-0.5");
 }
 
 #[test]
@@ -372,7 +359,8 @@ fn one_seed_shows_no_gain() {
         seeds: ablation.seeds(),
         ratios: &ablation.ratios,
         tolerance_px: 2.0,
-        conditions: vec![(ablation.conditions()[0], &rows)],
+        limit_real: 0,
+        rows: &rows,
         sets: &sets,
         runs: &runs,
     };
@@ -403,7 +391,8 @@ fn with_gains(gains: [f64; 4], duplicates: f64) -> AblationReport {
         seeds: ablation.seeds(),
         ratios: &ablation.ratios,
         tolerance_px: 2.0,
-        conditions: vec![(ablation.conditions()[0], &rows)],
+        limit_real: 0,
+        rows: &rows,
         sets: &sets,
         runs: &runs,
     };
@@ -440,14 +429,8 @@ fn a_new_output_folder_is_created_and_keeps_its_settings() {
     let first = data.ablation(&config);
     first.check_settings().unwrap();
     assert!(data.out.join("settings.json").is_file());
-    let more = Ablation {
-        num_seeds: 5,
-        ratios: vec![HALF, Ratio::All],
-        segmenters: vec![Segmenter::Unet],
-        real_images: vec![2],
-        ..data.ablation(&config)
-    };
-    more.check_settings().expect("seeds, ratios, segmenters and numbers of images can be added");
+    let more = Ablation { num_seeds: 5, ratios: vec![HALF, Ratio::All], real_images: 2, ..data.ablation(&config) };
+    more.check_settings().expect("seeds, ratios and numbers of images can be added");
     let longer = Ablation { steps: 4, ..data.ablation(&config) };
     let error = longer.check_settings().unwrap_err().to_string();
     assert!(error.contains("runs made with other settings (steps was 3, is 4)"), "{error}");
@@ -481,21 +464,7 @@ fn finished_scores_are_read_and_an_interrupted_training_continues_from_its_check
 }
 
 #[test]
-fn the_time_that_is_left_is_estimated_after_the_first_training_of_each_segmenter() {
-    let (data, config) = (Data::new(), RunConfig::default());
-    let ablation =
-        Ablation { segmenters: vec![Segmenter::PrsMed, Segmenter::Unet], num_seeds: 1, ..data.ablation(&config) };
-    let runs = ablation.runs();
-    let mut clock = Clock::default();
-    assert_eq!(clock.estimate(&runs), None);
-    clock.add(Segmenter::PrsMed, Duration::from_mins(1));
-    let text = clock.estimate(&runs[1..]).unwrap();
-    assert_eq!(
-        text,
-        "the first training took 60 s; 3 more like it need about 3 minutes at most, and 4 of another segmenter"
-    );
-    clock.add(Segmenter::PrsMed, Duration::from_mins(1));
-    assert_eq!(clock.estimate(&runs[2..]), None);
-    clock.add(Segmenter::Unet, Duration::from_secs(10));
-    assert!(clock.estimate(&runs[5..]).unwrap().starts_with("the first training took 10 s; 3 more like it"));
+fn the_time_that_is_left_is_estimated_from_the_first_training() {
+    let text = estimate(Duration::from_secs(50), 3);
+    assert_eq!(text, "the first training took 50 s; 3 more like it need about 3 minutes at most");
 }

@@ -1,4 +1,4 @@
-//! Models, one file or folder each; all but [`unet_segmenter`] are published. Field names are checkpoint keys; a table
+//! Models, one file or folder each; all are published. Field names are checkpoint keys; a table
 //! next to a model lists renamed keys.
 
 pub mod clip;
@@ -9,4 +9,3 @@ pub mod mask_decoder;
 pub mod mistral;
 pub mod prsmed;
 pub mod tiny_vit;
-pub mod unet_segmenter;

@@ -21,4 +21,3 @@ mod pipelines;
 mod samplers;
 mod tiny_vit;
 mod training_steps;
-mod unet_segmenter;

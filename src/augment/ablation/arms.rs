@@ -1,4 +1,4 @@
-//! Arms and segmenters of an ablation, and the trainings that they need.
+//! Arms of an ablation, and the trainings that they need.
 
 use crate::data::mixing_sampler::Ratio;
 use std::fmt;
@@ -60,39 +60,11 @@ impl serde::Serialize for Arm {
     }
 }
 
-/// A model that an ablation trains.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Segmenter {
-    /// PRS-Med with the settings of the ablation.
-    PrsMed,
-    /// The small U-Net of [`unet_segmenter`](crate::models::unet_segmenter), with the same training settings.
-    Unet,
-}
-
-impl fmt::Display for Segmenter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::PrsMed => "prsmed",
-            Self::Unet => "unet",
-        })
-    }
-}
-
-/// Segmenter and number of real images: all arms are trained under each condition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Condition {
-    /// The model.
-    pub segmenter: Segmenter,
-    /// Number of real training images; 0 = all.
-    pub limit_real: usize,
-}
-
 /// One training.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RunKey {
-    /// Segmenter and number of real images.
-    pub condition: Condition,
+    /// Number of real training images; 0 = all.
+    pub limit_real: usize,
     /// Training data.
     pub arm: Arm,
     /// Seed of all its random numbers.
@@ -102,10 +74,10 @@ pub struct RunKey {
 /// The name of the run's folder.
 impl fmt::Display for RunKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { condition: Condition { segmenter, limit_real }, arm, seed } = self;
+        let Self { limit_real, arm, seed } = self;
         match limit_real {
-            0 => write!(f, "{segmenter}-all-{arm}-{seed}"),
-            images => write!(f, "{segmenter}-{images}-{arm}-{seed}"),
+            0 => write!(f, "prsmed-all-{arm}-{seed}"),
+            images => write!(f, "prsmed-{images}-{arm}-{seed}"),
         }
     }
 }

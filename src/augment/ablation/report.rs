@@ -1,11 +1,11 @@
 //! Comparisons of the arms, the verdict, and the report as text.
 //!
-//! The comparison that decides is fixed by the settings, before any training: the first segmenter, the largest number
-//! of real images, the first ratio, Dice on the test rows. Synthetic pairs help only if they gain over real images
+//! The comparison that decides is fixed by the settings, before any training: the first ratio, Dice on the test rows.
+//! Synthetic pairs help only if they gain over real images
 //! alone *and* over the duplicated real rows. Each of the two must hold, so they need no correction for their number.
 //! All other comparisons are secondary.
 
-use super::arms::{Arm, Condition, RunKey, Segmenter};
+use super::arms::{Arm, RunKey};
 use super::probe::{FalsePositives, MOST_TIMES, ProbeCounts};
 use super::rows::ArmRows;
 use super::scores::{Metric, RowScore, TestSet};
@@ -28,8 +28,14 @@ pub struct AblationReport {
     pub tolerance_px: f64,
     /// The sets of scored rows.
     pub sets: Vec<SetReport>,
-    /// Training images and mean scores for each segmenter and number of real images.
-    pub conditions: Vec<ConditionReport>,
+    /// Real training images.
+    pub real_images: usize,
+    /// Synthetic training images, all made from these real images.
+    pub synthetic_images: usize,
+    /// Mean scores of every run.
+    pub runs: Vec<ArmMeans>,
+    /// Probes for the shortcut; empty if the pairs have no decoys.
+    pub probes: Vec<ProbeReport>,
     /// All comparisons.
     pub comparisons: Vec<ArmComparison>,
     /// Conclusion of the primary comparisons: do synthetic pairs improve on real images alone and on duplicated ones?
@@ -45,21 +51,6 @@ pub struct SetReport {
     pub rows: usize,
     /// Images of these rows. The scores of an image's rows are averaged before arms are compared.
     pub images: usize,
-}
-
-/// Training images and mean scores for one segmenter and number of real images.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
-pub struct ConditionReport {
-    /// The trained model.
-    pub segmenter: Segmenter,
-    /// Real training images.
-    pub real_images: usize,
-    /// Synthetic training images, all made from these real images.
-    pub synthetic_images: usize,
-    /// Mean scores of every run.
-    pub runs: Vec<ArmMeans>,
-    /// Probes for the shortcut; empty if the pairs have no decoys.
-    pub probes: Vec<ProbeReport>,
 }
 
 /// Mean scores of the runs of one arm.
@@ -91,10 +82,6 @@ pub struct ProbeReport {
 /// A comparison of two arms.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct ArmComparison {
-    /// The trained model.
-    pub segmenter: Segmenter,
-    /// Real training images.
-    pub real_images: usize,
     /// The set of rows.
     pub set: &'static str,
     /// The score.
@@ -129,8 +116,9 @@ pub(super) struct Results<'a> {
     pub(super) seeds: Vec<u64>,
     pub(super) ratios: &'a [Ratio],
     pub(super) tolerance_px: f64,
-    /// The conditions with their rows; the primary one first.
-    pub(super) conditions: Vec<(Condition, &'a ArmRows)>,
+    /// Number of real training images; 0 = all.
+    pub(super) limit_real: usize,
+    pub(super) rows: &'a ArmRows,
     pub(super) sets: &'a [TestSet<'a>],
     /// By the name of the run.
     pub(super) runs: &'a HashMap<String, RunScores>,
@@ -143,13 +131,9 @@ impl Results<'_> {
     /// As [`paired::compare`].
     pub(super) fn report(&self) -> Result<AblationReport> {
         let mut comparisons = Vec::new();
-        for (number, &(condition, rows)) in self.conditions.iter().enumerate() {
-            for (set_number, set) in self.sets.iter().enumerate() {
-                for metric in Metric::ALL {
-                    let is_first = number == 0 && set_number == 0 && metric == Metric::Dice;
-                    comparisons.extend(self.compare((condition, rows), set_number, metric, is_first)?);
-                    debug_assert!(!set.groups().is_empty());
-                }
+        for set in 0..self.sets.len() {
+            for metric in Metric::ALL {
+                comparisons.extend(self.compare(set, metric, set == 0 && metric == Metric::Dice)?);
             }
         }
         let primary = || comparisons.iter().filter(|c| c.is_primary).filter_map(ArmComparison::overall);
@@ -168,28 +152,26 @@ impl Results<'_> {
                 .iter()
                 .map(|set| SetReport { name: set.name, rows: set.len(), images: set.groups().len() })
                 .collect(),
-            conditions: self.conditions.iter().map(|condition| self.condition(*condition)).collect(),
+            real_images: self.rows.num_images,
+            synthetic_images: self.rows.num_pairs,
+            runs: self.means(),
+            probes: Arm::all(self.ratios).into_iter().filter_map(|arm| self.probe(arm)).collect(),
             comparisons,
             verdict,
         })
     }
 
-    fn runs_of(&self, condition: Condition, arm: Arm) -> impl Iterator<Item = &RunScores> {
-        self.seeds.iter().filter_map(move |&seed| self.runs.get(&RunKey { condition, arm, seed }.to_string()))
+    fn runs_of(&self, arm: Arm) -> impl Iterator<Item = &RunScores> {
+        let limit_real = self.limit_real;
+        self.seeds.iter().filter_map(move |&seed| self.runs.get(&RunKey { limit_real, arm, seed }.to_string()))
     }
 
     /// Score of each image for each seed.
-    fn scores(&self, condition: Condition, arm: Arm, set: usize, metric: Metric) -> Vec<Vec<f64>> {
-        self.runs_of(condition, arm).map(|run| self.sets[set].by_image(&run.sets[set], metric)).collect()
+    fn scores(&self, arm: Arm, set: usize, metric: Metric) -> Vec<Vec<f64>> {
+        self.runs_of(arm).map(|run| self.sets[set].by_image(&run.sets[set], metric)).collect()
     }
 
-    fn compare(
-        &self,
-        (condition, rows): (Condition, &ArmRows),
-        set: usize,
-        metric: Metric,
-        is_first: bool,
-    ) -> Result<Vec<ArmComparison>> {
+    fn compare(&self, set: usize, metric: Metric, is_first: bool) -> Result<Vec<ArmComparison>> {
         let groups = self.sets[set].groups();
         let mut pairs = vec![(Arm::Real, Arm::Classical, false)];
         for (number, &ratio) in self.ratios.iter().enumerate() {
@@ -204,11 +186,9 @@ impl Results<'_> {
         }
         let bootstrap_seed = self.seeds.first().copied().unwrap_or(0);
         let compare = |(baseline, arm, is_primary): (Arm, Arm, bool)| {
-            let [base, other] = [baseline, arm].map(|arm| self.scores(condition, arm, set, metric));
+            let [base, other] = [baseline, arm].map(|arm| self.scores(arm, set, metric));
             let scores = Scores { groups: &groups, baseline: &base, other: &other };
             Ok(ArmComparison {
-                segmenter: condition.segmenter,
-                real_images: rows.num_images,
                 set: self.sets[set].name,
                 metric,
                 arm,
@@ -220,30 +200,25 @@ impl Results<'_> {
         pairs.into_iter().map(compare).collect()
     }
 
-    fn condition(&self, (condition, rows): (Condition, &ArmRows)) -> ConditionReport {
+    /// Mean scores of the runs of each arm.
+    fn means(&self) -> Vec<ArmMeans> {
         let mean = |scores: &Vec<f64>| scores.iter().sum::<f64>() / scores.len().max(1) as f64;
         let arms = Arm::all(self.ratios);
         let mut runs = Vec::new();
         for (number, set) in self.sets.iter().enumerate() {
             for metric in Metric::ALL {
                 runs.extend(arms.iter().map(|&arm| {
-                    let by_seed = self.scores(condition, arm, number, metric).iter().map(mean).collect();
+                    let by_seed = self.scores(arm, number, metric).iter().map(mean).collect();
                     ArmMeans { set: set.name, metric, arm, by_seed }
                 }));
             }
         }
-        ConditionReport {
-            segmenter: condition.segmenter,
-            real_images: rows.num_images,
-            synthetic_images: rows.num_pairs,
-            runs,
-            probes: arms.into_iter().filter_map(|arm| self.probe(condition, arm)).collect(),
-        }
+        runs
     }
 
-    fn probe(&self, condition: Condition, arm: Arm) -> Option<ProbeReport> {
+    fn probe(&self, arm: Arm) -> Option<ProbeReport> {
         let (mut synthetic, mut real) = (ProbeCounts::default(), FalsePositives::default());
-        for run in self.runs_of(condition, arm) {
+        for run in self.runs_of(arm) {
             synthetic += run.probe?;
             for score in run.sets.first()? {
                 real += FalsePositives { predicted: score.false_positives, pixels: score.background };
@@ -272,9 +247,7 @@ impl AblationReport {
             let _ = write!(out, ", {} {} images with {} rows", set.images, set.name, set.rows);
         }
         out.push('\n');
-        for ConditionReport { segmenter, real_images, synthetic_images, .. } in &self.conditions {
-            let _ = writeln!(out, "{segmenter}: {real_images} real and {synthetic_images} synthetic training images");
-        }
+        let _ = writeln!(out, "{} real and {} synthetic training images", self.real_images, self.synthetic_images);
         for comparison in self.of_primary_arms() {
             let _ = writeln!(out, "\n{}, Dice:", title(comparison));
             out.push_str(&paired::table(&comparison.groups));
@@ -292,7 +265,7 @@ impl AblationReport {
         out
     }
 
-    /// The comparisons of Dice on the test rows, under the primary condition, of all arms up to the first ratio.
+    /// The comparisons of Dice on the test rows of all arms up to the first ratio.
     fn of_primary_arms(&self) -> impl Iterator<Item = &ArmComparison> {
         let last = self.comparisons.iter().rposition(|c| c.is_primary).map_or(0, |last| last + 2);
         // the comparison with classical augmentation follows the primary ones
@@ -300,9 +273,7 @@ impl AblationReport {
     }
 
     fn overview(&self) -> String {
-        let header = [
-            "arm", "against", "segmenter", "real", "rows", "score", "difference", "bootstrap 95 %", "t 95 %", "result",
-        ];
+        let header = ["arm", "against", "rows", "score", "difference", "bootstrap 95 %", "t 95 %", "result"];
         let cells: Vec<Vec<String>> = self
             .comparisons
             .iter()
@@ -311,8 +282,6 @@ impl AblationReport {
                 vec![
                     format!("{}{}", comparison.arm, if comparison.is_primary { " *" } else { "" }),
                     comparison.baseline.to_string(),
-                    comparison.segmenter.to_string(),
-                    comparison.real_images.to_string(),
                     comparison.set.to_owned(),
                     comparison.metric.name().to_owned(),
                     signed(all.difference, 4),
@@ -328,21 +297,16 @@ impl AblationReport {
     /// The probes for the shortcut, one line each.
     fn probes(&self) -> String {
         let mut out = String::new();
-        for condition in &self.conditions {
-            for ProbeReport { arm, synthetic, real, is_suspicious } in &condition.probes {
-                let rate = |of: FalsePositives| format!("{:.3} %", 100.0 * of.rate());
-                let _ = writeln!(
-                    out,
-                    "false positives of {arm} ({}, {} real images): {} of the pixels inside decoys, {} of generated \
-                     background, {} of real background{}",
-                    condition.segmenter,
-                    condition.real_images,
-                    rate(synthetic.decoys),
-                    rate(synthetic.generated),
-                    rate(*real),
-                    if *is_suspicious { ": camera noise may be taken for a lesion" } else { "" }
-                );
-            }
+        for ProbeReport { arm, synthetic, real, is_suspicious } in &self.probes {
+            let rate = |of: FalsePositives| format!("{:.3} %", 100.0 * of.rate());
+            let _ = writeln!(
+                out,
+                "false positives of {arm}: {} of the pixels inside decoys, {} of generated background, {} of real background{}",
+                rate(synthetic.decoys),
+                rate(synthetic.generated),
+                rate(*real),
+                if *is_suspicious { ": camera noise may be taken for a lesion" } else { "" }
+            );
         }
         if out.is_empty() {
             out.push_str("no probe for false positives: the pairs have no decoys\n");

@@ -1,7 +1,5 @@
 //! Training of the segmenters of an ablation.
 
-use super::arms::Segmenter;
-use super::unet::UnetTask;
 use crate::data::manifest::Manifest;
 use crate::event::{Event, Observer};
 use crate::runtime::Runtime;
@@ -13,10 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// A segmenter with the weights after the last step of its training.
-pub(super) enum Trained {
-    PrsMed(Box<Run>),
-    Unet(Box<UnetTask>),
-}
+pub(super) struct Trained(Run);
 
 impl Trained {
     /// Trains a segmenter in the run folder `folder`. An interrupted training continues from its checkpoint, and a
@@ -24,24 +19,10 @@ impl Trained {
     ///
     /// # Errors
     /// As [`Training::run`]; [`Error::Interrupted`].
-    pub(super) fn train(
-        segmenter: Segmenter,
-        config: RunConfig,
-        manifest: Arc<Manifest>,
-        folder: &Path,
-        runtime: &Runtime,
-    ) -> Result<Self> {
+    pub(super) fn train(config: RunConfig, manifest: Arc<Manifest>, folder: &Path, runtime: &Runtime) -> Result<Self> {
         let quiet = runtime.clone().with_observer(Arc::new(Quiet { inner: Arc::clone(runtime.observer()) }));
-        let trained = match segmenter {
-            Segmenter::PrsMed => {
-                Self::PrsMed(Box::new(Training::new(config, manifest, folder, &quiet)?.resume(true).run()?))
-            }
-            Segmenter::Unet => Self::Unet(Box::new(UnetTask::train(&config, &manifest, folder, &quiet)?)),
-        };
-        if runtime.is_interrupted() {
-            return Err(Error::Interrupted);
-        }
-        Ok(trained)
+        let trained = Training::new(config, manifest, folder, &quiet)?.resume(true).run()?;
+        if runtime.is_interrupted() { Err(Error::Interrupted) } else { Ok(Self(trained)) }
     }
 
     /// Mask probabilities at the size of the image, row by row.
@@ -49,14 +30,9 @@ impl Trained {
     /// # Errors
     /// [`Error::NotFinite`]; typed errors of libtorch.
     pub(super) fn probabilities(&self, image: &DynamicImage, question: &str) -> Result<Vec<f32>> {
-        match self {
-            Self::PrsMed(run) => {
-                // one token is enough: the mask depends on the question only, and answers are not scored here
-                let request = Request { image, question, max_new_tokens: 1 };
-                Ok(predict(run.task.loaded(), &request, |_| ())?.mask)
-            }
-            Self::Unet(task) => task.probabilities(image, question),
-        }
+        // one token is enough: the mask depends on the question only, and answers are not scored here
+        let request = Request { image, question, max_new_tokens: 1 };
+        Ok(predict(self.0.task.loaded(), &request, |_| ())?.mask)
     }
 }
 

@@ -1,7 +1,7 @@
 //! `prsmed augment ablation`.
 
 use super::args::SegmenterArgs;
-use crate::augment::ablation::{self, Ablation, Segmenter};
+use crate::augment::ablation::{self, Ablation};
 use crate::cli::args::{PlanArgs, RootArgs};
 use crate::cli::context::Context;
 use crate::cli::report::Outcome;
@@ -10,11 +10,8 @@ use crate::data::manifest::Manifest;
 use crate::data::mixing_sampler::Ratio;
 use crate::event::Event;
 use crate::job::lock::RunLock;
-use crate::job::training::check_memory;
 use crate::job::training_settings::refuse_gpu_preset_without_gpu;
-use crate::job::{machine, weight_files};
 use crate::metrics::paired::Conclusion;
-use crate::segment::needs;
 use crate::{Error, Result};
 use serde_json::json;
 use std::path::PathBuf;
@@ -24,18 +21,17 @@ use std::path::PathBuf;
 /// Trains the segmenter on real images alone, on real images with classical augmentation, on real images with the
 /// pairs of `--extra`, and on real images with duplicated real rows in place of these pairs. Every arm is trained with
 /// every seed and for the same number of steps, and is scored on the real `test` rows. Prints mean Dice, paired
-/// differences with 95 % intervals by class, and a conclusion; writes ablation.json, ablation.txt and ablation.svg.
+/// differences with 95 % intervals by class, and a conclusion; writes ablation.json and ablation.txt.
 /// Pairs whose source is not among the real training images are left out.
 ///
-/// One comparison decides: Dice on the test rows, of the first of `--segmenters`, with the largest of `--real-images` and
-/// the first of `--ratios`. All others are reported as secondary. The exit code is 0 when the intervals of the gain over
-/// real images alone and over duplicated real rows exclude 0, else 1. After an interruption, the same command continues
-/// where it stopped; seeds, ratios, segmenters, numbers of images and scored rows can be added later.
+/// One comparison decides: Dice on the test rows, with the first of `--ratios`. All others are reported as secondary. The
+/// exit code is 0 when the intervals of the gain over real images alone and over duplicated real rows exclude 0, else 1.
+/// After an interruption, the same command continues where it stopped; seeds, ratios and scored rows can be added later.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed augment ablation --data-root data --extra pairs --preset gpu-24gb --real-images 100
-  prsmed augment ablation --data-root data --extra pairs --ratios 0.5,1 --segmenters prsmed,unet
-  prsmed augment ablation --data-root data --extra pairs --real-images 20,50,100 --external other
+  prsmed augment ablation --data-root data --extra pairs --ratios 0.5,1
+  prsmed augment ablation --data-root data --extra pairs --real-images 20 --external other
   prsmed augment ablation --data-root phantoms --extra pairs --out ablation --steps 200 --seeds 5")]
 pub(in crate::cli) struct Args {
     #[command(flatten)]
@@ -51,10 +47,7 @@ pub(in crate::cli) struct Args {
     out: PathBuf,
     #[command(flatten)]
     settings: SegmenterArgs,
-    /// Models to train, the one that decides first; `unet` is a small U-Net with the same training settings
-    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "prsmed")]
-    segmenters: Vec<SegmenterName>,
-    /// Optimizer steps of every training [default: as many as the settings take on the most real images]
+    /// Optimizer steps of every training [default: as many as the settings take on the real images]
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
     /// Number of seeds of each arm
@@ -63,9 +56,9 @@ pub(in crate::cli) struct Args {
     /// First seed
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Train on N real images, spread evenly over each class; 0 = all. Several numbers give learning curves
-    #[arg(long, value_name = "N", alias = "limit-real", value_delimiter = ',', default_value = "0")]
-    real_images: Vec<usize>,
+    /// Train on N real images, spread evenly over each class; 0 = all
+    #[arg(long, value_name = "N", alias = "limit-real", default_value_t = 0)]
+    real_images: usize,
     /// Score N rows of each set, spread evenly; 0 = all
     #[arg(long, value_name = "N", default_value_t = 0)]
     limit_test: usize,
@@ -79,14 +72,7 @@ pub(in crate::cli) struct Args {
     plan: PlanArgs,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum SegmenterName {
-    Prsmed,
-    Unet,
-}
-
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let segmenters = segmenters(args)?;
     let resolved = args.settings.resolve([])?;
     refuse_gpu_preset_without_gpu(&resolved, &context.runtime)?;
     let toml = resolved.to_toml();
@@ -95,18 +81,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let synthetic = Manifest::open(&args.extra, None)?;
     let external = args.external.as_deref().map(|root| Manifest::open(root, None)).transpose()?;
     let _claim = RunLock::on("--out", &args.out, context.progress.as_ref())?;
-    if segmenters.contains(&Segmenter::PrsMed) {
-        weight_files::check_architectures(&mut config, &context.runtime)?;
-        weight_files::check(needs::of_model(&config.model), &context.runtime)?;
-        if args.plan.is_made() {
-            check_memory(
-                &config.with_cache_for(&real),
-                &machine::here(&context.runtime)?,
-                &context.memory,
-                &context.runtime,
-            )?;
-        }
-    }
+    super::args::check_segmenter(&mut config, &real, args.plan.is_made(), context)?;
     let steps = steps(args, &config, &real)?;
     let ablation = Ablation {
         real: &real,
@@ -114,9 +89,8 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         external: external.as_ref(),
         config: &config,
         toml: &toml,
-        segmenters,
-        real_images: args.real_images.clone(),
-        ratios: each_once("--ratios", &args.ratios)?,
+        real_images: args.real_images,
+        ratios: each_once(&args.ratios)?,
         steps,
         first_seed: args.seed,
         num_seeds: usize::from(args.seeds),
@@ -135,26 +109,18 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     Ok(if report.verdict == Conclusion::Gain { Outcome::Done } else { Outcome::No })
 }
 
-fn segmenters(args: &Args) -> Result<Vec<Segmenter>> {
-    let segmenter = |name: SegmenterName| match name {
-        SegmenterName::Prsmed => Segmenter::PrsMed,
-        SegmenterName::Unet => Segmenter::Unet,
-    };
-    Ok(each_once("--segmenters", &args.segmenters)?.into_iter().map(segmenter).collect())
-}
-
 /// The values of a list.
 ///
 /// # Errors
 /// [`Error::Config`] if a value occurs twice.
-fn each_once<T: Copy + PartialEq>(flag: &str, values: &[T]) -> Result<Vec<T>> {
+fn each_once(values: &[Ratio]) -> Result<Vec<Ratio>> {
     if values.iter().enumerate().any(|(i, value)| values[..i].contains(value)) {
-        return Err(Error::config(flag, "a value occurs twice", "give each value once"));
+        return Err(Error::config("--ratios", "a value occurs twice", "give each value once"));
     }
     Ok(values.to_vec())
 }
 
-/// Number of steps that the settings take on the largest number of real images.
+/// Number of steps that the settings take on the real images.
 fn steps(args: &Args, config: &RunConfig, real: &Manifest) -> Result<u64> {
     if let Some(steps) = args.steps {
         if steps == 0 {
@@ -162,7 +128,7 @@ fn steps(args: &Args, config: &RunConfig, real: &Manifest) -> Result<u64> {
         }
         return Ok(steps);
     }
-    let rows = args.real_images.iter().map(|&limit| ablation::training_rows(real, limit)).max().unwrap_or(0);
+    let rows = ablation::training_rows(real, args.real_images);
     let batch = config.train.micro_batch * config.train.accumulation;
     let whole = rows.div_ceil(batch.max(1)) as u64 * config.train.epochs;
     Ok(if config.train.max_steps > 0 { whole.min(config.train.max_steps) } else { whole }.max(1))

@@ -2,8 +2,13 @@
 
 use crate::Result;
 use crate::cli::args::{RootArgs, sets_of};
+use crate::cli::context::Context;
 use crate::cli::next;
 use crate::config::{AugmentRun, Resolved, RunConfig, Sources};
+use crate::data::manifest::Manifest;
+use crate::job::training::check_memory;
+use crate::job::{machine, weight_files};
+use crate::segment::needs;
 use crate::shell::ShellCommand;
 use std::path::{Path, PathBuf};
 
@@ -48,6 +53,22 @@ pub(in crate::cli) struct SegmenterArgs {
     /// One setting, for example `train.micro_batch=4`; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
+}
+
+/// Checks the files of a segmenter that is trained on `real`, and its memory if a plan is made.
+pub(super) fn check_segmenter(
+    config: &mut RunConfig,
+    real: &Manifest,
+    is_planned: bool,
+    context: &Context,
+) -> Result<()> {
+    let runtime = &context.runtime;
+    weight_files::check_architectures(config, runtime)?;
+    weight_files::check(needs::of_model(&config.model), runtime)?;
+    if is_planned {
+        check_memory(&config.with_cache_for(real), &machine::here(runtime)?, &context.memory, runtime)?;
+    }
+    Ok(())
 }
 
 /// The ablation of the pairs in `extra`, made from `num_real` images of these rows.

@@ -7,11 +7,9 @@ use crate::augment::filter::model::FilterModels;
 use crate::cli::args::{PlanArgs, RootArgs};
 use crate::cli::context::Context;
 use crate::cli::report::Outcome;
+use crate::job::generation;
 use crate::job::lock::RunLock;
-use crate::job::training::check_memory;
 use crate::job::training_settings::refuse_gpu_preset_without_gpu;
-use crate::job::{generation, machine, weight_files};
-use crate::segment::needs;
 use crate::{Error, Result, files};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -76,16 +74,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let models_lock = (!is_same(&folder, &args.extra))
         .then(|| RunLock::on("--filter-models", &folder, context.progress.as_ref()))
         .transpose()?;
-    weight_files::check_architectures(&mut config, &context.runtime)?;
-    weight_files::check(needs::of_model(&config.model), &context.runtime)?;
-    if args.plan.is_made() {
-        check_memory(
-            &config.with_cache_for(&real),
-            &machine::here(&context.runtime)?,
-            &context.memory,
-            &context.runtime,
-        )?;
-    }
+    super::args::check_segmenter(&mut config, &real, args.plan.is_made(), context)?;
     let filter_models =
         FilterModels::train(&real, (&config, &toml), usize::from(args.folds), &folder, &context.runtime)?;
     // the models are not changed any more
