@@ -27,7 +27,7 @@
 //! | 6 | `segment` |
 //! | 5 | `trainer` |
 //! | 4 | `models` `runtime` |
-//! | 3 | `nn` `mlflow` |
+//! | 3 | `nn` |
 //! | 2 | `tensor` `data` |
 //! | 1 | `hub` `metrics` `replay` `volume` |
 //! | 0 | `base` |
@@ -37,7 +37,6 @@ pub use {prsmed_data as data, prsmed_hub as hub, prsmed_metrics as metrics, prsm
 
 pub mod tensor;
 
-pub mod mlflow;
 pub mod nn;
 
 pub mod models;

@@ -1,7 +1,6 @@
 //! The only reader of environment variables.
 
 use crate::hub::HubOptions;
-use crate::mlflow::Credentials;
 use std::path::PathBuf;
 
 /// The environment variables that this program reads.
@@ -12,8 +11,6 @@ pub struct Env {
     pub hub: HubOptions,
     /// Cache folder shared by runs: `PRSMED_CACHE`, else `XDG_CACHE_HOME/prsmed` or `~/.cache/prsmed`.
     pub cache: Option<PathBuf>,
-    /// `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`.
-    pub mlflow: Option<Credentials>,
     /// Whether the user has set the number of threads: `OMP_NUM_THREADS` or `MKL_NUM_THREADS`.
     pub sets_threads: bool,
     /// `CUDA_VISIBLE_DEVICES`: the GPUs that are visible to this process.
@@ -33,7 +30,6 @@ impl Env {
         Self {
             cache: folder("PRSMED_CACHE").or_else(|| user().map(|user| user.join("prsmed"))),
             hub: HubOptions::from_vars(var),
-            mlflow: Credentials::from_vars(var),
             sets_threads: ["OMP_NUM_THREADS", "MKL_NUM_THREADS"].iter().any(|name| var(name).is_some()),
             cuda_visible_devices: var("CUDA_VISIBLE_DEVICES"),
             token: var("PRSMED_TOKEN").filter(|token| !token.is_empty()),

@@ -17,7 +17,6 @@ mod eval;
 mod hub;
 mod memory;
 mod merge;
-mod mlflow;
 mod next;
 mod outputs;
 mod plan;

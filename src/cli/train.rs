@@ -3,7 +3,6 @@
 use super::args::{LeakArgs, PlanArgs, ResumeArgs, RootArgs, sets_of};
 use super::context::Context;
 use super::memory::ProfileArgs;
-use super::mlflow::MlflowArgs;
 use super::plan;
 use super::plan::PRECISION;
 use super::ranks::GpuArgs;
@@ -111,8 +110,6 @@ pub(super) struct Args {
     print_config: bool,
     #[command(flatten)]
     profile: ProfileArgs,
-    #[command(flatten)]
-    mlflow: MlflowArgs,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
@@ -170,7 +167,6 @@ fn train(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
     }
     how.plans = args.plan.is_made();
     how.memory_limit = args.memory_limit;
-    how.mlflow = args.mlflow.options(context);
     how.memory = context.memory.clone();
     let rows = Rows { allow_leak: args.leak.allow_leak, ..args.data.rows(&args.extra)? };
     let trained = job::run(&how, |how| SegmenterTraining::new(resolved, &rows, how))?;

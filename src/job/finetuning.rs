@@ -188,9 +188,8 @@ impl<'a> super::Job for GeneratorFinetuning<'a> {
         Ok(Prepared { how, run, toml, manifest, pipeline_config, features })
     }
 
-    fn train(prepared: Prepared<'a>, observer: Arc<dyn Observer>) -> Result<Finetuned> {
+    fn train(prepared: Prepared<'a>) -> Result<Finetuned> {
         let Prepared { how, run, toml, manifest, pipeline_config, features } = prepared;
-        let runtime = how.runtime.clone().with_observer(observer);
         let finetuning = Finetuning {
             run: &run,
             toml: toml.clone(),
@@ -201,10 +200,10 @@ impl<'a> super::Job for GeneratorFinetuning<'a> {
             features,
             profile: how.own_profile(),
             ranks: how.ranks,
-            runtime: &runtime,
+            runtime: how.runtime,
         };
         let FinetunedRun { outcome, task } = finetuning.run()?;
-        let peak = memory::overall_peak(runtime.device());
+        let peak = memory::overall_peak(how.runtime.device());
         drop(task);
         write_report(&outcome, &toml, how);
         Ok(Finetuned { outcome, run, peak })

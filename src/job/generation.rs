@@ -179,9 +179,10 @@ impl super::Job for PairGeneration<'_> {
         Ok(self)
     }
 
-    fn train(mut prepared: Self, observer: Arc<dyn Observer>) -> Result<Option<Generated>> {
+    fn train(mut prepared: Self) -> Result<Option<Generated>> {
         let (how, plan) = (prepared.how, prepared.plan.take());
-        let Some(summary) = prepared.generation(prepared.networks()?, observer.as_ref()).run()? else {
+        let observer = how.runtime.observer().as_ref();
+        let Some(summary) = prepared.generation(prepared.networks()?, observer).run()? else {
             return Ok(None);
         };
         let peak = memory::overall_peak(how.runtime.device());

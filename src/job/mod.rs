@@ -44,12 +44,9 @@ pub mod training_settings;
 pub mod weight_files;
 
 use crate::config::Settings;
-use crate::event::Observer;
-use crate::mlflow::{Connection, End, MlflowOptions, Tracker};
 use crate::plan::machine::Machine;
 use crate::report::{self, training as training_report};
 use crate::runtime::Runtime;
-use crate::setting::table::leaves;
 use crate::tensor::{self, memory as tensor_memory};
 use crate::trainer::{Outcome, Ranks, profile};
 use crate::units::Bytes;
@@ -58,12 +55,7 @@ use lock::RunLock;
 use memory::Memory;
 use resume::Resume;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use together::main_only;
-use toml::Table;
-
-/// Files of a run folder that are stored on an MLflow server.
-const STORED: [&str; 2] = ["config.toml", report::REPORT_FILE];
 
 /// How a job runs, whatever it does.
 pub struct How<'a> {
@@ -77,8 +69,6 @@ pub struct How<'a> {
     pub memory_limit: Option<Bytes>,
     /// Writes a memory profile; only the main process does.
     pub profile: Option<profile::Settings>,
-    /// Records the training on this MLflow server; only the main process does.
-    pub mlflow: Option<MlflowOptions>,
     /// The processes that train together.
     pub ranks: Ranks<'a>,
     /// The machine that is planned for.
@@ -101,7 +91,6 @@ impl<'a> How<'a> {
             plans: true,
             memory_limit: None,
             profile: None,
-            mlflow: None,
             ranks: Ranks::default(),
             machine: machine::here(runtime)?,
             memory: Memory::default(),
@@ -185,11 +174,11 @@ pub trait Job: Sized {
     /// Errors of files and data; typed errors of libtorch.
     fn prepare(self) -> Result<Self::Prepared>;
 
-    /// Trains, or does what else the job is for, to the end. `observer` receives all events.
+    /// Trains, or does what else the job is for, to the end.
     ///
     /// # Errors
     /// As [`crate::trainer::run()`].
-    fn train(prepared: Self::Prepared, observer: Arc<dyn Observer>) -> Result<Self::Done>;
+    fn train(prepared: Self::Prepared) -> Result<Self::Done>;
 }
 
 /// Runs a job from the lock of its folder to its record. `make` reads its rows, once the folder is known to be free and
@@ -200,7 +189,6 @@ pub trait Job: Sized {
 /// fit; those of the job; [`Error::Interrupted`] after saving.
 pub fn run<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Result<J>) -> Result<J::Done> {
     let (ranks, runtime) = (how.ranks, how.runtime);
-    let connection = how.mlflow.clone().filter(|_| ranks.is_main()).map(Connection::open).transpose()?;
     let lock = || RunLock::on("--out", &how.out, runtime.observer().as_ref());
     if ranks.is_main() {
         J::refuse_foreign(how)?;
@@ -230,9 +218,7 @@ pub fn run<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Resul
     if how.plans {
         job.plan()?;
     }
-    let params = params(job.config());
-    let prepared = job.prepare()?;
-    recorded(connection, how, &params, |observer| J::train(prepared, observer))
+    J::train(job.prepare()?)
 }
 
 /// Checks what [`run`] needs and starts nothing: run folder, rows, checkpoint, files and memory plan. Writes nothing.
@@ -259,32 +245,6 @@ pub fn check<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Res
 fn limit_memory(limit: Bytes, how: &How) -> Result<()> {
     let total = if let Machine::Cuda(budget, _) = &how.machine { Bytes(budget.total_bytes) } else { limit };
     tensor_memory::set_limit(how.runtime.device(), limit, total)
-}
-
-/// Settings as parameters of an MLflow run.
-fn params<C: Settings>(config: &C) -> Vec<(String, String)> {
-    let table = Table::try_from(config).expect("plain values serialise");
-    leaves(&table).into_iter().map(|(key, value)| (key, value.to_string())).collect()
-}
-
-/// Trains with the observer of its events, and records it if there is a connection.
-fn recorded<T>(
-    connection: Option<Connection>,
-    how: &How,
-    params: &[(String, String)],
-    train: impl FnOnce(Arc<dyn Observer>) -> Result<T>,
-) -> Result<T> {
-    let observer = Arc::clone(how.runtime.observer());
-    let Some(connection) = connection else { return train(observer) };
-    let tracker: Arc<Tracker> = Arc::new(connection.record(&how.out, how.resume.resumes(), params, observer)?);
-    let trained = train(tracker.clone());
-    let end = match &trained {
-        Ok(_) => End::Finished,
-        Err(Error::Interrupted) => End::Interrupted,
-        Err(_) => End::Failed,
-    };
-    tracker.finish(end, &STORED.map(|name| how.out.join(name)));
-    trained
 }
 
 /// Writes `report.html` into the run folder. The training is done, so a failure is a warning only.

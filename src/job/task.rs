@@ -147,7 +147,7 @@ impl<'a, C: Trained> super::Job for TaskTraining<'a, C> {
         Ok(Prepared { how, config, toml, task })
     }
 
-    fn train(prepared: Prepared<'a, C>, observer: Arc<dyn Observer>) -> Result<Done<C>> {
+    fn train(prepared: Prepared<'a, C>) -> Result<Done<C>> {
         let Prepared { how, config, toml, task } = prepared;
         let session = Session {
             config: config.train(),
@@ -155,7 +155,7 @@ impl<'a, C: Trained> super::Job for TaskTraining<'a, C> {
             settings: &toml,
             resume: how.out.join("last").is_dir(),
             profile: how.own_profile(),
-            observer: observer.as_ref(),
+            observer: how.runtime.observer().as_ref(),
             interrupt: how.runtime.interrupt(),
             has_room_for_graphs: false,
             ranks: how.ranks,

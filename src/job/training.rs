@@ -174,10 +174,10 @@ impl<'a> super::Job for SegmenterTraining<'a> {
         Ok(Prepared { how, config, toml, training, plan, has_test, example })
     }
 
-    fn train(prepared: Prepared<'a>, observer: Arc<dyn Observer>) -> Result<Trained> {
+    fn train(prepared: Prepared<'a>) -> Result<Trained> {
         let Prepared { how, config, toml, training, plan, has_test, example } = prepared;
-        let device = how.runtime.device();
-        let observer = PlanCheck::new(plan.as_ref(), config.train.graph_switch(), device, observer.as_ref());
+        let (device, observer) = (how.runtime.device(), how.runtime.observer().as_ref());
+        let observer = PlanCheck::new(plan.as_ref(), config.train.graph_switch(), device, observer);
         let run = training.run(&observer)?;
         write_report(&run.outcome, &toml, how);
         Ok(Trained { run, plan, has_test, example })

@@ -17,6 +17,8 @@ use crate::metrics::estimates;
 use crate::units::fixed;
 use crate::{Error, Result, files};
 use askama::Template;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use sha2::{Digest, Sha256};
 use std::path::Path;
 
@@ -45,7 +47,7 @@ impl Page {
             subtitle: subtitle.to_owned(),
             style: STYLE,
             script: SCRIPT,
-            script_hash: picture::base64(&Sha256::digest(SCRIPT.as_bytes())),
+            script_hash: BASE64_STANDARD.encode(Sha256::digest(SCRIPT.as_bytes())),
             version: env!("CARGO_PKG_VERSION"),
         }
     }

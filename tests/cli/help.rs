@@ -120,9 +120,6 @@ fn the_help_of_train() {
           --profile-memory <every=N>  Profile the memory of the first and of every N-th step
           --profile-out <FILE>        Where to write that profile [default: memory.jsonl in the run
                                       folder]
-          --mlflow <URL>              Also record the training on this MLflow server, for example
-                                      http://127.0.0.1:5000
-          --mlflow-experiment <NAME>  Experiment on that server [default: prsmed]
           --json                      Write one JSON object a line on standard output instead of text
       -q, --quiet                     Say nothing on standard error but errors
       -h, --help                      Print help (see more with '--help')

@@ -24,7 +24,6 @@ mod leaks;
 mod loopback;
 mod memory;
 mod merge;
-mod mlflow;
 mod negatives;
 mod next;
 mod old_runs;

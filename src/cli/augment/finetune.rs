@@ -5,7 +5,6 @@ use crate::augment::finetune::{FinetuneConfig, Method, Mode};
 use crate::cli::args::{PlanArgs, ResumeArgs, RootArgs, sets_of};
 use crate::cli::context::Context;
 use crate::cli::memory::ProfileArgs;
-use crate::cli::mlflow::MlflowArgs;
 use crate::cli::next;
 use crate::cli::ranks::GpuArgs;
 use crate::cli::report::Outcome;
@@ -77,8 +76,6 @@ pub(in crate::cli) struct Args {
     /// Print the resolved settings as TOML and exit
     #[arg(long)]
     print_config: bool,
-    #[command(flatten)]
-    mlflow: MlflowArgs,
 }
 
 /// Settings of the engine that apply to the segmenter alone.
@@ -99,7 +96,6 @@ fn finetune(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outc
     }
     how.profile = args.profile.settings(&args.out)?;
     how.plans = args.plan.is_made();
-    how.mlflow = args.mlflow.options(context);
     how.memory = context.memory.clone();
     let (rows, may_search) = (args.data.rows(&[])?, args.config.is_none());
     let finetuned = job::run(&how, |how| GeneratorFinetuning::new(resolved, &rows, may_search, how))?;
