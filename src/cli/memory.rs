@@ -12,7 +12,7 @@ use crate::trainer::profile::{PROFILE_FILE, Settings};
 use crate::{Error, Result};
 use serde_json::{Value, json};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Flags of commands that train.
@@ -20,38 +20,25 @@ use std::sync::Arc;
 pub(in crate::cli) struct ProfileArgs {
     /// Profile the memory of the first and of every N-th step
     ///
-    /// Writes one JSON object per line. Its `kind` is `phase` (peak by category, as in `plan`), `mark` (memory and its
-    /// growth after forward, backward, optimizer, ...), `components` (weights, gradients and optimizer state of each
-    /// part of the model) or `leak` (memory after a phase keeps growing). Evaluations and saves are always profiled.
-    /// All numbers are bytes.
+    /// Writes one JSON object per line: a phase and its peak by category, as in `plan`. Evaluations and saves are always
+    /// profiled. All numbers are bytes.
     #[arg(long, value_name = "every=N")]
     profile_memory: Option<String>,
-    /// Where to write that profile [default: memory.jsonl in the run folder]
-    #[arg(long, value_name = "FILE")]
-    profile_out: Option<PathBuf>,
 }
 
 impl ProfileArgs {
-    /// The requested profile; by default its file is in the folder `run`.
+    /// The requested profile; its file is in the folder `run`.
     ///
     /// # Errors
-    /// [`Error::Config`] for an invalid value, or for `--profile-out` without `--profile-memory`.
+    /// [`Error::Config`] for an invalid value.
     pub(in crate::cli) fn settings(&self, run: &Path) -> Result<Option<Settings>> {
-        let Some(text) = &self.profile_memory else {
-            return match &self.profile_out {
-                Some(_) => {
-                    Err(Error::config("--profile-out", "needs `--profile-memory`", "add `--profile-memory every=100`"))
-                }
-                None => Ok(None),
-            };
-        };
+        let Some(text) = &self.profile_memory else { return Ok(None) };
         let every_steps = text.strip_prefix("every=").and_then(|count| count.parse().ok()).filter(|count| *count > 0);
         let every_steps = every_steps.ok_or_else(|| {
             let hint = "write for example `--profile-memory every=100` for the first and every 100th step";
             Error::config("--profile-memory", format!("`{text}` is not `every=N` with N 1 or more"), hint)
         })?;
-        let out = self.profile_out.clone().unwrap_or_else(|| run.join(PROFILE_FILE));
-        Ok(Some(Settings { every_steps, out }))
+        Ok(Some(Settings { every_steps, out: run.join(PROFILE_FILE) }))
     }
 }
 
@@ -161,21 +148,18 @@ mod tests {
     use crate::tensor::ledger::LargeBlock;
     use crate::units::Bytes;
 
-    fn args(memory: Option<&str>, out: Option<&str>) -> Result<Option<Settings>> {
-        let args = ProfileArgs { profile_memory: memory.map(str::to_owned), profile_out: out.map(PathBuf::from) };
-        args.settings(Path::new("run"))
+    fn args(memory: Option<&str>) -> Result<Option<Settings>> {
+        ProfileArgs { profile_memory: memory.map(str::to_owned) }.settings(Path::new("run"))
     }
 
     #[test]
     fn only_every_n_is_a_valid_profile() {
-        let settings = args(Some("every=7"), None).unwrap().unwrap();
+        let settings = args(Some("every=7")).unwrap().unwrap();
         assert_eq!(settings, Settings { every_steps: 7, out: "run/memory.jsonl".into() });
-        assert_eq!(args(Some("every=7"), Some("a")).unwrap().unwrap().out, Path::new("a"));
-        assert_eq!(args(None, None).unwrap(), None);
+        assert_eq!(args(None).unwrap(), None);
         for wrong in ["7", "every=0", "every=", "every=x", "every=-1", "steps=7", "all"] {
-            assert!(matches!(args(Some(wrong), None), Err(Error::Config { .. })), "{wrong}");
+            assert!(matches!(args(Some(wrong)), Err(Error::Config { .. })), "{wrong}");
         }
-        assert!(matches!(args(None, Some("a")), Err(Error::Config { .. })));
     }
 
     #[test]

@@ -1,25 +1,21 @@
-//! Memory profile of a run: bytes at marks, peaks of phases, components of the model, and leak detection.
+//! Memory profile of a run: peaks of phases.
 //!
 //! Peaks have the phases and categories of the planner, so that they can be compared with a plan. Numbers are those of
 //! [`crate::tensor::memory`]. A profiler affects neither results nor the overall peak of the ledger.
 
-pub mod components;
-pub mod leak;
-
+mod components;
 mod hooks;
-mod lines;
 
-pub use components::{Component, ComponentUse, Held};
-pub use leak::{Leak, LeakWatch};
+pub use components::Component;
 
 pub(super) use hooks::Hooks;
 
-use crate::Result;
+use super::records::log_file::LogFile;
 use crate::tensor::ledger::Shares;
 use crate::tensor::memory::{self, Reading, System};
 use crate::tensor::{Device, ledger};
 use crate::units::Bytes;
-use lines::Lines;
+use crate::{Error, Result, files};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -40,31 +36,10 @@ impl Settings {
     /// Checks that the file can be written, before expensive work. Does not change its content, and follows no link.
     ///
     /// # Errors
-    /// [`crate::Error::Io`].
+    /// [`Error::Io`].
     pub fn check(&self) -> Result<()> {
-        crate::files::open_to_change(&self.out).map(drop).map_err(crate::Error::io(&self.out, "write"))
+        files::open_to_change(&self.out).map(drop).map_err(Error::io(&self.out, "write"))
     }
-}
-
-/// Memory at a labelled point of a run, compared with the previous mark.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Mark {
-    /// Part of a step that just ended: `forward`, `backward`, `optimizer`, ...
-    pub label: String,
-    /// Optimizer steps done so far.
-    pub step: u64,
-    /// Bytes of live tensors.
-    pub allocated: Bytes,
-    /// Increase in bytes since the previous mark.
-    pub allocated_delta: i64,
-    /// Peak bytes of live tensors since the previous mark.
-    pub allocated_peak: Bytes,
-    /// Bytes that the allocator has reserved.
-    pub reserved: Bytes,
-    /// Increase in bytes since the previous mark.
-    pub reserved_delta: i64,
-    /// Peak of the reserved bytes since the previous mark.
-    pub reserved_peak: Bytes,
 }
 
 /// Memory of a phase as the planner defines it, with measurements of the device.
@@ -90,73 +65,45 @@ pub struct Phase {
     pub system: System,
 }
 
-/// Measures a device's memory between marks. A process can have one at a time.
+/// Measures a device's memory. A process can have one at a time.
 #[derive(Debug)]
 pub struct Profiler {
     device: Device,
-    last: Reading,
     /// Open phase: its name and its highest peaks so far.
     open: Option<(String, Reading)>,
     step: u64,
-    watch: LeakWatch,
-    lines: Option<Lines>,
+    lines: Option<LogFile>,
 }
 
 impl Profiler {
     /// Starts a profile of `device`. For the CPU, the ledger must be installed.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] for a GPU that is not in use.
+    /// [`Error::Torch`] for a GPU that is not in use.
     pub fn new(device: Device) -> Result<Self> {
         memory::begin_window(device)?;
-        let last = memory::read(device)?;
-        Ok(Self { device, last, open: None, step: 0, watch: LeakWatch::default(), lines: None })
+        Ok(Self { device, open: None, step: 0, lines: None })
     }
 
     /// Also writes everything to `path`, one JSON object a line. With `append` an existing file is continued, else
     /// replaced.
     ///
     /// # Errors
-    /// [`crate::Error::Io`].
+    /// [`Error::Io`].
     pub fn to_file(mut self, path: &Path, append: bool) -> Result<Self> {
-        self.lines = Some(Lines::open(path, append)?);
+        let file = files::open_to_change(path).map_err(Error::io(path, "write"))?;
+        let before =
+            if append { files::read(path, files::MAX_TABLE).map_err(Error::io(path, "read"))? } else { Vec::new() };
+        // a crash may leave a partial line
+        let keep = before.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at as u64 + 1);
+        file.set_len(keep).map_err(Error::io(path, "write"))?;
+        self.lines = Some(LogFile::new(file, path.to_owned())?);
         Ok(self)
     }
 
     /// Sets the number of optimizer steps done, for the next lines.
     pub fn at_step(&mut self, step: u64) {
         self.step = step;
-    }
-
-    /// Sets the baseline of the next mark, and writes the live bytes (`"kind": "baseline"`).
-    ///
-    /// # Errors
-    /// [`crate::Error::Io`]; as [`Profiler::new`].
-    pub fn baseline(&mut self) -> Result<Reading> {
-        let reading = self.take()?;
-        self.write(&json!({ "kind": "baseline", "step": self.step }), &reading)?;
-        Ok(reading)
-    }
-
-    /// Writes a mark (`"kind": "mark"`).
-    ///
-    /// # Errors
-    /// As [`Profiler::baseline`].
-    pub fn mark(&mut self, label: &str) -> Result<Mark> {
-        let before = self.last.clone();
-        let now = self.take()?;
-        let mark = Mark {
-            label: label.to_owned(),
-            step: self.step,
-            allocated: now.allocated,
-            allocated_delta: delta(now.allocated, before.allocated),
-            allocated_peak: now.allocated_peak,
-            reserved: now.reserved,
-            reserved_delta: delta(now.reserved, before.reserved),
-            reserved_peak: now.reserved_peak,
-        };
-        self.write(&json!({ "kind": "mark" }), &mark)?;
-        Ok(mark)
     }
 
     /// Begins a phase. A phase that did not end is discarded.
@@ -174,12 +121,11 @@ impl Profiler {
         Ok(())
     }
 
-    /// Ends the phase (`"kind": "phase"`) and checks for a leak against earlier phases of the same name. `None` if no
-    /// phase is open.
+    /// Ends the phase (`"kind": "phase"`). `None` if no phase is open.
     ///
     /// # Errors
-    /// As [`Profiler::baseline`].
-    pub fn end(&mut self) -> Result<Option<(Phase, Option<Leak>)>> {
+    /// [`Error::Io`]; as [`Profiler::new`].
+    pub fn end(&mut self) -> Result<Option<Phase>> {
         if self.open.is_none() {
             return Ok(None);
         }
@@ -197,17 +143,13 @@ impl Profiler {
             system: now.system,
         };
         self.write(&json!({ "kind": "phase" }), &phase)?;
-        let leak = self.watch.observe(&phase.name, phase.allocated, &phase.categories_after);
-        if let Some(leak) = &leak {
-            self.write(&json!({ "kind": "leak", "step": self.step }), leak)?;
-        }
-        Ok(Some((phase, leak)))
+        Ok(Some(phase))
     }
 
     /// Writes a phase that ran before the profiler started, from the ledger's overall peak (CPU only).
     ///
     /// # Errors
-    /// As [`Profiler::baseline`].
+    /// [`Error::Io`]; as [`Profiler::new`].
     pub fn before(&mut self, name: &str) -> Result<()> {
         let (usage, window) = (ledger::usage(), ledger::window());
         let now = self.take()?;
@@ -228,15 +170,6 @@ impl Profiler {
         self.write(&json!({ "kind": "phase" }), &phase)
     }
 
-    /// Writes the memory of each component (`"kind": "components"`).
-    ///
-    /// # Errors
-    /// [`crate::Error::Io`].
-    pub fn components(&mut self, components: &[ComponentUse]) -> Result<()> {
-        let value = json!({ "kind": "components", "step": self.step, "components": components });
-        self.lines.as_mut().map_or(Ok(()), |lines| lines.write(&value))
-    }
-
     /// Reads the peaks since the last call and resets them.
     fn take(&mut self) -> Result<Reading> {
         let reading = memory::read(self.device)?;
@@ -248,18 +181,20 @@ impl Profiler {
             }
             most.reserved_peak = most.reserved_peak.max(reading.reserved_peak);
         }
-        self.last.clone_from(&reading);
         Ok(reading)
     }
 
     /// Writes one line: the fields of `head`, then those of `body`.
     fn write(&mut self, head: &Value, body: &impl serde::Serialize) -> Result<()> {
-        self.lines.as_mut().map_or(Ok(()), |lines| lines.write_both(head, body))
+        let Some(lines) = &mut self.lines else { return Ok(()) };
+        let mut line = head.clone();
+        if let (Some(line), Value::Object(body)) =
+            (line.as_object_mut(), serde_json::to_value(body).expect("plain values serialise"))
+        {
+            line.extend(body);
+        }
+        lines.append(format!("{line}\n").as_bytes()).map(drop)
     }
-}
-
-fn delta(now: Bytes, before: Bytes) -> i64 {
-    i64::try_from(i128::from(now.0) - i128::from(before.0)).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Log files of a run: `metrics.jsonl` (one JSON object a line) and a TensorBoard event file in the same folder.
 
 mod event_file;
-mod log_file;
+pub(super) mod log_file;
 
 use std::io::Cursor;
 use std::path::{Path, PathBuf};

@@ -13,7 +13,7 @@ use super::profile::{self, Hooks};
 use super::records::Records;
 use super::recovery::{self, Fitting};
 use super::skipped_steps::{self, SkippedSteps};
-use super::step::{Launched, Mark, StepInfo, StepResult, Stepper, Update};
+use super::step::{Launched, StepInfo, StepResult, Stepper, Update};
 use super::{Picture, Score, Switch, Task, TrainConfig, Validation, plateau, schedule};
 use crate::event::{Event, Observer, StepReport};
 use crate::tensor::threads::Adaptive;
@@ -397,15 +397,9 @@ impl<'a, T: Task> Engine<'a, T> {
         if self.is_empty {
             return self.step_without_samples(epoch, learning_rate);
         }
-        let Self { stepper, profile, session, .. } = self;
-        let launched =
-            stepper.launch(batches, StepInfo { number: step + 1, epoch, learning_rate }, &mut |mark, params| {
-                if mark == Mark::Gradients {
-                    profile.gradients(params);
-                    return Ok(());
-                }
-                profile.mark(mark.label())
-            });
+        let Self { stepper, session, .. } = self;
+        let info = StepInfo { number: step + 1, epoch, learning_rate };
+        let launched = stepper.launch(batches, info, &mut |_, _| Ok(()));
         stepper.graphs.take_notes().into_iter().for_each(|note| session.observer.on(&Event::Note(note)));
         let launched = launched?;
         self.progress.step += 1;
@@ -423,17 +417,14 @@ impl<'a, T: Task> Engine<'a, T> {
     /// Waits for a launched step, checks and reports it.
     fn read(&mut self, open: OpenStep) -> Result<()> {
         let OpenStep { launched, step, epoch, learning_rate, samples } = open;
-        let Self { stepper, profile, .. } = self;
-        let result = stepper.finish(launched, &mut |mark, _| profile.mark(mark.label()))?;
+        let result = self.stepper.finish(launched, &mut |_, _| Ok(()))?;
         let checked = self.check(&result, step, &samples, epoch);
         if checked.is_err() && self.open.is_none() {
             // no later step was launched: the state is that before this one
             self.progress.step = step - 1;
         }
         checked?;
-        let Stepper { optimizer, ema, .. } = &self.stepper;
-        let state = || [optimizer.state(), ema.as_ref().map_or_else(Vec::new, |ema| ema.state(optimizer.params()))];
-        self.profile.end_step(step, self.task, state)?;
+        self.profile.end_step(step)?;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of samples")]
         let samples = result.batch_size.samples as u64;
         let allocated_peak = memory::overall_peak(self.stepper.device()).0;

@@ -34,19 +34,6 @@ pub enum Mark {
     Ema,
 }
 
-impl Mark {
-    /// Its name in profiles.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Forward => "forward",
-            Self::Backward => "backward",
-            Self::Gradients => "gradients",
-            Self::Optimizer => "optimizer",
-            Self::Ema => "ema",
-        }
-    }
-}
-
 /// Called at every [`Mark`] with the trained parameters (none inside a backward pass that also updates them).
 pub type OnMark<'m> = dyn FnMut(Mark, &[Parameter]) -> Result<()> + 'm;
 

@@ -1,12 +1,10 @@
 //! Profiler hooks of the training engine. Without profile settings they do nothing.
 
-use super::components::{self, ComponentUse, Held};
 use super::{Phase, Profiler, Settings};
 use crate::Result;
 use crate::event::{Event, MemoryReport, Observer};
+use crate::tensor::Device;
 use crate::tensor::module_path::{self, Followed};
-use crate::tensor::{Device, Tensor};
-use crate::trainer::{Parameter, Task};
 
 #[derive(Default)]
 pub(in crate::trainer) struct Hooks<'a>(Option<Running<'a>>);
@@ -16,10 +14,8 @@ struct Running<'a> {
     every_steps: u64,
     observer: &'a dyn Observer,
     is_first: bool,
-    /// True if marks belong to a phase that is profiled.
+    /// True in a phase that is profiled.
     is_open: bool,
-    gradients: Held,
-    written: Vec<ComponentUse>,
     followed: Followed,
 }
 
@@ -35,15 +31,12 @@ impl<'a> Hooks<'a> {
         let mut profiler = Profiler::new(device)?.to_file(&settings.out, step.is_some())?;
         profiler.at_step(step.unwrap_or(0));
         profiler.before(if step.is_some() { "resume" } else { "load" })?;
-        profiler.baseline()?;
         Ok(Self(Some(Running {
             profiler,
             every_steps: settings.every_steps.max(1),
             observer,
             is_first: true,
             is_open: false,
-            gradients: Held::default(),
-            written: Vec::new(),
             followed: module_path::follow_backward()?,
         })))
     }
@@ -66,49 +59,19 @@ impl<'a> Hooks<'a> {
         running.profiler.begin(name)
     }
 
-    /// Marks the end of a part of the phase.
-    pub(in crate::trainer) fn mark(&mut self, label: &'static str) -> Result<()> {
-        match &mut self.0 {
-            Some(running) if running.is_open => running.profiler.mark(label).map(drop),
-            _ => Ok(()),
-        }
-    }
-
-    /// Measures the gradients, after the backward passes.
-    pub(in crate::trainer) fn gradients(&mut self, parameters: &[Parameter]) {
-        if let Some(running) = self.0.as_mut().filter(|running| running.is_open) {
-            running.gradients = Held::gradients(parameters);
-        }
-    }
-
     /// Ends the phase, after `step` steps.
     pub(in crate::trainer) fn end(&mut self, step: u64) -> Result<Option<Phase>> {
         let Some(running) = self.0.as_mut().filter(|running| running.is_open) else { return Ok(None) };
         running.is_open = false;
         running.profiler.at_step(step);
-        let Some((phase, leak)) = running.profiler.end()? else { return Ok(None) };
-        if let Some(leak) = leak {
-            running.observer.on(&Event::Warning(leak.to_string()));
-        }
-        Ok(Some(phase))
+        running.profiler.end()
     }
 
-    /// Ends the step; `state` returns the tensors of optimizer and moving average.
-    pub(in crate::trainer) fn end_step<T: Task>(
-        &mut self,
-        step: u64,
-        task: &T,
-        state: impl FnOnce() -> [Vec<(String, Tensor)>; 2],
-    ) -> Result<()> {
-        let Some(phase) = self.end(step)? else { return Ok(()) };
-        let Some(running) = &mut self.0 else { return Ok(()) };
-        let [optimizer, ema] = state().map(|tensors| Held::state(&tensors));
-        let now = components::measure(&task.components(), &running.gradients, &optimizer, &ema);
-        if now != running.written {
-            running.profiler.components(&now)?;
-            running.written = now;
+    /// Ends the step.
+    pub(in crate::trainer) fn end_step(&mut self, step: u64) -> Result<()> {
+        if let (Some(phase), Some(running)) = (self.end(step)?, &self.0) {
+            running.observer.on(&Event::Memory(report(&phase)));
         }
-        running.observer.on(&Event::Memory(report(&phase)));
         Ok(())
     }
 }
