@@ -52,7 +52,7 @@ def run_prsmed(case, batch, out, binary, environment, driver, batches, seconds=N
     sets = {
         "batch": batch, "image_size": case["side"], "steps": case["steps"], "strength": 1,
         "precision": case["precision"], "decode": "sliced",
-        "per_image": 1, "preview_every": 0,
+        "per_image": 1,
     }
     settings = ["--preset", case["preset"]]
     settings += [word for key, value in {"model": f"random:{case['size']}", **sets}.items()

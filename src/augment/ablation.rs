@@ -36,7 +36,6 @@ use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use trained::Trained;
 
 /// Settings of an ablation.
@@ -64,8 +63,6 @@ pub struct Ablation<'a> {
     pub num_seeds: usize,
     /// Most rows of each set that is scored, spread evenly; 0 = all.
     pub limit_test: usize,
-    /// Tolerance of the surface Dice in pixels.
-    pub tolerance_px: f64,
     /// Output folder of runs and report.
     pub out: &'a Path,
 }
@@ -84,24 +81,15 @@ impl Ablation<'_> {
         self.check_settings()?;
         self.describe(&rows, runtime);
         let runs = self.runs();
-        let mut is_estimated = false;
         let mut scores = HashMap::new();
         for (done, &key) in runs.iter().enumerate() {
             runtime.note(format!("run {} of {}: {key}", done + 1, runs.len()));
-            let start = Instant::now();
-            let (found, is_new) = self.scores(key, &rows, &sets, runtime)?;
-            let left = runs.len() - done - 1;
-            if is_new && !is_estimated && left > 0 {
-                runtime.note(estimate(start.elapsed(), left));
-                is_estimated = true;
-            }
-            scores.insert(key.to_string(), found);
+            scores.insert(key.to_string(), self.scores(key, &rows, &sets, runtime)?);
         }
         let results = Results {
             steps: self.steps,
             seeds: self.seeds(),
             ratios: &self.ratios,
-            tolerance_px: self.tolerance_px,
             limit_real: self.real_images,
             rows: &rows,
             sets: &sets,
@@ -126,16 +114,13 @@ impl Ablation<'_> {
                 return Err(Error::config("--ratios", reason, hint));
             }
         }
-        if self.tolerance_px.is_nan() || self.tolerance_px < 0.0 {
-            return Err(Error::config("--tolerance", "must be 0 or more", "use for example 2"));
-        }
         Ok(())
     }
 
     /// The scored rows: `test` rows, then those of the external data root.
     fn sets(&self, runtime: &Runtime) -> Result<Vec<TestSet<'_>>> {
         let labels = self.config.data.labels;
-        let scoring = Scoring { labels, tolerance_px: self.tolerance_px, limit: self.limit_test };
+        let scoring = Scoring { labels, limit: self.limit_test };
         let observer = runtime.observer().as_ref();
         let mut sets = vec![TestSet::of_test_rows(self.real, scoring, observer)?];
         if let Some(external) = self.external {
@@ -166,13 +151,6 @@ impl Ablation<'_> {
             counted(arms, "arm"),
             counted(self.num_seeds, "seed"),
         ));
-        if let Some(ratio) = self.ratios.first() {
-            runtime.note(format!(
-                "the verdict compares synthetic-{ratio} with real and with duplicates-{ratio}: Dice with {} real images on the \
-                 test rows",
-                rows.num_images,
-            ));
-        }
         for &ratio in &self.ratios {
             let (wanted, pairs) = (rows.ratio(ratio) * rows.num_real() as f64, rows.synthetic.len());
             if wanted > 1.01 * pairs as f64 {
@@ -219,9 +197,9 @@ impl Ablation<'_> {
         same_settings(&self.out.join("settings.json"), &now, "--out", "runs")
     }
 
-    /// Scores of one run, and whether it had to be trained or scored. A finished training is not repeated, and neither
+    /// Scores of one run. A finished training is not repeated, and neither
     /// are finished scores.
-    fn scores(&self, key: RunKey, rows: &ArmRows, sets: &[TestSet], runtime: &Runtime) -> Result<(RunScores, bool)> {
+    fn scores(&self, key: RunKey, rows: &ArmRows, sets: &[TestSet], runtime: &Runtime) -> Result<RunScores> {
         let folder = self.out.join("runs").join(key.to_string());
         files::create_below(self.out, &folder).map_err(Error::io(&folder, "create"))?;
         let is_probed = matches!(key.arm, Arm::Real | Arm::Synthetic(_));
@@ -231,7 +209,7 @@ impl Ablation<'_> {
         let counts = probe.as_ref().and_then(|probe| probe.known(&folder));
         let is_scored = known.iter().zip(sets).all(|(scores, set)| scores.len() == set.len());
         if is_scored && counts.is_some() == probe.is_some() {
-            return Ok((RunScores { sets: known, probe: counts }, false));
+            return Ok(RunScores { sets: known, probe: counts });
         }
         let train = &self.config.train;
         let batch = train.micro_batch * train.accumulation;
@@ -241,7 +219,7 @@ impl Ablation<'_> {
         let model = Trained::train(config, manifest, &folder, runtime)?;
         let sets = sets.iter().map(|set| set.score(&model, &folder, runtime)).collect::<Result<_>>()?;
         let probe = probe.map(|probe| probe.measure(&model, &folder, runtime)).transpose()?;
-        Ok((RunScores { sets, probe }, true))
+        Ok(RunScores { sets, probe })
     }
 
     fn write(&self, report: &AblationReport) -> Result<()> {
@@ -249,13 +227,6 @@ impl Ablation<'_> {
         write_bytes(&self.out.join("ablation.json"), &json)?;
         write_bytes(&self.out.join("ablation.txt"), report.table().as_bytes())
     }
-}
-
-/// The time that the `left` trainings take if they take as long as the first one.
-fn estimate(first: Duration, left: usize) -> String {
-    let minutes = (first * u32::try_from(left).unwrap_or(u32::MAX)).as_secs().div_ceil(60);
-    let minutes = counted(usize::try_from(minutes).unwrap_or(usize::MAX), "minute");
-    format!("the first training took {:.0} s; {left} more like it need about {minutes} at most", first.as_secs_f64())
 }
 
 #[cfg(test)]

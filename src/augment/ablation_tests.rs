@@ -1,5 +1,5 @@
 use super::report::ArmComparison;
-use super::scores::{Metric, RowScore};
+use super::scores::RowScore;
 use super::*;
 use crate::augment::export::{JOURNAL, Record, Text};
 use crate::augment::settings::{Mode, Paste};
@@ -108,7 +108,6 @@ impl Data {
             first_seed: 7,
             num_seeds: 2,
             limit_test: 0,
-            tolerance_px: 2.0,
             out: &self.out,
         }
     }
@@ -223,16 +222,15 @@ fn every_arm_is_trained_with_the_same_seeds() {
 #[test]
 fn settings_that_cannot_work_are_refused_before_the_first_training() {
     let data = Data::new();
-    let refused = |batch: usize, ratio: f64, tolerance_px: f64| {
+    let refused = |batch: usize, ratio: f64| {
         let config = config(batch);
         let ratios = vec![Ratio::PerReal(ratio)];
-        let ablation = Ablation { ratios, tolerance_px, ..data.ablation(&config) };
+        let ablation = Ablation { ratios, ..data.ablation(&config) };
         ablation.check(&data.rows(0)).unwrap_err().to_string()
     };
-    let error = refused(2, 2.0, 2.0);
+    let error = refused(2, 2.0);
     assert!(error.contains("`--ratios`: with 2 synthetic rows per real row, some steps of 2 would"), "{error}");
-    assert!(refused(2, 0.0, 2.0).starts_with("`--ratios`: 0 adds no synthetic rows"));
-    assert!(refused(2, 1.0, f64::NAN).starts_with("`--tolerance`: "));
+    assert!(refused(2, 0.0).starts_with("`--ratios`: 0 adds no synthetic rows"));
     let config = config(3);
     let ablation = Ablation { ratios: vec![Ratio::PerReal(2.0), Ratio::All], ..data.ablation(&config) };
     ablation.check(&data.rows(0)).unwrap();
@@ -252,7 +250,7 @@ fn images_of_the_training_are_not_scored() {
             of("val", 3, Split::Val),
         ],
     );
-    let scoring = Scoring { labels: crate::data::labels::Labels::NONE, tolerance_px: 2.0, limit: 0 };
+    let scoring = Scoring { labels: crate::data::labels::Labels::NONE, limit: 0 };
     assert_eq!(TestSet::of_test_rows(&real, scoring, &Silent).unwrap().len(), 1);
     let external = |rows| manifest(root, rows);
     let both = external(vec![of("copy", 1, Split::Train), of("x", 5, Split::Train), of("y", 6, Split::Val)]);
@@ -269,8 +267,7 @@ fn simulated(ablation: &Ablation, num_rows: usize, gain: impl Fn(Arm) -> f64) ->
     let scores = |key: &RunKey| {
         // seeds and images differ far more than arms
         let dice = |row: usize| 0.1 + 0.2 * row as f64 + 0.1 * (key.seed - 7) as f64 + gain(key.arm);
-        let score =
-            |row| RowScore { dice: dice(row), surface_dice: dice(row) / 2.0, false_positives: 1, background: 100 };
+        let score = |row| RowScore { dice: dice(row), false_positives: 1, background: 100 };
         let decoys = probe::FalsePositives { predicted: 4, pixels: 100 };
         let probe = probe::ProbeCounts { decoys, generated: decoys };
         RunScores { sets: vec![(0..num_rows).map(score).collect()], probe: Some(probe) }
@@ -302,7 +299,6 @@ fn runs_are_compared_seed_by_seed_and_duplicates_can_explain_a_gain() {
             steps: 3,
             seeds: ablation.seeds(),
             ratios: &ablation.ratios,
-            tolerance_px: 2.0,
             limit_real: 0,
             rows: &all,
             sets: &sets,
@@ -311,11 +307,10 @@ fn runs_are_compared_seed_by_seed_and_duplicates_can_explain_a_gain() {
         results.report().unwrap()
     };
     let gained = report(0.0);
-    // two metrics, 1 + 2 * 4 comparisons
-    assert_eq!(gained.comparisons.len(), 2 * 9);
+    assert_eq!(gained.comparisons.len(), 1 + 2 * 4);
     let primary: Vec<&ArmComparison> = gained.comparisons.iter().filter(|c| c.is_primary).collect();
     assert_eq!(primary.len(), 2);
-    assert!(primary.iter().all(|c| c.arm == Arm::Synthetic(HALF) && c.metric == Metric::Dice));
+    assert!(primary.iter().all(|c| c.arm == Arm::Synthetic(HALF)));
     assert_eq!((primary[0].baseline, primary[1].baseline), (Arm::Real, Arm::Duplicates(HALF)));
     for (arm, baseline, expected) in [
         (Arm::Classical, Arm::Real, 0.01),
@@ -358,7 +353,6 @@ fn one_seed_shows_no_gain() {
         steps: 3,
         seeds: ablation.seeds(),
         ratios: &ablation.ratios,
-        tolerance_px: 2.0,
         limit_real: 0,
         rows: &rows,
         sets: &sets,
@@ -390,7 +384,6 @@ fn with_gains(gains: [f64; 4], duplicates: f64) -> AblationReport {
         steps: 3,
         seeds: ablation.seeds(),
         ratios: &ablation.ratios,
-        tolerance_px: 2.0,
         limit_real: 0,
         rows: &rows,
         sets: &sets,
@@ -446,12 +439,11 @@ fn finished_scores_are_read_and_an_interrupted_training_continues_from_its_check
     let run = |arm: Arm| ablation.scores(key(arm), &rows, &sets, &runtime);
     let finished = data.out.join("runs").join(key(Arm::Classical).to_string());
     std::fs::create_dir_all(&finished).unwrap();
-    let score = RowScore { dice: 0.25, surface_dice: 0.5, false_positives: 0, background: 4 };
+    let score = RowScore { dice: 0.25, false_positives: 0, background: 4 };
     let saved = |identity: &str| json!({ "set_sha256": identity, "rows": [score] }).to_string();
     let file = finished.join("scores-test.json");
     std::fs::write(&file, saved(&sets[0].identity().unwrap())).unwrap();
-    let (found, is_new) = run(Arm::Classical).unwrap();
-    assert_eq!((found.sets, is_new), (vec![vec![score]], false));
+    assert_eq!(run(Arm::Classical).unwrap().sets, [[score]]);
     // scores of other rows are not used
     std::fs::write(&file, saved("other rows")).unwrap();
     assert_eq!(sets[0].known(&finished).unwrap(), []);
@@ -461,10 +453,4 @@ fn finished_scores_are_read_and_an_interrupted_training_continues_from_its_check
     std::fs::write(checkpoint.join("config.toml"), "[train").unwrap();
     let error = run(Arm::Real).err().unwrap().to_string();
     assert!(error.contains("runs/prsmed-all-real-7/last/config.toml: "), "{error}");
-}
-
-#[test]
-fn the_time_that_is_left_is_estimated_from_the_first_training() {
-    let text = estimate(Duration::from_secs(50), 3);
-    assert_eq!(text, "the first training took 50 s; 3 more like it need about 3 minutes at most");
 }

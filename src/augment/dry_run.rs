@@ -7,13 +7,10 @@ use super::pipeline_config::PipelineConfig;
 use super::settings::{AugmentConfig, Mode};
 use crate::Result;
 use crate::data::text::clip_bpe::CONTEXT;
-use crate::segment::dry_run::FilterDryRun;
 use crate::tensor::{Device, Kind, META, Tensor, guard, ledger, meta, no_grad};
 
 /// Names of the phases, in order.
 pub const PHASES: [&str; 5] = ["encode prompts", "load", "encode", "denoise", "decode"];
-/// Last phase: filter models score the pairs.
-pub const FILTER: &str = "filter";
 
 /// Denoising steps that a plan runs. By then the sampler has stored all the earlier steps that it uses, and every
 /// later step needs the same memory.
@@ -28,8 +25,6 @@ pub struct GenerationDryRun<'a> {
     pub pipeline_config: &'a PipelineConfig,
     /// Number of different prompts to encode.
     pub prompts: usize,
-    /// Dry run of the filter models after the generator is freed.
-    pub filter: Option<&'a FilterDryRun>,
     /// Device of all tensors, usually the meta device.
     pub device: Device,
 }
@@ -54,7 +49,7 @@ impl GenerationDryRun<'_> {
                 let batch = self.batch(&generator, embeddings.len());
                 let start = generator.start(&batch);
                 begin(PHASES[3])?;
-                let latents = generator.denoise(&batch, start, &embeddings, &mut || ());
+                let latents = generator.denoise(&batch, start, &embeddings);
                 begin(PHASES[4])?;
                 let pixels = generator.decode(&latents)?;
                 let images = bytes(&pixels);
@@ -63,10 +58,6 @@ impl GenerationDryRun<'_> {
             })
         })?;
         drop((generator, embeddings));
-        if let Some(filter) = self.filter {
-            begin(FILTER)?;
-            filter.dry_run(device)?;
-        }
         Ok(())
     }
 

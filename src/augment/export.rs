@@ -291,19 +291,6 @@ pub fn name(source: &Path, mode: Mode, index: u64) -> String {
     format!("{}_{}_{index:06}", if name.is_empty() { "pair" } else { &name }, mode.name())
 }
 
-/// A note for the user if pairs have other file names than their sources.
-pub fn renaming_note<'a>(mut sources: impl Iterator<Item = &'a Path>) -> Option<String> {
-    let stem = |source: &Path| source.file_stem().unwrap_or_default().to_string_lossy().to_lowercase();
-    let is_renamed = |source: &&Path| MEANINGS.iter().any(|(found, _)| stem(source).contains(found));
-    let first = sources.find(is_renamed)?;
-    let file = first.file_name().unwrap_or_default().to_string_lossy();
-    Some(format!(
-        "some pairs have other file names than their sources (`{file}` becomes `{}.png`), because PRS-Med's loaders \
-         treat names with `ISIC` and similar parts specially; `manifest.jsonl` gives the source of each pair",
-        name(first, Mode::KeepLesion, 0)
-    ))
-}
-
 /// The texts of a pair that uses the source's mask: the texts of the row. A row without a position gets the mask's
 /// grid cell.
 ///

@@ -6,11 +6,11 @@
 mod estimate;
 mod pair;
 
-use self::estimate::Estimate;
+pub use self::pair::PromptTexts;
+
 use self::pair::{PreparedPair, SourceImage, Work, absolute, side_of, stream};
-use super::export::{self, Export, LoraUse, MaskSource};
+use super::export::{Export, LoraUse, MaskSource};
 use super::filter::pixels::RealStatistics;
-use super::filter::sheet::SheetPair;
 use super::filter::{Decision, Thresholds, survey};
 use super::inputs::Inputs;
 use super::mask_bank::MaskBank;
@@ -39,10 +39,6 @@ use std::time::Instant;
 /// File with the settings and weights that a data root of pairs was made with. A run that continues it must use the
 /// same.
 pub const SETTINGS: &str = "augment.json";
-/// Pictures of the latest pairs during a generation.
-const PREVIEW: &str = "preview.png";
-/// Number of pairs on a preview.
-const PREVIEWED: usize = 6;
 
 /// A generation job.
 pub struct Generation<'a> {
@@ -125,15 +121,6 @@ fn sources(manifest: &Manifest, limit: usize) -> Result<Vec<SourceImage<'_>>> {
     Ok(found)
 }
 
-/// Prompts of a job. A plan needs their number.
-#[derive(Debug)]
-pub struct PromptTexts {
-    /// All different prompts and negative prompts.
-    pub texts: Vec<String>,
-    /// Prompts of every pair, by index.
-    pub pairs: Vec<PromptPair>,
-}
-
 impl Generation<'_> {
     /// Draws the prompts of all pairs.
     ///
@@ -182,26 +169,12 @@ impl Generation<'_> {
         let mut export = self.ranks.agree_on(self.ranks.is_main().then(open).transpose())?;
         let all = sources.len() * self.config.per_image;
         let is_missing = |export: &Export| (0..all as u64).any(|index| !export.journal().done().contains(&index));
-        let mut state = GenerationState {
-            num_pairs: all,
-            batch: self.config.batch,
-            made: 0,
-            sampled: 0,
-            seconds: 0.0,
-            preview: Vec::new(),
-        };
+        let mut state = GenerationState { num_pairs: all, batch: self.config.batch, made: 0, sampled: 0, seconds: 0.0 };
         if self.ranks.any(export.as_ref().is_some_and(is_missing))? {
             self.make(&sources, (&texts, &ids), model_sha256, export.as_mut(), &mut state)?;
         }
         let Some(export) = export else { return Ok(None) };
         let rows = export.write_annotations()?;
-        // an interrupted and an uninterrupted run must end with the same files
-        let preview = self.out.join(PREVIEW);
-        for path in [preview.with_extension("csv"), preview] {
-            if path.exists() {
-                std::fs::remove_file(&path).map_err(Error::io(&path, "remove"))?;
-            }
-        }
         let images_per_s = state.sampled as f64 / state.seconds.max(1e-9);
         let mut summary = summary(&export, rows);
         summary.sources = sources.len();
@@ -242,9 +215,6 @@ impl Generation<'_> {
             model_sha256,
         };
         let networks = Networks { generator: &generator, embeddings: &embeddings };
-        if let Some(note) = export::renaming_note(sources.iter().map(|source| source.image)) {
-            self.observer.on(&Event::Note(note));
-        }
         self.observer.on(&Event::Started { phase: "generate".into(), total: state.num_pairs as u64, unit: "images" });
         let ended = self.rounds(&work, &networks, export.as_deref_mut(), state);
         if let (Err(_), Some(export)) = (&ended, &export) {
@@ -266,12 +236,11 @@ impl Generation<'_> {
         (texts, ids): (&PromptTexts, &TextIds),
         model_sha256: &str,
     ) -> Result<()> {
-        let preview_free = AugmentConfig { preview_every: 0, ..self.config.clone() };
         // earlier versions repainted a rim around new lesions too
         let format = if matches!(self.config.mode, Mode::EditLesion | Mode::InsertLesion) { 2 } else { 1 };
         let mut now = json!({
             "format": format,
-            "augment": preview_free,
+            "augment": self.config,
             "filter": self.thresholds,
             "filters": self.filters,
             "model_sha256": model_sha256,
@@ -280,6 +249,8 @@ impl Generation<'_> {
             "sources": sources.len(),
             "rows_sha256": rows_sha256(sources, &texts.texts),
         });
+        // earlier versions had this setting
+        now["augment"]["preview_every"] = 0.into();
         let path = self.out.join(SETTINGS);
         let saved = files::read(&path, files::MAX_TEXT).ok();
         let saved = saved.and_then(|text| serde_json::from_slice::<serde_json::Value>(&text).ok());
@@ -312,10 +283,7 @@ impl Generation<'_> {
         }
         let side = side_of(self.config)?;
         let survey = |(class, images): (&str, Vec<(&Path, &Path)>)| {
-            Ok((
-                class.to_owned(),
-                survey::measure(&images, (side, self.config.mode), self.thresholds, self.config.seed)?,
-            ))
+            Ok((class.to_owned(), survey::measure(&images, (side, self.config.mode), self.config.seed)?))
         };
         classes.into_iter().map(survey).collect()
     }
@@ -343,7 +311,7 @@ impl Generation<'_> {
             let Some(&last) = round.last().and_then(|batch| batch.last()) else { return Ok(()) };
             let started = Instant::now();
             let own = round.get(ranks.rank());
-            let own = own.map(|indices| self.render(work, networks, indices, (export.is_some(), state))).transpose();
+            let own = own.map(|indices| self.render(work, networks, indices)).transpose();
             let is_too_large = matches!(&own, Err(Error::OutOfMemory { .. })) && round[0].len() > 1;
             if ranks.any(is_too_large)? {
                 state.batch = (round[0].len() / 2).max(1);
@@ -396,23 +364,10 @@ impl Generation<'_> {
 
     /// A batch and its images, `[b, S, S, 3]` bytes. Pairs of it that exist already are generated again but not written
     /// again.
-    fn render(
-        &self,
-        work: &Work,
-        networks: &Networks,
-        indices: &[usize],
-        (writes, state): (bool, &GenerationState),
-    ) -> Result<(Vec<PreparedPair>, Tensor)> {
+    fn render(&self, work: &Work, networks: &Networks, indices: &[usize]) -> Result<(Vec<PreparedPair>, Tensor)> {
         let prepared = work.prepare_all(indices)?;
         let batch = guard::guard(|| Ok(self.tensors(work, networks.generator, &prepared)))?;
-        // GPU work is asynchronous, so its steps cannot be timed here
-        let is_timed = state.sampled == 0 && self.device == Device::Cpu;
-        let mut estimate = writes.then(|| Estimate::new(self.observer, self.config.num_steps(), is_timed));
-        let images = networks.generator.sample(&batch, networks.embeddings, || {
-            if let Some(estimate) = &mut estimate {
-                estimate.step();
-            }
-        })?;
+        let images = networks.generator.sample(&batch, networks.embeddings)?;
         Ok((prepared, images))
     }
 
@@ -445,7 +400,6 @@ impl Generation<'_> {
             export.write(&image, mask, record)?;
             state.made += 1;
             self.observer.on(&Event::Advanced { done: export.journal().done().len() as u64 });
-            self.preview(state, prepared, image, decision)?;
         }
         Ok(())
     }
@@ -488,29 +442,6 @@ impl Generation<'_> {
             prompts: prepared.iter().map(|p| work.texts.pairs[p.index]).collect(),
         }
     }
-
-    fn preview(
-        &self,
-        state: &mut GenerationState,
-        prepared: &PreparedPair,
-        image: RgbImage,
-        decision: Decision,
-    ) -> Result<()> {
-        let every = self.config.preview_every;
-        if every == 0 {
-            return Ok(());
-        }
-        let name = format!("pair {}", prepared.index);
-        let (source, mask) = (prepared.image.clone(), prepared.label.clone());
-        state.preview.push(SheetPair { name, source, mask, result: image, decision });
-        if state.preview.len() > PREVIEWED {
-            state.preview.remove(0);
-        }
-        if state.made.is_multiple_of(every) {
-            super::filter::sheet::save(&state.preview, &self.out.join(PREVIEW))?;
-        }
-        Ok(())
-    }
 }
 
 /// Pairs of the batches of a round, by process.
@@ -528,7 +459,6 @@ struct GenerationState {
     /// Images generated by the networks.
     sampled: usize,
     seconds: f64,
-    preview: Vec<SheetPair>,
 }
 
 /// Hash of everything that pair numbers depend on: images, masks and texts of all sources in order, and the prompts.
@@ -575,11 +505,7 @@ fn split(images: &Tensor) -> Vec<RgbImage> {
 
 fn summary(export: &Export, rows: usize) -> GenerationSummary {
     let records = export.journal().records();
-    let mut rejected: BTreeMap<String, usize> = BTreeMap::new();
-    for record in records.iter().filter(|record| !record.accepted) {
-        let first = record.reason.split(' ').next().unwrap_or_default().to_owned();
-        *rejected.entry(first).or_default() += 1;
-    }
+    let rejected = export.journal().rejected();
     let accepted = records.iter().filter(|record| record.accepted).count();
     GenerationSummary { pairs: records.len(), accepted, rows, rejected, ..GenerationSummary::default() }
 }

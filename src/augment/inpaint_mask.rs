@@ -19,6 +19,7 @@ mod paste;
 
 use image::GrayImage;
 use rand::Rng;
+use std::ops::RangeInclusive;
 
 pub use self::distance::{dilate, squared_distances};
 pub use self::field::field_of_view;
@@ -29,40 +30,17 @@ use crate::data::image::foreground;
 use crate::data::position::PixelBox;
 use crate::error::Result;
 
-/// Settings of rims, ramps and decoys.
-#[derive(Debug, Clone, PartialEq)]
-pub struct InpaintMaskOptions {
-    /// Narrowest rim around the label, in model pixels.
-    pub rim_min_px: f64,
-    /// Widest rim around the label, in model pixels.
-    pub rim_max_px: f64,
-    /// The rim is at least this fraction of the label's equivalent diameter, and never wider than `rim_max_px`.
-    pub rim_frac: f64,
-    /// Shortest ramp between original and generated pixels, in model pixels; never longer than the rim.
-    pub ramp_min_px: f64,
-    /// Longest ramp, in model pixels.
-    pub ramp_max_px: f64,
-    /// Maximum number of decoys in one image; the number is drawn from 0 to this.
-    pub decoys_max: usize,
-    /// Minimum repainted fraction of the image, 0..1. If less were repainted, the rim shrinks to its minimum and
-    /// decoys are left out.
-    pub repaint_min_frac: f64,
-}
-
-impl Default for InpaintMaskOptions {
-    fn default() -> Self {
-        Self {
-            rim_min_px: 8.0,
-            rim_max_px: 64.0,
-            rim_frac: 0.1,
-            ramp_min_px: 8.0,
-            ramp_max_px: 16.0,
-            decoys_max: 3,
-            repaint_min_frac: 0.3,
-        }
-    }
-}
-
+/// Narrowest and widest rim around the label, in model pixels.
+const RIM_PX: [f64; 2] = [8.0, 64.0];
+/// The rim is at least this fraction of the label's equivalent diameter, and never wider than the widest.
+const RIM_FRAC: f64 = 0.1;
+/// Length of the ramp between original and generated pixels, in model pixels; never longer than the rim.
+const RAMP_PX: RangeInclusive<f64> = 8.0..=16.0;
+/// Maximum number of decoys in one image.
+const DECOYS_MAX: usize = 3;
+/// Minimum repainted fraction of the image. If less were repainted, the rim shrinks to its minimum and decoys are left
+/// out.
+const REPAINT_MIN_FRAC: f64 = 0.3;
 /// Longest ramp inside a new lesion, in model pixels.
 const LESION_RAMP_PX: f64 = 4.0;
 
@@ -103,18 +81,12 @@ impl InpaintMask {
     /// Preserves `label` (any mask, see [`foreground`]) with a rim of random width and random decoys inside `field`.
     /// `field` is a map of the valid pixels (see [`field_of_view`]); `None` means the whole image.
     ///
-    /// The rim's width is log-uniform between the larger of `rim_min_px` and `rim_frac` diameters, and `rim_max_px`.
+    /// The rim's width is log-uniform between the larger of the narrowest rim and a tenth of the diameter, and the widest.
     /// With an empty label nothing is preserved, and there are no decoys.
     ///
     /// # Errors
     /// [`crate::Error::Shape`] when `label`, `field` and `frame` differ in size.
-    pub fn draw(
-        label: &GrayImage,
-        field: Option<&GrayImage>,
-        frame: &Frame,
-        options: &InpaintMaskOptions,
-        rng: &mut impl Rng,
-    ) -> Result<Self> {
+    pub fn draw(label: &GrayImage, field: Option<&GrayImage>, frame: &Frame, rng: &mut impl Rng) -> Result<Self> {
         frame.check("label", label.dimensions())?;
         if let Some(field) = field {
             frame.check("field of view", field.dimensions())?;
@@ -125,17 +97,17 @@ impl InpaintMask {
 
         let unit = frame.pixels_per_model_pixel();
         let diameter = 2.0 * (count(&label) / std::f64::consts::PI).sqrt();
-        let most = (options.rim_max_px * unit).max(1.0);
-        let least = (options.rim_min_px * unit).max(options.rim_frac * diameter).clamp(1.0, most);
+        let most = (RIM_PX[1] * unit).max(1.0);
+        let least = (RIM_PX[0] * unit).max(RIM_FRAC * diameter).clamp(1.0, most);
         let mut rim_px = (rng.random_range(0.0..=1.0) * (most / least).ln()).exp() * least;
-        let ramp = rng.random_range(options.ramp_min_px..=options.ramp_max_px) * unit;
+        let ramp = rng.random_range(RAMP_PX) * unit;
         let mut preserved = within(rim_px);
-        if repaint_frac(&preserved) < options.repaint_min_frac {
+        if repaint_frac(&preserved) < REPAINT_MIN_FRAC {
             rim_px = least;
             preserved = within(rim_px);
         }
         let ramp_px = ramp.clamp(1.0, rim_px);
-        let allowed = decoy::AllowedArea { to_label: &to_label, field, clear_px: rim_px + 2.0 * ramp_px, options };
+        let allowed = decoy::AllowedArea { to_label: &to_label, field, clear_px: rim_px + 2.0 * ramp_px };
         let decoys = decoy::add(&mut preserved, &within(rim_px), &allowed, rng);
         Ok(Self { label, preserved, decoys, rim_px, ramp_px, side: Side::Preserved, target: None })
     }

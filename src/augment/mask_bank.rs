@@ -4,6 +4,7 @@
 //! The [`MaskTransform`] describes all of that; applying it again gives the same mask. No image is changed here.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use image::GrayImage;
@@ -53,38 +54,16 @@ impl MaskBank {
     }
 }
 
-/// Limits of the random transforms of source masks.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SourceMaskOptions {
-    /// Minimum scale, above 0.
-    pub scale_min: f64,
-    /// Maximum scale.
-    pub scale_max: f64,
-    /// Maximum rotation in either direction, in degrees.
-    pub rotate_max_deg: f64,
-    /// Whether half of the masks are mirrored.
-    pub flip: bool,
-    /// Maximum elastic shift, as a fraction of the source mask's equivalent diameter.
-    pub elastic_frac: f64,
-    /// Fraction of the area by which the placed mask may differ from the scaled source mask.
-    pub area_tolerance: f64,
-    /// Maximum number of locations tried.
-    pub tries: usize,
-}
-
-impl Default for SourceMaskOptions {
-    fn default() -> Self {
-        Self {
-            scale_min: 0.7,
-            scale_max: 1.3,
-            rotate_max_deg: 180.0,
-            flip: true,
-            elastic_frac: 0.06,
-            area_tolerance: 0.3,
-            tries: 50,
-        }
-    }
-}
+/// Scales of source masks.
+const SCALE: RangeInclusive<f64> = 0.7..=1.3;
+/// Rotations in degrees.
+const ROTATE_DEG: RangeInclusive<f64> = -180.0..=180.0;
+/// Maximum elastic shift, as a fraction of the source mask's equivalent diameter.
+const ELASTIC_FRAC: f64 = 0.06;
+/// Fraction of the area by which the placed mask may differ from the scaled source mask.
+const AREA_TOLERANCE: f64 = 0.3;
+/// Maximum number of locations tried.
+const TRIES: usize = 50;
 
 /// From a source mask mask to its place in an image: mirrored, bent, scaled and turned about the middle of its box.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -126,7 +105,6 @@ pub fn place_mask(
     source_mask: &GrayImage,
     name: &str,
     field: &GrayImage,
-    options: &SourceMaskOptions,
     rng: &mut impl Rng,
 ) -> std::result::Result<PlacedMask, String> {
     let Some(region) = position::whole(source_mask) else { return Err(format!("the source mask `{name}` is empty")) };
@@ -138,23 +116,23 @@ pub fn place_mask(
     let base = longest(field) / longest(source_mask);
     let area = region.area_px as f64;
     let mut reason = String::new();
-    for number in 0..options.tries {
-        let scale = base * rng.random_range(options.scale_min..=options.scale_max);
+    for number in 0..TRIES {
+        let scale = base * rng.random_range(SCALE);
         let transform = MaskTransform {
-            rotate_deg: rng.random_range(-options.rotate_max_deg..=options.rotate_max_deg),
+            rotate_deg: rng.random_range(ROTATE_DEG),
             scale,
-            flip: options.flip && rng.random_bool(0.5),
+            flip: rng.random_bool(0.5),
             centre_px: centre(&valid, field, source_mask, &region, number % 2 == 1, rng),
-            elastic_px: options.elastic_frac * 2.0 * (area / std::f64::consts::PI).sqrt(),
+            elastic_px: ELASTIC_FRAC * 2.0 * (area / std::f64::consts::PI).sqrt(),
             elastic_seed: rng.random(),
         };
         let mask = transform.apply(source_mask, field.dimensions());
-        match fits(&mask, field, area * scale * scale, options.area_tolerance) {
+        match fits(&mask, field, area * scale * scale) {
             Ok(()) => return Ok(PlacedMask { mask, transform, source_mask: name.to_owned() }),
             Err(why) => reason = why,
         }
     }
-    Err(format!("no location for the source mask `{name}` in {} attempts; the last: {reason}", options.tries))
+    Err(format!("no location for the source mask `{name}` in {TRIES} attempts; the last: {reason}"))
 }
 
 /// A valid pixel, or (`at_home`) about the place that the source mask had in its own image.
@@ -178,7 +156,7 @@ fn centre(
 }
 
 /// Whether the mask lies inside the field and is about as large as it should be.
-fn fits(mask: &GrayImage, field: &GrayImage, expected_px: f64, tolerance: f64) -> std::result::Result<(), String> {
+fn fits(mask: &GrayImage, field: &GrayImage, expected_px: f64) -> std::result::Result<(), String> {
     let area = mask.iter().filter(|&&value| value > 0).count();
     if area == 0 {
         return Err("no pixel of it is left".to_owned());
@@ -188,7 +166,7 @@ fn fits(mask: &GrayImage, field: &GrayImage, expected_px: f64, tolerance: f64) -
         return Err(format!("{outside} of {area} pixels lie outside of the field of view"));
     }
     let ratio = area as f64 / expected_px;
-    if (ratio - 1.0).abs() > tolerance {
+    if (ratio - 1.0).abs() > AREA_TOLERANCE {
         return Err(format!("its area is {ratio:.2} of the expected one"));
     }
     Ok(())
@@ -331,7 +309,7 @@ mod tests {
         for seed in 0..30 {
             let place_mask = |seed| {
                 let mut rng = ChaCha8Rng::seed_from_u64(seed);
-                place_mask(&source_mask, "a", &field, &SourceMaskOptions::default(), &mut rng).unwrap()
+                place_mask(&source_mask, "a", &field, &mut rng).unwrap()
             };
             let placed = place_mask(seed);
             assert_eq!(placed, place_mask(seed));
@@ -366,13 +344,11 @@ mod tests {
     #[test]
     fn a_failed_placement_gives_the_reason() {
         let mut rng = ChaCha8Rng::seed_from_u64(0);
-        let options = SourceMaskOptions { tries: 5, ..SourceMaskOptions::default() };
         let (wide, field) = (disc(100, 100, (50, 50), 40), disc(100, 100, (50, 50), 10));
-        let mut reason = |source_mask: &GrayImage, field: &GrayImage| {
-            place_mask(source_mask, "a", field, &options, &mut rng).unwrap_err()
-        };
+        let mut reason =
+            |source_mask: &GrayImage, field: &GrayImage| place_mask(source_mask, "a", field, &mut rng).unwrap_err();
         let text = reason(&wide, &field);
-        assert!(text.contains("in 5 attempts") && text.contains("outside of the field of view"), "{text}");
+        assert!(text.contains("in 50 attempts") && text.contains("outside of the field of view"), "{text}");
         assert!(reason(&GrayImage::new(9, 9), &field).contains("is empty"));
         assert!(reason(&wide, &GrayImage::new(9, 9)).contains("no field of view"));
     }

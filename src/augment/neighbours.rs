@@ -12,7 +12,7 @@ const ROWS: i64 = 512;
 /// # Errors
 /// [`Error::Shape`] for different widths, no rows, `k` outside `1..=m`, or values that are not finite.
 pub fn knn_distance(query: &Tensor, reference: &Tensor, k: i64) -> Result<Vec<f64>> {
-    rows(query, reference, &NeighbourMeasure::Nearest(k), false)
+    rows(query, reference, (k, false), &|part, all, own| nearest(part, all, k, own))
 }
 
 /// Like [`knn_distance`] among the rows of `features [m, d]`. A row is not its own neighbour.
@@ -20,7 +20,7 @@ pub fn knn_distance(query: &Tensor, reference: &Tensor, k: i64) -> Result<Vec<f6
 /// # Errors
 /// Like [`knn_distance`], with `k` in `1..m`.
 pub fn knn_distance_within(features: &Tensor, k: i64) -> Result<Vec<f64>> {
-    rows(features, features, &NeighbourMeasure::Nearest(k), true)
+    rows(features, features, (k, true), &|part, all, own| nearest(part, all, k, own))
 }
 
 /// For each row of `query [n, d]`: the largest cosine to a row of `reference [m, d]`, -1..=1; 0 for a row of zeros.
@@ -28,7 +28,7 @@ pub fn knn_distance_within(features: &Tensor, k: i64) -> Result<Vec<f64>> {
 /// # Errors
 /// [`Error::Shape`] for different widths, no rows, or values that are not finite.
 pub fn max_cosine(query: &Tensor, reference: &Tensor) -> Result<Vec<f64>> {
-    rows(query, reference, &NeighbourMeasure::Cosine, false)
+    rows(query, reference, (1, false), &largest_cosine)
 }
 
 /// Like [`max_cosine`] among the rows of `features [m, d]`. A row is not compared with itself.
@@ -36,18 +36,18 @@ pub fn max_cosine(query: &Tensor, reference: &Tensor) -> Result<Vec<f64>> {
 /// # Errors
 /// Like [`max_cosine`], with at least 2 rows.
 pub fn max_cosine_within(features: &Tensor) -> Result<Vec<f64>> {
-    rows(features, features, &NeighbourMeasure::Cosine, true)
+    rows(features, features, (1, true), &largest_cosine)
 }
 
-enum NeighbourMeasure {
-    Nearest(i64),
-    Cosine,
-}
-
-fn rows(query: &Tensor, reference: &Tensor, measure: &NeighbourMeasure, within: bool) -> Result<Vec<f64>> {
+/// `measure` of blocks of `query`; `within` if these are the rows of `reference` themselves.
+fn rows(
+    query: &Tensor,
+    reference: &Tensor,
+    (k, within): (i64, bool),
+    measure: &dyn Fn(&Tensor, &Tensor, Option<i64>) -> Tensor,
+) -> Result<Vec<f64>> {
     let (query, reference) = checked(query, reference, 1)?;
     let others = dims::<2>(&reference)[0] - i64::from(within);
-    let k = if let NeighbourMeasure::Nearest(k) = measure { *k } else { 1 };
     if !(1..=others).contains(&k) {
         return Err(Error::Shape {
             reason: format!("{k} neighbours were requested, but there are only {others} rows"),
@@ -58,10 +58,7 @@ fn rows(query: &Tensor, reference: &Tensor, measure: &NeighbourMeasure, within: 
             let mut found = Vec::new();
             for first in (0..dims::<2>(&query)[0]).step_by(usize::try_from(ROWS).expect("small")) {
                 let part = query.narrow(0, first, ROWS.min(dims::<2>(&query)[0] - first));
-                let values = match measure {
-                    NeighbourMeasure::Nearest(k) => nearest(&part, &reference, *k, within.then_some(first)),
-                    NeighbourMeasure::Cosine => largest_cosine(&part, &reference, within.then_some(first)),
-                };
+                let values = measure(&part, &reference, within.then_some(first));
                 found.extend(Vec::<f64>::try_from(values).expect("a row of fp64"));
             }
             Ok(found)

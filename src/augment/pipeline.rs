@@ -15,7 +15,7 @@ use crate::models::diffusion::controlnet::ControlNet;
 use crate::models::diffusion::lora::{self, Adapter};
 use crate::models::diffusion::sampler::{History, Sampler};
 use crate::models::diffusion::text::ClipText;
-use crate::models::diffusion::unet::{Added, Conditioning, Unet};
+use crate::models::diffusion::unet::{Added, Conditioning, Pass, Unet};
 use crate::models::diffusion::vae::Vae;
 use crate::tensor::store::{Role, Store, StoreOptions};
 use crate::tensor::{Device, Kind, META, Tensor, dims, guard, ledger, meta, module_path, no_grad, rng};
@@ -250,6 +250,52 @@ pub(super) fn to_host(tensor: &Tensor) -> Tensor {
     }
 }
 
+/// Noise for images of `side` pixels, `[b, 4, s, s]` fp32, from each image's own seed, so that it does not depend on the
+/// rest of the batch.
+pub(super) fn noise(pipeline_config: &PipelineConfig, side: i64, device: Device, seeds: &[u64]) -> Tensor {
+    let _category = ledger::enter(ledger::Category::Inputs);
+    let vae = &pipeline_config.vae;
+    let side = side / vae.downscale();
+    let host = if device == META { input_device(device) } else { Device::Cpu };
+    let each = seeds.iter().map(|&seed| {
+        rng::seed(seed);
+        Tensor::randn([1, vae.latent_channels, side, side], (Kind::Float, host))
+    });
+    placed(device, &Tensor::cat(&each.collect::<Vec<_>>(), 0))
+}
+
+/// What the networks read of the captions of images of `side` pixels, on `device`.
+pub(super) fn conditioning(device: Device, rows: &[&Embedding], side: i64) -> Conditioning {
+    let stacked = |of: &dyn Fn(&Embedding) -> Tensor| {
+        placed(device, &Tensor::stack(&rows.iter().map(|row| of(row)).collect::<Vec<_>>(), 0))
+    };
+    let context = stacked(&|row| row.context.shallow_clone());
+    let added = rows.iter().all(|row| row.pooled.is_some()).then(|| {
+        let pooled = stacked(&|row| row.pooled.as_ref().expect("all rows have one").shallow_clone());
+        Added { pooled, time_ids: on(device, &time_ids(side, rows.len())) }
+    });
+    Conditioning { context, added }
+}
+
+/// SDXL's numbers of whole square images of `side` pixels: original height and width, top and left of the crop, target
+/// height and width, `[rows, 6]`.
+pub(super) fn time_ids(side: i64, rows: usize) -> Tensor {
+    let side = side as f32;
+    let rows = i64::try_from(rows).expect("a small batch");
+    Tensor::from_slice(&[side, side, 0.0, 0.0, side, side]).repeat([rows, 1])
+}
+
+/// A tensor from the host on the device.
+pub(super) fn placed(device: Device, tensor: &Tensor) -> Tensor {
+    if tensor.device() == device { tensor.shallow_clone() } else { on(device, tensor) }
+}
+
+/// Guides from the prediction without the prompts, the first half, towards that with them.
+pub(super) fn guided(output: &Tensor, guidance: f64) -> Tensor {
+    let halves = output.chunk(2, 0);
+    &halves[0] + (&halves[1] - &halves[0]) * guidance
+}
+
 fn merge(store: &Store, component: lora::Component, adapters: &[(Vec<Adapter>, f64)]) -> Result<()> {
     for (adapters, strength) in adapters {
         let own: Vec<&Adapter> = adapters.iter().filter(|adapter| adapter.component == component).collect();
@@ -309,20 +355,15 @@ impl Generator {
         self.pipeline_config.vae.downscale()
     }
 
-    /// Side of the latents.
-    fn side(&self) -> i64 {
-        self.config.image_size / self.cell_px()
-    }
-
-    /// Generates a batch of images; `on_step` is called after every denoising step.
+    /// Generates a batch of images.
     ///
     /// # Shapes
     /// To `[b, S, S, 3]` bytes on the host.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], other typed errors of libtorch, [`Error::Diverged`] when an image is not finite.
-    pub fn sample(&self, batch: &Batch, embeddings: &[Embedding], on_step: impl FnMut()) -> Result<Tensor> {
-        guard::guard(|| no_grad(|| Ok(bytes(&self.render(batch, embeddings, on_step)?))))
+    pub fn sample(&self, batch: &Batch, embeddings: &[Embedding]) -> Result<Tensor> {
+        guard::guard(|| no_grad(|| Ok(bytes(&self.render(batch, embeddings)?))))
     }
 
     /// As [`Self::sample`], without rounding.
@@ -332,11 +373,11 @@ impl Generator {
     ///
     /// # Errors
     /// As [`Self::sample`].
-    pub fn render(&self, batch: &Batch, embeddings: &[Embedding], mut on_step: impl FnMut()) -> Result<Tensor> {
+    pub fn render(&self, batch: &Batch, embeddings: &[Embedding]) -> Result<Tensor> {
         guard::guard(|| {
             no_grad(|| {
                 let start = self.start(batch);
-                let latents = self.denoise(batch, start, embeddings, &mut on_step);
+                let latents = self.denoise(batch, start, embeddings);
                 self.decode(&latents)
             })
         })
@@ -394,52 +435,16 @@ impl Generator {
     /// # Shapes
     /// To `[b, 4, s, s]` fp32.
     pub fn noise(&self, seeds: &[u64]) -> Tensor {
-        let _category = ledger::enter(ledger::Category::Inputs);
-        let (channels, side) = (self.pipeline_config.vae.latent_channels, self.side());
-        let host =
-            if self.placement.device == META && meta::target() == meta::Target::Cpu { META } else { Device::Cpu };
-        let each = seeds.iter().map(|&seed| {
-            rng::seed(seed);
-            Tensor::randn([1, channels, side, side], (Kind::Float, host))
-        });
-        let noise = Tensor::cat(&each.collect::<Vec<_>>(), 0);
-        if self.placement.device == META && host != META {
-            on(META, &noise)
-        } else {
-            noise.to_device(self.placement.device)
-        }
+        noise(&self.pipeline_config, self.config.image_size, self.placement.device, seeds)
     }
 
     fn conditioning(&self, prompts: &[PromptPair], embeddings: &[Embedding]) -> Conditioning {
-        let mut rows: Vec<usize> = Vec::new();
-        if self.config.is_guided() {
-            rows.extend(prompts.iter().map(|pair| pair.negative));
-        }
-        rows.extend(prompts.iter().map(|pair| pair.positive));
-        let device = self.placement.device;
-        let stacked = |of: &dyn Fn(&Embedding) -> Tensor| {
-            let rows: Vec<Tensor> = rows.iter().map(|&row| of(&embeddings[row])).collect();
-            let stacked = Tensor::stack(&rows, 0);
-            if stacked.device() == device { stacked } else { on(device, &stacked) }
-        };
-        let context = stacked(&|e| e.context.shallow_clone());
-        let added = embeddings.first().and_then(|e| e.pooled.as_ref()).map(|_| {
-            let pooled = stacked(&|e| e.pooled.as_ref().expect("all or none").shallow_clone());
-            let side = self.config.image_size as f32;
-            let ids = Tensor::from_slice(&[side, side, 0.0, 0.0, side, side])
-                .repeat([i64::try_from(rows.len()).expect("a small batch"), 1]);
-            Added { pooled, time_ids: on(device, &ids) }
-        });
-        Conditioning { context, added }
+        let negative = prompts.iter().map(|pair| pair.negative).filter(|_| self.config.is_guided());
+        let rows = negative.chain(prompts.iter().map(|pair| pair.positive)).map(|row| &embeddings[row]);
+        conditioning(self.placement.device, &rows.collect::<Vec<_>>(), self.config.image_size)
     }
 
-    pub(super) fn denoise(
-        &self,
-        batch: &Batch,
-        start: Start,
-        embeddings: &[Embedding],
-        on_step: &mut dyn FnMut(),
-    ) -> Tensor {
+    pub(super) fn denoise(&self, batch: &Batch, start: Start, embeddings: &[Embedding]) -> Tensor {
         let _module = module_path::enter("denoise");
         let Start { first, start: mut latents, clean, masked } = start;
         let conditioning = self.conditioning(&batch.prompts, embeddings);
@@ -447,13 +452,13 @@ impl Generator {
             |xs: &Tensor| if self.config.is_guided() { Tensor::cat(&[xs, xs], 0) } else { xs.shallow_clone() };
         let control = batch.control.as_ref().map(|image| doubled(&image.to_kind(self.placement.kind)));
         let masked = masked.map(|masked| doubled(&masked.to_kind(self.placement.kind)));
-        let mut history = History::default();
+        let (pass, mut history) = (Pass::default(), History::default());
         for (i, &time) in self.sampler.timesteps().iter().enumerate().skip(first) {
             let input = doubled(&self.sampler.scale_model_input(&latents, i).to_kind(self.placement.kind));
             let times = Tensor::full([input.size()[0]], time, (Kind::Float, self.placement.device));
             let residuals = match (&self.controlnet, &control) {
                 (Some(network), Some(image)) => {
-                    Some(network.forward(&input, &times, &conditioning, image, self.config.control_scale))
+                    Some(network.forward(&input, &times, &conditioning, (image, self.config.control_scale), pass))
                 }
                 _ => None,
             };
@@ -461,24 +466,20 @@ impl Generator {
                 Some(masked) => Tensor::cat(&[&input, masked], 1),
                 None => input,
             };
-            let output = self.unet.forward(&input, &times, &conditioning, residuals.as_ref()).to_kind(Kind::Float);
+            let output =
+                self.unet.forward(&input, &times, &conditioning, residuals.as_ref(), pass).to_kind(Kind::Float);
             drop((input, residuals));
             latents = self.sampler.step(i, &self.guided(&output), &latents, &mut history);
             if let (Some(repaint), Some(clean)) = (&batch.repaint, &clean) {
                 let preserved = self.sampler.add_noise(clean, &batch.noise, i + 1);
                 latents = &preserved + (latents - &preserved) * repaint;
             }
-            on_step();
         }
         latents
     }
 
     fn guided(&self, output: &Tensor) -> Tensor {
-        if !self.config.is_guided() {
-            return output.shallow_clone();
-        }
-        let halves = output.chunk(2, 0);
-        &halves[0] + (&halves[1] - &halves[0]) * self.config.guidance
+        if self.config.is_guided() { guided(output, self.config.guidance) } else { output.shallow_clone() }
     }
 
     /// Images of latents, `[b, 3, S, S]` fp32.

@@ -34,8 +34,6 @@ pub struct PipelineConfig {
     pub zero_without_negative: bool,
     /// Location of weights and tokenizers.
     pub weights: Weights,
-    /// Folders of fine-tuned networks that are used in place of the model's own.
-    pub fine_tuned: Vec<(Part, PathBuf)>,
 }
 
 /// Source of the weights.
@@ -105,7 +103,6 @@ impl PipelineConfig {
             scheduler: SchedulerConfig::stable_diffusion(),
             sampler: sampler::SamplerKind::Euler,
             weights: Weights::Random,
-            fine_tuned: Vec::new(),
         })
     }
 
@@ -142,38 +139,9 @@ impl PipelineConfig {
                 controlnet: controlnet.map(Path::to_path_buf),
                 variant: variant.to_owned(),
             },
-            fine_tuned: Vec::new(),
         };
         this.check(root)?;
         Ok(this)
-    }
-
-    /// The same model with the UNet in `folder`, in diffusers' layout.
-    ///
-    /// # Errors
-    /// [`Error::Weights`] for missing or unsupported sizes.
-    pub fn with_unet(mut self, folder: &Path) -> Result<Self> {
-        let file = folder.join("config.json");
-        self.unet = read_json(&file, HINT)?;
-        self.unet.check().map_err(|error| at(&file, &error))?;
-        self.fine_tuned.push((Part::Unet, folder.to_owned()));
-        self.check(folder)?;
-        Ok(self)
-    }
-
-    /// The same model with the ControlNet in `folder`, in diffusers' layout.
-    ///
-    /// # Errors
-    /// As [`Self::with_unet`].
-    pub fn with_controlnet(mut self, folder: &Path) -> Result<Self> {
-        self.controlnet = read_controlnet(Some(folder))?;
-        self.fine_tuned.push((Part::ControlNet, folder.to_owned()));
-        Ok(self)
-    }
-
-    /// Folder of the fine-tuned network in place of `part`.
-    fn fine_tuned(&self, part: Part) -> Option<&Path> {
-        self.fine_tuned.iter().find(|(own, _)| *own == part).map(|(_, folder)| folder.as_path())
     }
 
     fn check(&self, root: &Path) -> Result<()> {
@@ -242,7 +210,7 @@ impl PipelineConfig {
     /// # Errors
     /// [`Error::Io`].
     pub fn weight_digests(&self) -> Result<Vec<(String, String)>> {
-        if self.is_random() && self.fine_tuned.is_empty() {
+        if self.is_random() {
             return Ok(Vec::new());
         }
         let mut hash = Sha256::new();
@@ -277,9 +245,6 @@ impl PipelineConfig {
     }
 
     fn folder(&self, part: Part) -> Option<PathBuf> {
-        if let Some(folder) = self.fine_tuned(part) {
-            return Some(folder.to_owned());
-        }
         let Weights::Files { root, controlnet, .. } = &self.weights else { return None };
         match part {
             Part::Unet => Some(root.join("unet")),

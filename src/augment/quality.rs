@@ -1,5 +1,5 @@
 //! Quality metrics of generated images: distances of feature distributions between real and generated images, by
-//! modality. The distance between two sets of real images serves as a reference.
+//! modality.
 //!
 //! The metrics compare features, not usefulness: images with a low distance need not help a segmenter (see
 //! [`super::ablation`]). FID is computed with Inception features only. Metrics with features of the segmenter's
@@ -19,16 +19,12 @@ use crate::tensor::weights::Archive;
 use crate::tensor::{Device, Kind, Tensor, guard, no_grad};
 use crate::{Error, Result};
 use image::{DynamicImage, GrayImage};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Minimum number of images of a set.
 pub const MIN_IMAGES: i64 = 4;
-
-/// Features `[n, d]` of the images, by modality.
-pub type ByModality = BTreeMap<String, Tensor>;
 
 /// The network that computed the features.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,11 +40,9 @@ pub enum FeatureSource {
 pub struct Distance {
     /// Modality.
     pub modality: String,
-    /// Name of the set that is compared with the real training images: `synthetic` or `real test`.
-    pub other: String,
     /// Number of real training images.
     pub n_real: i64,
-    /// Number of images of the other set.
+    /// Number of generated images.
     pub n_other: i64,
     /// `FID`, `KID`, `MMD[tinysam]`, ...
     pub metric: String,
@@ -62,52 +56,45 @@ pub struct Distance {
     pub warning: Option<String>,
 }
 
-/// Distances of several sets. [`Display`](fmt::Display) prints the table.
+/// Distances of the modalities. [`Display`](fmt::Display) prints the table.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct QualityReport {
-    /// In the order of [`QualityReport::add`], by modality.
+    /// In the order of [`QualityReport::add`].
     pub rows: Vec<Distance>,
 }
 
 impl QualityReport {
-    /// Compares the real training images with the set `other`, called `name`, for every modality of that set. Call it
-    /// once for the generated images and once for real test images, the reference.
+    /// Compares features `[n, d]` of real training images and of generated images of one modality.
     ///
     /// # Errors
     /// [`Error::Shape`] for features of different widths or values that are not finite.
     pub fn add(
         &mut self,
         source: &FeatureSource,
-        real: &ByModality,
-        name: &str,
-        other: &ByModality,
+        modality: &str,
+        [real, other]: [&Tensor; 2],
         seed: u64,
     ) -> Result<()> {
-        for (modality, other) in other {
-            let n_other = other.size()[0];
-            let real = real.get(modality);
-            let n_real = real.map_or(0, |features| features.size()[0]);
-            let row = |metric: String, found: Option<[Option<f64>; 3]>, warning: Option<String>| {
-                let [value, low, high] = found.unwrap_or_default();
-                let (modality, other) = (modality.clone(), name.to_owned());
-                Distance { modality, other, n_real, n_other, metric, value, low, high, warning }
-            };
-            let Some(real) = real.filter(|_| n_real.min(n_other) >= MIN_IMAGES) else {
-                let warning = Some(format!("fewer than {MIN_IMAGES} images"));
-                self.rows.extend(source.metrics().map(|metric| row(metric, None, warning.clone())));
-                continue;
-            };
-            let interval = |found: Mmd| Some([Some(found.value), Some(found.low), Some(found.high)]);
-            let [first, second] = source.metrics();
-            if *source == FeatureSource::Inception {
-                let fid = distance::fid(real, other)?;
-                let biased = || format!("biased upwards: fewer than {FID_MIN_IMAGES} images");
-                self.rows.push(row(first, Some([Some(fid.value), None, None]), fid.bias_warning.then(biased)));
-                self.rows.push(row(second, interval(distance::kid(real, other, seed)?), None));
-            } else {
-                self.rows.push(row(first, interval(distance::kid(real, other, seed)?), None));
-                self.rows.push(row(second, interval(distance::mmd_rbf(real, other, seed)?), None));
-            }
+        let [n_real, n_other] = [real, other].map(|features| features.size()[0]);
+        let row = |metric: String, found: Option<[Option<f64>; 3]>, warning: Option<String>| {
+            let [value, low, high] = found.unwrap_or_default();
+            Distance { modality: modality.to_owned(), n_real, n_other, metric, value, low, high, warning }
+        };
+        if n_real.min(n_other) < MIN_IMAGES {
+            let warning = Some(format!("fewer than {MIN_IMAGES} images"));
+            self.rows.extend(source.metrics().map(|metric| row(metric, None, warning.clone())));
+            return Ok(());
+        }
+        let interval = |found: Mmd| Some([Some(found.value), Some(found.low), Some(found.high)]);
+        let [first, second] = source.metrics();
+        if *source == FeatureSource::Inception {
+            let fid = distance::fid(real, other)?;
+            let biased = || format!("biased upwards: fewer than {FID_MIN_IMAGES} images");
+            self.rows.push(row(first, Some([Some(fid.value), None, None]), fid.bias_warning.then(biased)));
+            self.rows.push(row(second, interval(distance::kid(real, other, seed)?), None));
+        } else {
+            self.rows.push(row(first, interval(distance::kid(real, other, seed)?), None));
+            self.rows.push(row(second, interval(distance::mmd_rbf(real, other, seed)?), None));
         }
         Ok(())
     }
@@ -124,7 +111,7 @@ impl FeatureSource {
 
 impl fmt::Display for QualityReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let header = ["modality", "against", "metric", "real", "other", "value", "95 % interval"];
+        let header = ["modality", "metric", "real", "made", "value", "95 % interval"];
         // enough digits to distinguish small distances
         let number = |value: f64| if value.abs() < 10.0 { format!("{value:.5}") } else { format!("{value:.2}") };
         let cells: Vec<Vec<String>> = self
@@ -135,7 +122,6 @@ impl fmt::Display for QualityReport {
                 let value = row.value.map_or_else(|| "-".into(), number);
                 vec![
                     row.modality.clone(),
-                    row.other.clone(),
                     row.metric.clone(),
                     row.n_real.to_string(),
                     row.n_other.to_string(),

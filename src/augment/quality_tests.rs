@@ -124,30 +124,27 @@ fn waves(rows: i64, shift: f64) -> Tensor {
 }
 
 #[test]
-fn a_report_contains_every_modality_and_the_real_reference() {
-    let set = |skin: &Tensor, lung: i64| {
-        ByModality::from([("skin".to_owned(), skin.shallow_clone()), ("lung".to_owned(), waves(lung, 0.1))])
-    };
-    let real = set(&waves(40, 0.0), 3);
-    let made = set(&waves(30, 2.0), 9);
+fn a_report_contains_every_modality() {
+    let (real, near, far) = (waves(40, 0.0), waves(25, 0.0), waves(30, 2.0));
     let mut report = QualityReport::default();
-    report.add(&FeatureSource::Inception, &real, "synthetic", &made, 0).unwrap();
-    report.add(&FeatureSource::Encoder("tinysam".into()), &real, "synthetic", &made, 0).unwrap();
-    let apart = ByModality::from([("skin".to_owned(), waves(25, 0.0)), ("eye".to_owned(), waves(25, 0.0))]);
-    report.add(&FeatureSource::Inception, &real, "real test", &apart, 0).unwrap();
-    assert_eq!(report.rows.len(), 12);
-    let row = |modality: &str, other: &str, metric: &str| {
-        let found = report.rows.iter().find(|r| r.modality == modality && r.other == other && r.metric == metric);
-        found.unwrap_or_else(|| panic!("{modality} {other} {metric}: {report}"))
+    let (inception, encoder) = (FeatureSource::Inception, FeatureSource::Encoder("tinysam".into()));
+    report.add(&inception, "skin", [&real, &far], 0).unwrap();
+    report.add(&encoder, "skin", [&real, &far], 0).unwrap();
+    report.add(&inception, "eye", [&real, &near], 0).unwrap();
+    report.add(&encoder, "lung", [&waves(3, 0.1), &far], 0).unwrap();
+    assert_eq!(report.rows.len(), 8);
+    let row = |modality: &str, metric: &str| {
+        let found = report.rows.iter().find(|r| r.modality == modality && r.metric == metric);
+        found.unwrap_or_else(|| panic!("{modality} {metric}: {report}"))
     };
-    let fid = row("skin", "synthetic", "FID");
+    let fid = row("skin", "FID");
     assert!(fid.low.is_none() && fid.warning.as_deref().is_some_and(|w| w.contains("2048")));
-    let kid = row("skin", "synthetic", "KID");
+    let kid = row("skin", "KID");
     assert!(kid.low < kid.value && kid.value < kid.high && kid.warning.is_none());
-    assert!(kid.value > row("skin", "real test", "KID").value);
-    assert!(row("skin", "synthetic", "MMD[tinysam]").value.is_some());
-    assert_eq!(row("lung", "synthetic", "KID[tinysam]").value, None);
-    assert_eq!(row("eye", "real test", "FID").n_real, 0);
+    assert!(kid.value > row("eye", "KID").value);
+    assert!(row("skin", "MMD[tinysam]").value.is_some());
+    let few = row("lung", "KID[tinysam]");
+    assert_eq!((few.value, few.n_real, few.n_other), (None, 3, 30));
     let text = report.to_string();
     assert!(text.contains("* biased upwards: fewer than 2048 images") && text.contains("* fewer than 4"), "{text}");
     let json = serde_json::to_string(&report).unwrap();

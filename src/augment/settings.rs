@@ -61,8 +61,6 @@ settings! {
         /// Side of the tiles of `augment.decode=tiled` in pixels.
         tile_px: i64 = 512, results(Changes), resume(Fixed), range(64.0..), multiple_of(64),
             memory("activations of the decoder grow with its square");
-        /// Write `preview.png` after every so many images; 0 = never.
-        preview_every: usize = 50, results(Same), resume(Free);
         /// TOML file with prompts, in the form of `data/prompts.toml`; empty = the embedded prompts.
         prompts: String = String::new(), results(Changes), resume(Fixed);
     }
@@ -220,11 +218,6 @@ impl AugmentConfig {
     /// Whether the generator has random weights, so that its images are noise.
     pub fn is_random(&self) -> bool {
         self.model.starts_with(RANDOM)
-    }
-
-    /// Weight files that the generator reads.
-    pub fn needs(&self) -> Vec<Need<'_>> {
-        self.generator().needs()
     }
 
     /// The settings that name the generator.

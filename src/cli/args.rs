@@ -1,6 +1,7 @@
 //! Command-line arguments that several commands share.
 
 use super::context::Context;
+use crate::config::Sources;
 use crate::data::labels::Labels;
 use crate::data::manifest::Manifest;
 use crate::data::volume::Geometry;
@@ -10,9 +11,33 @@ use crate::shell::ShellCommand;
 use crate::{Error, Result};
 use std::path::PathBuf;
 
-/// Values of `--set` with those of other flags over them, as [`Sources`] takes them.
-pub(super) fn sets_of(sets: &[String], flags: impl IntoIterator<Item = (String, String)>) -> Vec<(String, String)> {
-    sets.iter().map(|set| (set.clone(), "--set".to_owned())).chain(flags).collect()
+/// Settings of a job.
+#[derive(Debug, clap::Args)]
+pub(super) struct SettingsArgs {
+    /// Named settings: tiny, full, cpu, gpu-24gb, ...
+    #[arg(long, value_name = "NAME")]
+    pub(super) preset: Option<String>,
+    /// TOML file whose values override the preset
+    #[arg(long, value_name = "FILE")]
+    pub(super) config: Option<PathBuf>,
+    /// One setting, for example `train.micro_batch=4`; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(super) sets: Vec<String>,
+}
+
+impl SettingsArgs {
+    /// Where the settings come from; `flags` have the highest priority.
+    pub(super) fn sources(&self, default_preset: &str, flags: impl IntoIterator<Item = (String, String)>) -> Sources {
+        let sets = self.sets.iter().map(|set| (set.clone(), "--set".to_owned())).chain(flags).collect();
+        let (preset, file, default_preset) = (self.preset.clone(), self.config.clone(), default_preset.into());
+        Sources { preset, default_preset, file, sets, ..Sources::default() }
+    }
+
+    /// Adds these flags to another command.
+    pub(super) fn add_to(&self, command: ShellCommand) -> ShellCommand {
+        let command = command.flag("--preset", &self.preset).flag("--config", &self.config);
+        command.flag("--set", &self.sets)
+    }
 }
 
 /// The labels of a flag.

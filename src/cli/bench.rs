@@ -1,8 +1,7 @@
 //! `prsmed bench`: times training steps and predictions, and measures their memory.
 
-use super::args::PlanArgs;
+use super::args::{PlanArgs, SettingsArgs};
 use super::context::Context;
-use super::plan::SettingsArgs;
 use super::report::Outcome;
 use crate::job::bench::{Bench, Flops, Part, Peak};
 use crate::job::measure::{Count, Measurement, Work};
@@ -27,6 +26,7 @@ use serde_json::{Value, json};
 ///
 /// `--compare` runs the settings without and with a change in turn and prints the ratios of their medians.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("preset", |arg| arg.help("Named settings: tiny, full, cpu, gpu-24gb, ... [default: full]")))]
 #[command(after_help = "Examples:
   prsmed bench --preset tiny --steps 20
   prsmed bench --preset gpu-24gb --measure-peak --parts

@@ -29,15 +29,11 @@ pub(super) fn role(command: &str, argument: &str) -> Option<Role> {
         ("augment filter", "extra") => parts(&["annotations", "rejected", "manifest.jsonl", "report.html"]),
         ("merge", "out") => Role::Writes(Written::New),
         ("augment filter", "filter_models") | (_, "out") => Role::Writes(Written::Folder),
-        (_, "mask_out" | "overlay_out" | "record_out" | "profile_out" | "probabilities" | "timeline") => {
-            Role::Writes(Written::File)
-        }
+        (_, "mask_out" | "overlay_out" | "record_out" | "probabilities" | "timeline") => Role::Writes(Written::File),
         (_, "data_root" | "extra" | "external" | "root") => Role::Reads(Read::DataRoot),
-        (
-            _,
-            "run" | "runs" | "others" | "init" | "resume" | "base" | "vision_tower" | "model" | "filter_models"
-            | "inception" | "spec",
-        ) => Role::Reads(Read::Weights),
+        (_, "run" | "runs" | "others" | "init" | "resume" | "base" | "vision_tower" | "model" | "spec") => {
+            Role::Reads(Read::Weights)
+        }
         (
             _,
             "annotations" | "image" | "images" | "masks" | "patients" | "templates" | "loras" | "sample"

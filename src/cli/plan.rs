@@ -1,12 +1,12 @@
 //! `prsmed plan`, and the flags by which commands name settings and a machine to plan for.
 
-use super::args::sets_of;
+use super::args::SettingsArgs;
 use super::context::Context;
 use super::predict::ModelArgs;
 use super::ranks::{self, Job as Together};
 use super::report::Outcome;
 use crate::config::learning_rate::suggestion;
-use crate::config::{AugmentRun, FinetuneRun, Resolved, RunConfig, Settings, Sources};
+use crate::config::{AugmentRun, FinetuneRun, Resolved, RunConfig, Settings};
 use crate::data::manifest::Manifest;
 use crate::event::Event;
 use crate::job::memory::remedy_lines;
@@ -23,20 +23,6 @@ use crate::trainer::Ranks;
 use crate::{Error, Result, files};
 use serde_json::json;
 use std::path::{Path, PathBuf};
-
-/// Settings to plan.
-#[derive(Debug, clap::Args)]
-pub(super) struct SettingsArgs {
-    /// Named settings: tiny, full, cpu, gpu-24gb, ... [default: full; of `plan` for other tasks: the task's preset]
-    #[arg(long, value_name = "NAME")]
-    pub(super) preset: Option<String>,
-    /// TOML file whose values override the preset
-    #[arg(long, value_name = "FILE")]
-    pub(super) config: Option<PathBuf>,
-    /// One setting, for example `train.micro_batch=4`; may be repeated
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    pub(super) sets: Vec<String>,
-}
 
 impl SettingsArgs {
     /// The settings, overridden by `flags`.
@@ -87,8 +73,7 @@ impl SettingsArgs {
     }
 
     fn resolve_as<T: Settings>(&self, default_preset: &str, flags: Vec<(String, String)>) -> Result<Resolved<T>> {
-        let (preset, file, sets) = (self.preset.clone(), self.config.clone(), sets_of(&self.sets, flags));
-        Sources { preset, default_preset: default_preset.into(), file, sets, ..Sources::default() }.resolve_as()
+        self.sources(default_preset, flags).resolve_as()
     }
 }
 
@@ -170,6 +155,7 @@ pub(super) fn named_machine(gpu: &str) -> Result<Machine> {
 /// Exit code 0 if the job fits. Exit code 1 if it does not; then changes that would help are listed, each with its
 /// plan.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("preset", |arg| arg.help("Named settings: tiny, full, cpu, gpu-24gb, ... [default: full; for other tasks the task's preset]")))]
 #[command(after_help = "Examples:
   prsmed plan --preset full --gpu 24gb
   prsmed plan --config my.toml --gpu \"RTX 4090\" --timeline step.json
@@ -317,7 +303,7 @@ fn planned(args: &Args, job: Job, machine: &Machine, context: &Context) -> Resul
         Task::Augment => {
             let run = args.settings.resolve_augment(Vec::new(), machine, context)?;
             let pipeline_config = generator::planned(&run, &context.runtime)?;
-            let dry_run = run.dry_run(&pipeline_config, (2, None), machine, true)?;
+            let dry_run = run.dry_run(&pipeline_config, 2, machine, true)?;
             let plan = Plan::of(&dry_run, machine);
             let helping = helping(&plan, &|| run.remedies(&pipeline_config, job, machine, &plan));
             Ok((dry_run, plan, helping))

@@ -1,9 +1,9 @@
 //! `prsmed preset`: searches for the fastest settings that fit a GPU.
 
-use super::args::sets_of;
+use super::args::SettingsArgs;
 use super::context::Context;
 use super::next;
-use super::plan::{MachineArgs, SettingsArgs, no_rates};
+use super::plan::{MachineArgs, no_rates};
 use super::report::Outcome;
 use crate::Error;
 use crate::config::learning_rate::{Suggestion, suggestion};
@@ -45,6 +45,7 @@ use std::path::Path;
 ///
 /// Exit code 1 and nothing on standard output if no settings fit.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("preset", |arg| arg.help("Named settings: tiny, full, cpu, gpu-24gb, ... [default: full; for other tasks the task's preset]")))]
 #[command(after_help = "Examples:
   prsmed preset --gpu 24gb > my.toml
   prsmed train --data-root data --config my.toml
@@ -170,8 +171,8 @@ fn all_gpus(args: &Args, flags: Vec<(String, String)>, context: &Context) -> any
         return Err(Error::config(flag, "belongs to one GPU: each has its own built-in preset here", hint).into());
     }
     let count = args.machine.ranks();
-    let sets = sets_of(&args.settings.sets, flags);
-    let found = advice::all_gpus(&sets, args.samples, count, context.progress.as_ref())?;
+    let given = args.settings.sources("full", flags);
+    let found = advice::all_gpus(&given.sets, args.samples, count, context.progress.as_ref())?;
     context.output.line(OnGpu::table(&found).trim_end())?;
     let epochs = found.iter().find_map(|on| on.training).map(|training| format!(", {} epochs in all", training.epochs));
     let gpus = if count > 1 {

@@ -1,8 +1,9 @@
 //! `prsmed solve`: finds the largest value of one setting that fits a GPU, or the smallest GPU, or the smallest number of
 //! GPUs, for given settings.
 
+use super::args::SettingsArgs;
 use super::context::Context;
-use super::plan::{AUTO, MachineArgs, SettingsArgs};
+use super::plan::{AUTO, MachineArgs};
 use super::report::Outcome;
 use crate::Error;
 use crate::config::{Resolved, RunConfig};
@@ -24,6 +25,7 @@ use serde_json::json;
 ///
 /// Exit code 1 if not even the smallest value fits.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("preset", |arg| arg.help("Named settings: tiny, full, cpu, gpu-24gb, ... [default: full]")))]
 #[command(after_help = "Examples:
   prsmed solve --gpu 24gb --for micro-batch
   prsmed solve --gpu \"RTX 4090\" --for tokens --set train.checkpointing=full

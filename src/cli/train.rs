@@ -1,13 +1,13 @@
 //! `prsmed train`: plans memory, then trains.
 
-use super::args::{LeakArgs, PlanArgs, ResumeArgs, RootArgs, sets_of};
+use super::args::{LeakArgs, PlanArgs, ResumeArgs, RootArgs, SettingsArgs};
 use super::context::Context;
 use super::memory::ProfileArgs;
 use super::plan;
 use super::plan::PRECISION;
 use super::ranks::GpuArgs;
 use super::report::Outcome;
-use crate::config::{Resolved, RunConfig, Sources};
+use crate::config::{Resolved, RunConfig};
 use crate::event::Event;
 use crate::hub::HubOptions;
 use crate::job::rows::Rows;
@@ -53,15 +53,8 @@ pub(super) struct Args {
     /// Same as `--set data.labels=LIST`: labels of masks that are foreground, for example 1,3
     #[arg(long, value_name = "LIST")]
     labels: Option<String>,
-    /// Named settings: tiny, full, cpu, gpu-24gb, ...
-    #[arg(long, value_name = "NAME")]
-    preset: Option<String>,
-    /// TOML file over the preset
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// One setting, for example `train.micro_batch=4`; may be repeated
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    sets: Vec<String>,
+    #[command(flatten)]
+    settings: SettingsArgs,
     /// Run folder [default: runs/train]
     #[arg(long, value_name = "DIR", default_value = "runs/train", hide_default_value = true)]
     out: PathBuf,
@@ -271,8 +264,6 @@ fn measured() -> Result<serde_json::Value> {
 fn resolve(args: &Args, how: &How, context: &Context) -> Result<Resolved> {
     let init = args.init.as_ref().filter(|_| how.resume.settings(&args.out).is_none());
     let init = init.map(|run| training_settings::of_init(run, how.runtime)).transpose()?.unwrap_or_default();
-    let mut sets: Vec<_> = init.into_iter().map(|setting| (setting, "--init".to_owned())).collect();
-    sets.extend(sets_of(&args.sets, []));
     let flags = [
         ("train.seed", "--seed", args.seed.map(|seed| seed.to_string())),
         ("train.precision", "--precision", args.precision.clone()),
@@ -283,16 +274,9 @@ fn resolve(args: &Args, how: &How, context: &Context) -> Result<Resolved> {
         ("data.folds", "--fold", args.fold.map(|(_, folds)| folds.to_string())),
         ("data.synthetic_ratio", "--synthetic-ratio", args.synthetic_ratio.as_ref().map(ToString::to_string)),
     ];
-    for (key, flag, value) in flags {
-        sets.extend(value.map(|value| (format!("{key}={value}"), flag.to_owned())));
-    }
-    let given = Sources {
-        preset: args.preset.clone(),
-        default_preset: "tiny".into(),
-        file: args.config.clone(),
-        sets,
-        ..Sources::default()
-    };
+    let flags = flags.into_iter().filter_map(|(key, flag, value)| Some((format!("{key}={}", value?), flag.to_owned())));
+    let mut given = args.settings.sources("tiny", flags);
+    given.sets.splice(..0, init.into_iter().map(|setting| (setting, "--init".to_owned())));
     // settings that are newer than the run's file have their defaults
     let sources = how.resume.sources::<RunConfig>(&args.out, given, context.progress.as_ref())?;
     let nothing_asked = sources.preset.is_none() && sources.file.is_none();

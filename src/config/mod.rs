@@ -226,14 +226,6 @@ impl RunConfig {
     }
 }
 
-/// The declaration of `key` in a training's settings.
-///
-/// # Panics
-/// For a key that does not exist.
-pub fn declaration(key: &str) -> Setting {
-    RunConfig::settings().into_iter().find(|setting| setting.key == key).expect("a declared setting")
-}
-
 /// A config with the origin of each value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Resolved<T = RunConfig> {

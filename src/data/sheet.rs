@@ -157,8 +157,6 @@ fn blend(pixel: &mut Rgb<u8>, color: Rgb<u8>, alpha: f32) {
 pub struct Tile {
     /// Any size; it is scaled into its cell.
     pub image: RgbImage,
-    /// Colour of its frame.
-    pub frame: Option<Rgb<u8>>,
     /// Which image or pair it is.
     pub name: String,
     /// What is drawn in it.
@@ -169,14 +167,9 @@ pub struct Tile {
 
 /// Content of an evaluation's tile.
 pub const SHOWS_BOTH: &str = "prediction (blue, filled) and truth (yellow outline)";
-/// Frame colour of an accepted pair.
-pub const ACCEPTED_COLOR: Rgb<u8> = Rgb([0, 158, 115]);
-/// Frame colour of a rejected pair.
-pub const REJECTED_COLOR: Rgb<u8> = Rgb([213, 94, 0]);
 
 const CELL_PX: u32 = 320;
 const GAP_PX: u32 = 12;
-const FRAME_PX: u32 = 5;
 const PAGE: Rgb<u8> = Rgb([255; 3]);
 
 /// Writes a sheet of tiles in rows of `columns` to `path`. A CSV file of the same name describes the tiles: row and
@@ -206,10 +199,6 @@ pub fn sheet(tiles: &[Tile], columns: usize) -> RgbImage {
         let image = DynamicImage::from(tile.image.clone()).resize(CELL_PX, CELL_PX, filter).into_rgb8();
         let (w, h) = image.dimensions();
         let (left, top) = (at(i % columns) + (CELL_PX - w) / 2, at(i / columns) + (CELL_PX - h) / 2);
-        if let Some(color) = tile.frame {
-            let frame = RgbImage::from_pixel(w + 2 * FRAME_PX, h + 2 * FRAME_PX, color);
-            imageops::replace(&mut page, &frame, i64::from(left - FRAME_PX), i64::from(top - FRAME_PX));
-        }
         imageops::replace(&mut page, &image, i64::from(left), i64::from(top));
     }
     page
@@ -276,7 +265,6 @@ mod tests {
         let colors = [Rgb([200, 0, 0]), Rgb([0, 200, 0]), Rgb([0, 0, 200])];
         let tile = |color, w, h| Tile {
             image: RgbImage::from_pixel(w, h, color),
-            frame: Some(ACCEPTED_COLOR),
             name: "a".into(),
             shows: SHOWS_BOTH,
             notes: "Dice 0.9, \"yes\"".into(),

@@ -14,7 +14,6 @@ use crate::config::{FinetuneRun, Resolved};
 use crate::data::manifest::Manifest;
 use crate::data::marks::Marks;
 use crate::data::split;
-use crate::event::Observer;
 use crate::hub::{Files, Need};
 use crate::models::inception;
 use crate::plan::dry_run::Job;

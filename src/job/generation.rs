@@ -1,4 +1,4 @@
-//! Generation of image+mask pairs: lock, files, memory plan, pairs, filter.
+//! Generation of image+mask pairs: lock, files, memory plan, pairs.
 
 use super::memory::{accept, suggest};
 use super::rows::Rows;
@@ -7,7 +7,6 @@ use super::{How, generator, weight_files};
 use crate::augment::ablation;
 use crate::augment::export::{Export, LoraUse};
 use crate::augment::filter::Thresholds;
-use crate::augment::filter::model::{FilterModels, FilterReport};
 use crate::augment::generate::{Generation, GenerationSummary, SETTINGS};
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::config::{AugmentRun, Settings as _};
@@ -24,7 +23,6 @@ use crate::units::{Bytes, clock};
 use crate::{Error, Result, files, report};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 /// What is generated.
@@ -40,8 +38,6 @@ pub struct Pairs {
     pub loras: Vec<String>,
     /// Tests the pixels of each pair.
     pub filters: bool,
-    /// Folder of the filter models that judge the finished pairs.
-    pub filter_models: Option<PathBuf>,
 }
 
 /// A generation of pairs whose rows are read.
@@ -49,7 +45,6 @@ pub struct PairGeneration<'a> {
     how: &'a How<'a>,
     pairs: Pairs,
     real: Manifest,
-    filter_models: Option<FilterModels>,
     /// Once the files are found.
     networks: Option<Networks>,
     plan: Option<Plan>,
@@ -74,8 +69,6 @@ pub struct Generated {
     pub plan: Option<Plan>,
     /// Peak of all tensors.
     pub peak: Bytes,
-    /// What the filter models decided.
-    pub filtered: Option<FilterReport>,
 }
 
 impl<'a> PairGeneration<'a> {
@@ -86,8 +79,7 @@ impl<'a> PairGeneration<'a> {
     pub fn new(pairs: Pairs, rows: &Rows, how: &'a How<'a>) -> Result<Self> {
         let real = ablation::limited_to(rows.open(how.runtime)?, pairs.limit_real);
         check_data(how.ranks, &real)?;
-        let filter_models = pairs.filter_models.as_deref().map(FilterModels::open).transpose()?;
-        Ok(Self { how, pairs, real, filter_models, networks: None, plan: None })
+        Ok(Self { how, pairs, real, networks: None, plan: None })
     }
 
     fn generation<'b>(&'b self, networks: &'b Networks, observer: &'b dyn Observer) -> Generation<'b> {
@@ -138,8 +130,7 @@ impl super::Job for PairGeneration<'_> {
 
     fn find_files(&mut self, _checkpoint: Option<&Path>) -> Result<()> {
         let (run, runtime) = (&self.pairs.run, self.how.runtime);
-        let mut needs = run.augment.needs();
-        needs.extend(self.filter_models.as_ref().map(FilterModels::needs).transpose()?.unwrap_or_default());
+        let mut needs = run.augment.generator().needs();
         for spec in &self.pairs.loras {
             needs.push(Need::new("--lora", lora_of(spec)?.0, Files::Checkpoint));
         }
@@ -156,11 +147,8 @@ impl super::Job for PairGeneration<'_> {
         let (run, how, runtime) = (&self.pairs.run, self.how, self.how.runtime);
         let networks = self.networks()?;
         let pipeline_config = &networks.pipeline_config;
-        let filter = self.filter_models.as_ref();
-        let filter = filter.map(|models| models.dry_run(&self.real, runtime.device())).transpose()?;
         let texts = self.generation(networks, runtime.observer().as_ref()).texts()?;
-        let needs = (texts.texts.len(), filter.as_ref());
-        let plan = Plan::of(&run.dry_run(pipeline_config, needs, &how.machine, true)?, &how.machine);
+        let plan = Plan::of(&run.dry_run(pipeline_config, texts.texts.len(), &how.machine, true)?, &how.machine);
         runtime.note(format!("memory plan for a batch of {}:{}", run.augment.batch, plan.brief()));
         let suggest = suggest(run, pipeline_config, Job::Augment, &how.machine, &plan);
         let otherwise = "`prsmed preset --task augment` searches for settings that fit";
@@ -186,12 +174,8 @@ impl super::Job for PairGeneration<'_> {
             return Ok(None);
         };
         let peak = memory::overall_peak(how.runtime.device());
-        let judge = |models: &FilterModels| {
-            models.filter(&prepared.real, &mut Export::open(&how.out)?, &prepared.pairs.run.filter, 0, how.runtime)
-        };
-        let filtered = prepared.filter_models.as_ref().map(judge).transpose()?;
         write_report(&Export::open(&how.out)?, &prepared.pairs.run.filter, how.runtime);
-        Ok(Some(Generated { summary, plan, peak, filtered }))
+        Ok(Some(Generated { summary, plan, peak }))
     }
 }
 
@@ -229,21 +213,13 @@ fn lora_of(spec: &str) -> Result<(&str, f64)> {
     Ok((path, strength))
 }
 
-/// Says that random weights make noise, and how to try the tool faster.
+/// Says that random weights make noise.
 fn note_random_weights(run: &AugmentRun, runtime: &Runtime) {
     let config = &run.augment;
     if !config.is_random() {
         return;
     }
-    let (side, steps) = (config.image_size, config.num_steps());
-    let slow = if side > 256 {
-        format!("; {side} pixels and {steps} steps are slow, `--preset tiny` has 128 pixels and 2 steps")
-    } else {
-        String::new()
-    };
-    let text =
-        format!("`{}` has random weights: the images will be noise, only for trying the tool{slow}", config.model);
-    runtime.note(text);
+    runtime.note(format!("`{}` has random weights: the images will be noise, only for trying the tool", config.model));
 }
 
 /// The limits that the pairs in `folder` were generated with, changed by `sets` such as `dice_min=0.7`.

@@ -11,7 +11,6 @@ use crate::plan::dry_run::{self, Buffers, DryRun, Job, Measured, Meter, Phase, S
 use crate::plan::machine::Machine;
 use crate::plan::report::Plan;
 use crate::plan::search;
-use crate::segment::dry_run::FilterDryRun;
 use crate::tensor::{Device, META};
 use crate::trainer::precision::Precision;
 
@@ -30,15 +29,14 @@ impl AugmentRun {
         family_config(&self.augment.model, control || !self.augment.controlnet.is_empty())
     }
 
-    /// Runs a batch of these settings on the meta device. `prompts` different texts are encoded first; `filter`
-    /// filters the pairs at the end.
+    /// Runs a batch of these settings on the meta device. `prompts` different texts are encoded first.
     ///
     /// # Errors
     /// [`crate::Error::Config`] for a precision that the machine does not have.
     pub fn dry_run(
         &self,
         pipeline_config: &PipelineConfig,
-        (prompts, filter): (usize, Option<&FilterDryRun>),
+        prompts: usize,
         machine: &Machine,
         costs: bool,
     ) -> Result<DryRun> {
@@ -46,7 +44,7 @@ impl AugmentRun {
         machine.set_planned_gpu();
         let run = planned_steps(&self.augment);
         let shown = self.shown();
-        let dry_run = GenerationDryRun { config: &shown, pipeline_config, prompts, filter, device: META };
+        let dry_run = GenerationDryRun { config: &shown, pipeline_config, prompts, device: META };
         let mut dry_run = dry_run::plan_walk(Job::Augment, run, machine.target(), costs, |begin| dry_run.walk(begin))?;
         dry_run.buffers = Buffers { half_precision: self.augment.precision != Precision::Fp32, ..Buffers::default() };
         Ok(dry_run)
@@ -58,7 +56,7 @@ impl AugmentRun {
     /// Typed errors of libtorch.
     pub fn measure(&self, pipeline_config: &PipelineConfig, device: Device) -> Result<Vec<Phase>> {
         let config = &self.shown();
-        let dry_run = GenerationDryRun { config, pipeline_config, prompts: PROMPTS, filter: None, device };
+        let dry_run = GenerationDryRun { config, pipeline_config, prompts: PROMPTS, device };
         let mut meter = Measured::begin(device)?;
         dry_run.walk(&mut |phase| meter.begin(phase))?;
         meter.finish()
@@ -77,7 +75,7 @@ impl Planned for AugmentRun {
     const TASK: &'static str = "augment";
 
     fn plan_of(&self, pipeline_config: &PipelineConfig, _job: Job, machine: &Machine) -> Result<Plan> {
-        Ok(Plan::of(&self.dry_run(pipeline_config, (PROMPTS, None), machine, true)?, machine))
+        Ok(Plan::of(&self.dry_run(pipeline_config, PROMPTS, machine, true)?, machine))
     }
 
     fn changes(&self, _job: Job) -> Vec<Change> {
@@ -113,7 +111,7 @@ impl Fitted for AugmentRun {
             Self { augment, ..self.clone() }
         };
         let fits = |run: &Self, costs: bool| -> Result<Option<Plan>> {
-            let plan = Plan::of(&run.dry_run(pipeline_config, (PROMPTS, None), machine, costs)?, machine);
+            let plan = Plan::of(&run.dry_run(pipeline_config, PROMPTS, machine, costs)?, machine);
             Ok(search::has_headroom(&plan, headroom_frac).then_some(plan))
         };
         let tiles = self.augment.image_size >= 128;

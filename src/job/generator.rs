@@ -16,7 +16,7 @@ use crate::runtime::Runtime;
 pub fn to_generate(run: &AugmentRun, runtime: &Runtime) -> Result<PipelineConfig> {
     let config = &run.augment;
     if let Some(size) = config.model.strip_prefix(RANDOM) {
-        weight_files::check(config.needs(), runtime)?;
+        weight_files::check(config.generator().needs(), runtime)?;
         let wanted = !config.controlnet.is_empty() || config.mode == Mode::MaskToImage;
         return PipelineConfig::random(size, wanted);
     }

@@ -43,6 +43,7 @@ pub mod training_plan;
 pub mod training_settings;
 pub mod weight_files;
 
+use crate::Result;
 use crate::config::Settings;
 use crate::plan::machine::Machine;
 use crate::report::{self, training as training_report};
@@ -50,7 +51,6 @@ use crate::runtime::Runtime;
 use crate::tensor::{self, memory as tensor_memory};
 use crate::trainer::{Outcome, Ranks, profile};
 use crate::units::Bytes;
-use crate::{Error, Result};
 use lock::RunLock;
 use memory::Memory;
 use resume::Resume;
@@ -83,7 +83,7 @@ impl<'a> How<'a> {
     /// A new run of this process alone, planned for the machine of `runtime`.
     ///
     /// # Errors
-    /// [`Error::Config`] for a GPU that this program cannot use.
+    /// [`crate::Error::Config`] for a GPU that this program cannot use.
     pub fn new(out: impl Into<PathBuf>, runtime: &'a Runtime) -> Result<Self> {
         Ok(Self {
             out: out.into(),
@@ -125,7 +125,7 @@ pub trait Job: Sized {
     /// Refuses a folder that belongs to something else, before a file is written there.
     ///
     /// # Errors
-    /// [`Error::Data`].
+    /// [`crate::Error::Data`].
     fn refuse_foreign(_how: &How) -> Result<()> {
         Ok(())
     }
@@ -133,7 +133,7 @@ pub trait Job: Sized {
     /// Refuses a folder that this job cannot begin or continue in: by default one that has another run.
     ///
     /// # Errors
-    /// [`Error::Config`]; [`Error::Data`].
+    /// [`crate::Error::Config`]; [`crate::Error::Data`].
     fn check_folder(how: &How) -> Result<()> {
         how.resume.check(&how.out)
     }
@@ -142,13 +142,13 @@ pub trait Job: Sized {
     /// changed.
     ///
     /// # Errors
-    /// [`Error::Config`]; [`Error::Data`] for rows that have changed.
+    /// [`crate::Error::Config`]; [`crate::Error::Data`] for rows that have changed.
     fn checkpoint(&self) -> Result<Option<PathBuf>>;
 
     /// Finds all weight files, before anything is planned.
     ///
     /// # Errors
-    /// [`Error::Hub`] or [`Error::Weights`] for missing files.
+    /// [`crate::Error::Hub`] or [`crate::Error::Weights`] for missing files.
     fn find_files(&mut self, checkpoint: Option<&Path>) -> Result<()> {
         let _ = checkpoint;
         Ok(())
@@ -157,7 +157,7 @@ pub trait Job: Sized {
     /// Compares the names and shapes of all weights with those of the model; only [`check`] needs it, because [`run`] loads them.
     ///
     /// # Errors
-    /// [`Error::Weights`] for weights that cannot be loaded.
+    /// [`crate::Error::Weights`] for weights that cannot be loaded.
     fn compare_weights(&self) -> Result<()> {
         Ok(())
     }
@@ -165,7 +165,7 @@ pub trait Job: Sized {
     /// Plans memory: shows the plan, searches other settings if it may, and refuses settings that do not fit.
     ///
     /// # Errors
-    /// [`Error::Config`] for settings that do not fit.
+    /// [`crate::Error::Config`] for settings that do not fit.
     fn plan(&mut self) -> Result<()>;
 
     /// Loads model and data.
@@ -185,8 +185,8 @@ pub trait Job: Sized {
 /// to have the run to continue.
 ///
 /// # Errors
-/// [`Error::Config`] for a folder in which another process writes or that has another run, and for settings that do not
-/// fit; those of the job; [`Error::Interrupted`] after saving.
+/// [`crate::Error::Config`] for a folder in which another process writes or that has another run, and for settings that do not
+/// fit; those of the job; [`crate::Error::Interrupted`] after saving.
 pub fn run<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Result<J>) -> Result<J::Done> {
     let (ranks, runtime) = (how.ranks, how.runtime);
     let lock = || RunLock::on("--out", &how.out, runtime.observer().as_ref());

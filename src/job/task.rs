@@ -6,7 +6,6 @@ use super::together::main_only;
 use super::{How, write_report};
 use crate::Result;
 use crate::config::{Resolved, Settings};
-use crate::event::Observer;
 use crate::files;
 use crate::plan::dry_run::{self, Job};
 use crate::plan::machine::Machine;
@@ -19,7 +18,6 @@ use crate::trainer::{self, DryRunTask, Outcome, Ranks, Session, TrainConfig};
 use crate::{Error, tensor};
 use std::marker::PhantomData;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 /// Settings that describe a task, with a section `train` for the engine.
 pub trait Trained: Settings + PartialEq + Send + 'static {

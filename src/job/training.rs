@@ -23,7 +23,6 @@ use crate::trainer::graph::settling_steps;
 use crate::units::{Bytes, signed};
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A training of PRS-Med whose rows are read.

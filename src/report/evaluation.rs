@@ -1,19 +1,19 @@
 //! Report of one evaluation.
 
-use super::histogram::{Histogram, Spread, round_up};
 use super::picture::{self, Layer};
+use super::spread::{Spread, round_up};
 use super::svg::{self, Axis};
 use super::{Page, heading, number, sort_key};
 use crate::Result;
 use crate::data::agreement::Positions;
 use crate::data::manifest::Target;
 use crate::metrics::estimates::{AUROC, Estimate, Estimates, keys_in_order};
-use crate::metrics::order::quantile;
 use crate::metrics::paired::Interval;
 use crate::metrics::table::EvalRow;
 use crate::segment::evaluate::{Case, Evaluation, SampleScore};
 use crate::segment::setup::Description;
 use askama::Template;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Names and values of a run: settings, versions, time, memory.
@@ -146,7 +146,6 @@ pub(super) struct Cell {
 struct Chart {
     title: String,
     svg: String,
-    note: String,
 }
 
 struct CalibrationView {
@@ -309,57 +308,34 @@ fn class_row(row: &EvalRow, all: &Estimates) -> ClassRow {
     }
 }
 
-/// Histograms of Dice and HD95, Dice by class, presence scores.
+/// Quartiles of Dice and HD95 by class, and of presence scores by target.
 fn charts(samples: &[SampleScore], length: &str) -> Vec<Chart> {
-    let values = |key: &str| samples.iter().filter_map(|sample| sample.value(key)).collect::<Vec<f64>>();
-    let (dice, hd95) = (values("dice"), values("hd95"));
-    let mut charts = Vec::new();
-    if !dice.is_empty() {
-        charts.push(Chart {
-            title: "Dice".into(),
-            svg: svg::histogram(&Histogram::new(&dice, 0.0, 1.0, 20), "Dice"),
-            note: format!("{} masks, median {}", dice.len(), number(quantile(&dice, 0.5))),
-        });
-        charts.push(Chart {
-            title: "Dice by class".into(),
-            svg: svg::spreads(&by_class(samples), Axis { low: 0.0, high: 1.0, label: "Dice" }),
-            note:
-                "Box: first to third quartile; line in the box: median; thin line: lowest to highest. Number of masks \
-                   in brackets."
-                    .into(),
-        });
-    }
-    if !hd95.is_empty() {
-        let high = round_up(hd95.iter().copied().fold(0.0, f64::max));
-        let label = format!("HD95 ({length})");
-        charts.push(Chart {
-            title: label.clone(),
-            svg: svg::histogram(&Histogram::new(&hd95, 0.0, high, 20), &label),
-            note: format!("{} of {} masks have a distance", hd95.len(), dice.len()),
-        });
-    }
-    for (target, title) in
-        [(Target::Present, "Presence score, target present"), (Target::Absent, "Presence score, target absent")]
-    {
-        let scores: Vec<f64> = samples.iter().filter(|sample| sample.target == target).map(|s| s.presence).collect();
-        // without absent targets there is nothing to tell apart
-        if !scores.is_empty() && samples.iter().any(|sample| sample.target == Target::Absent) {
-            charts.push(Chart {
-                title: title.into(),
-                svg: svg::histogram(&Histogram::new(&scores, 0.0, 1.0, 20), "presence score"),
-                note: format!("{} questions", scores.len()),
-            });
-        }
-    }
-    charts
-}
-
-fn by_class(samples: &[SampleScore]) -> Vec<Spread> {
-    let classes: std::collections::BTreeSet<&str> = samples.iter().map(|sample| sample.modality.as_str()).collect();
-    let of_class = |class: &str| -> Vec<f64> {
-        samples.iter().filter(|sample| sample.modality == class).filter_map(|sample| sample.dice).collect()
+    let classes: BTreeSet<&str> = samples.iter().map(|sample| sample.modality.as_str()).collect();
+    let of_classes = |key: &str| -> Vec<Spread> {
+        let values = |class: &str| -> Vec<f64> {
+            samples.iter().filter(|s| s.modality == class).filter_map(|sample| sample.value(key)).collect()
+        };
+        classes.iter().filter_map(|class| Spread::new(class, &values(class))).collect()
     };
-    classes.into_iter().filter_map(|class| Spread::new(class, &of_class(class))).collect()
+    let presence = |target: Target, name: &str| {
+        let scores: Vec<f64> = samples.iter().filter(|s| s.target == target).map(|s| s.presence).collect();
+        Spread::new(name, &scores)
+    };
+    let absent = presence(Target::Absent, "absent");
+    // without absent targets there is nothing to tell apart
+    let of_targets =
+        absent.into_iter().flat_map(|absent| presence(Target::Present, "present").into_iter().chain([absent]));
+    let groups = [
+        ("Dice", "by class", of_classes("dice")),
+        (&*format!("HD95 ({length})"), "by class", of_classes("hd95")),
+        ("Presence score", "by target", of_targets.collect()),
+    ];
+    let chart = |(label, by, spreads): (&str, &str, Vec<Spread>)| {
+        let most = spreads.iter().map(|spread| spread.five[4]).fold(0.0, f64::max);
+        let high = if label.starts_with("HD95") { round_up(most) } else { 1.0 };
+        Chart { title: format!("{label} {by}"), svg: svg::spreads(&spreads, Axis { low: 0.0, high, label }) }
+    };
+    groups.into_iter().filter(|(.., spreads)| !spreads.is_empty()).map(chart).collect()
 }
 
 fn calibration(evaluation: &Evaluation) -> Option<CalibrationView> {

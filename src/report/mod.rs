@@ -7,9 +7,9 @@
 pub mod comparison;
 pub mod data_check;
 pub mod evaluation;
-mod histogram;
 pub mod pairs;
 mod picture;
+mod spread;
 mod svg;
 pub mod training;
 

@@ -21,7 +21,7 @@ const SHOWN: usize = 12;
 const SIDE_PX: u32 = 384;
 
 /// The tests of the filter, in the order of their use: name, what it measures, what a pair needs to pass.
-const TESTS: [[&str; 3]; 12] = [
+const TESTS: [[&str; 3]; 10] = [
     ["spread", "Standard deviation of the brightness, 0 to 1. A blank image has 0.", "at least filter.spread_min"],
     [
         "clipped_more",
@@ -39,12 +39,6 @@ const TESTS: [[&str; 3]; 12] = [
         "seam_step",
         "Change of the brightness from pixel to pixel there.",
         "standard deviations from real images, at most filter.sigma",
-    ],
-    ["source_similarity", "Similarity to the source image, -1 to 1.", "is not tested"],
-    [
-        "pixel_similarity",
-        "Largest similarity to another training image, -1 to 1. A copy has 1.",
-        "at most this quantile between real images: filter.cosine_quantile",
     ],
     ["dice", "Dice of the label and of the mask that a filter model finds, 0 to 1.", "at least filter.dice_min"],
     [

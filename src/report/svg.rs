@@ -1,7 +1,7 @@
-//! Charts as SVG: histogram, spread by class, reliability curve, lines over steps. Colours come from the page's style
+//! Charts as SVG: spread by class, reliability curve, lines over steps. Colours come from the page's style
 //! sheet, so that they fit light and dark pages.
 
-use super::histogram::{Histogram, Spread, round_up};
+use super::spread::{Spread, round_up};
 use crate::metrics::reliability::Curve;
 use askama::filters::{Escaper, Html};
 use std::fmt::Write as _;
@@ -99,37 +99,6 @@ impl<'a> Chart<'a> {
         self.text += "</svg>";
         self.text
     }
-}
-
-/// A bar chart of a histogram.
-pub(super) fn histogram(histogram: &Histogram, label: &str) -> String {
-    let most = histogram.counts.iter().copied().max().unwrap_or(0);
-    // ticks are whole numbers
-    let (high, steps) = match most {
-        0..=5 => (most.max(1) as f64, usize::try_from(most.max(1)).unwrap_or(1)),
-        6..=10 => (10.0, 5),
-        _ => (round_up(most as f64), 5),
-    };
-    let all: u64 = histogram.counts.iter().sum();
-    let description = format!("Histogram of {label}, {all} values");
-    let x = Axis { low: histogram.low, high: histogram.high, label };
-    let y = Axis { low: 0.0, high, label: "number" };
-    let mut chart = Chart::new(&description, x, y, HEIGHT, LEFT);
-    chart.y_axis(steps);
-    chart.x_axis((x.high - x.low) / 5.0);
-    for (bin, count) in histogram.counts.iter().enumerate() {
-        let (from, to) = histogram.range(bin);
-        let (left, right, top) = (chart.x(from) + 1.0, chart.x(to) - 1.0, chart.y(*count as f64));
-        let height = chart.y(0.0) - top;
-        chart.add(format_args!(
-            "<rect class=\"bar\" x=\"{left:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{height:.1}\"><title>{} to {}: \
-             {count}</title></rect>",
-            (right - left).max(0.5),
-            tick(from),
-            tick(to)
-        ));
-    }
-    chart.end()
 }
 
 /// Quartiles of a score by class: a box from the first to the third quartile, a line at the median, whiskers to the
@@ -279,10 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_fill_their_range() {
-        let chart = histogram(&Histogram::new(&[0.1, 0.1, 0.9], 0.0, 1.0, 4), "Dice");
-        assert_eq!(chart.matches("class=\"bar\"").count(), 4);
-        assert!(chart.contains("0 to 0.25: 2") && chart.contains("0.75 to 1: 1"), "{chart}");
+    fn ticks_are_short() {
         assert_eq!([tick(0.0), tick(0.25), tick(12000.0), tick(-0.0)], ["0", "0.25", "1e4", "0"]);
     }
 }

@@ -273,69 +273,6 @@ fn blank<const N: usize>(shape: [i64; N], kind: Kind, device: Device) -> Tensor 
 /// Tokens that the dry run of a prediction generates; later ones need the same memory.
 const SHOWN_TOKENS: usize = 3;
 
-/// Memory of scoring generated images with a trained filter model.
-#[derive(Debug, Clone, PartialEq)]
-pub struct FilterDryRun {
-    /// The model's settings.
-    pub model: ModelConfig,
-    /// Its sizes.
-    pub sizes: prsmed::Config,
-    /// Dtype of frozen weights and arithmetic.
-    pub kind: Kind,
-    /// Ids of the longest question, including the image token.
-    pub question_tokens: usize,
-    /// Width and height of the largest image.
-    pub image: (u32, u32),
-    /// Images per batch of the feature extractor; 0 = no features are computed.
-    pub batch: usize,
-    /// Real images of a class whose features are compared.
-    pub reference: usize,
-}
-
-impl FilterDryRun {
-    /// Loads the model on `device` (only sizes on [`META`]), predicts one mask, computes features of one batch.
-    ///
-    /// # Errors
-    /// Typed errors of libtorch.
-    pub fn dry_run(&self, device: Device) -> Result<()> {
-        let options = BuildOptions {
-            device,
-            stored: self.kind,
-            compute: self.kind,
-            initialise: false,
-            train_base: self.model.train_base,
-            quantization: self.model.quantization,
-            loads_base: true,
-            host_layers: self.model.stream_layers.count(),
-            host_vision: self.model.stream_vision,
-            packed_attention: self.model.packed_attention,
-            ranks: 1,
-            reads_layers: true,
-        };
-        let model = guard::guard(|| Ok(PrsMed::new(&self.sizes, options)))?;
-        let input = if device == META && meta::target() == meta::Target::Cpu { META } else { Device::Cpu };
-        let (clip, side) = (self.sizes.clip.image_size, self.model.image_size);
-        let images = || {
-            let _category = ledger::enter(ledger::Category::Inputs);
-            [blank([1, 3, clip, clip], Kind::Uint8, input), blank([1, 3, side, side], Kind::Uint8, input)]
-        };
-        let text = example_text(self.sizes.llm.vocab_size, self.question_tokens);
-        guard::guard(|| {
-            no_grad(|| {
-                drop(predict::answer(&model, &images(), text, self.image, 1, &mut |_| Ok(true))?);
-                if self.batch == 0 {
-                    return Ok(());
-                }
-                let [count, kept] = [self.batch, self.reference].map(|n| i64::try_from(n).expect("counts of images"));
-                let _reference = blank([kept, self.sizes.encoder.out_dim], Kind::Float, input);
-                let images = blank([count, 3, side, side], Kind::Uint8, input);
-                let _features = model.embed_image(&images, PrsMed::evaluation_pass()).to_kind(Kind::Float);
-                Ok(())
-            })
-        })
-    }
-}
-
 /// Name of a base that exists only in this process.
 const TRANSIENT_BASE: &str = "not kept";
 

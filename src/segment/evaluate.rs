@@ -300,7 +300,6 @@ fn tile(
     let score = sample.dice.map_or_else(|| "absent".to_owned(), |dice| format!("Dice {dice:.3}"));
     Ok(sheet::Tile {
         image: overlay(image, prediction, Some(truth))?,
-        frame: None,
         name: row.image_path.display().to_string(),
         shows: sheet::SHOWS_BOTH,
         notes: format!("{score}, {}: {} {}", row.modality, row.question, prediction.answer),

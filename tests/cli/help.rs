@@ -2,7 +2,7 @@
 
 use crate::support::{done, prsmed, run};
 
-const COMMANDS: [&[&str]; 21] = [
+const COMMANDS: [&[&str]; 20] = [
     &["train"],
     &["eval"],
     &["predict"],
@@ -15,7 +15,6 @@ const COMMANDS: [&[&str]; 21] = [
     &["augment"],
     &["augment", "generate"],
     &["augment", "filter"],
-    &["augment", "quality"],
     &["augment", "ablation"],
     &["data", "check"],
     &["data", "prepare"],
@@ -96,7 +95,7 @@ fn the_help_of_train() {
           --labels <LIST>             Same as `--set data.labels=LIST`: labels of masks that are
                                       foreground, for example 1,3
           --preset <NAME>             Named settings: tiny, full, cpu, gpu-24gb, ...
-          --config <FILE>             TOML file over the preset
+          --config <FILE>             TOML file whose values override the preset
           --set <KEY=VALUE>           One setting, for example `train.micro_batch=4`; may be repeated
           --out <DIR>                 Run folder [default: runs/train]
           --init <RUN>                Start from the weights of a trained run: a run folder, a
@@ -118,8 +117,6 @@ fn the_help_of_train() {
           --gpu <GPU>                 With `--check`: the GPU that will train, as in `prsmed plan --gpu`
           --print-config              Print the resolved settings as TOML and stop
           --profile-memory <every=N>  Profile the memory of the first and of every N-th step
-          --profile-out <FILE>        Where to write that profile [default: memory.jsonl in the run
-                                      folder]
           --json                      Write one JSON object a line on standard output instead of text
       -q, --quiet                     Say nothing on standard error but errors
       -h, --help                      Print help (see more with '--help')
@@ -145,7 +142,6 @@ fn the_help_of_augment() {
       finetune  Fine-tune the generator on the train rows of a data root
       generate  Generate image+mask pairs from the train rows of a data root
       filter    Filter synthetic pairs with cross-fitted segmenters
-      quality   Measure how close synthetic images are to real ones: FID, KID, MMD
       ablation  Test whether synthetic pairs help: compare trainings with and without them
       help      Print this message or the help of the given subcommand(s)
 

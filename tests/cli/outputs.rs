@@ -17,7 +17,7 @@ struct Case {
 
 const ROWS: [(&str, &str); 2] = [("--data-root", "data"), ("--annotations", "data/annotations")];
 
-const CASES: [Case; 15] = [
+const CASES: [Case; 13] = [
     Case {
         command: "predict",
         inputs: &[
@@ -52,15 +52,8 @@ const CASES: [Case; 15] = [
             ("--init", "run"),
             ("--set", "model.base=base"),
         ],
-        outputs: &["--out", "--profile-out"],
-        rest: &["--profile-memory", "every=1"],
-    },
-    // the folder of `--resume` is continued by design
-    Case {
-        command: "train",
-        inputs: &[ROWS[0], ("--resume", "run")],
-        outputs: &["--profile-out"],
-        rest: &["--out", "new", "--profile-memory", "every=1"],
+        outputs: &["--out"],
+        rest: &[],
     },
     Case {
         command: "eval",
@@ -83,14 +76,8 @@ const CASES: [Case; 15] = [
     Case {
         command: "augment finetune",
         inputs: &[ROWS[0], ROWS[1], ("--config", "settings.toml"), ("--model", "base"), ("--set", "model.vae=tower")],
-        outputs: &["--out", "--profile-out"],
-        rest: &["--profile-memory", "every=1"],
-    },
-    Case {
-        command: "augment finetune",
-        inputs: &[ROWS[0], ("--resume", "run")],
-        outputs: &["--profile-out"],
-        rest: &["--out", "new", "--profile-memory", "every=1"],
+        outputs: &["--out"],
+        rest: &[],
     },
     Case {
         command: "augment generate",
@@ -100,7 +87,6 @@ const CASES: [Case; 15] = [
             ("--config", "settings.toml"),
             ("--model", "base"),
             ("--lora", "lora.safetensors=0.5"),
-            ("--filter-models", "tower"),
             ("--set", "augment.controlnet=second"),
         ],
         outputs: &["--out"],
@@ -146,9 +132,9 @@ const CASES: [Case; 15] = [
 ];
 
 /// Commands whose files are inputs only, or that have outputs only.
-const OTHERS: [&str; 12] = [
-    "serve", "preset", "solve", "bench", "calibrate", "augment quality", "data check", "data compare", "data phantom",
-    "hub get", "hub ls", "hub verify",
+const OTHERS: [&str; 11] = [
+    "serve", "preset", "solve", "bench", "calibrate", "data check", "data compare", "data phantom", "hub get",
+    "hub ls", "hub verify",
 ];
 
 /// Value names of flags that name files or folders.
@@ -240,7 +226,7 @@ fn every_output_of_every_command_is_refused_where_links_of_an_input_lead() {
     }
     let store = home.join("store");
     let before = tree(&store);
-    let files = ["--mask-out", "--overlay-out", "--probabilities", "--record-out", "--profile-out", "--timeline"];
+    let files = ["--mask-out", "--overlay-out", "--probabilities", "--record-out", "--timeline"];
     // folders of which parts are written, which these links do not lead to
     let parts =
         [("train", "--out"), ("augment finetune", "--out"), ("augment filter", "--extra"), ("data prepare", "--out")];

@@ -166,15 +166,13 @@ fn evaluate(watch: &mut Watch) {
 }
 
 fn augment(watch: &mut Watch) {
-    let (root, pairs, run) = (watch.path("root"), watch.path("pairs"), watch.path("run"));
+    let (root, pairs) = (watch.path("root"), watch.path("pairs"));
     let words =
         "augment generate --preset tiny --set augment.image_size=64 --set augment.steps=2 --limit 2 --data-root";
     watch.done(words, &[&root, Path::new("--out"), &pairs]);
     let words =
         "--json augment finetune --preset tiny --set finetune.image_size=64 --set train.max_steps=1 --data-root";
     watch.done(words, &[&root, Path::new("--out"), &watch.path("finetuned")]);
-    let words = "--json augment quality --data-root";
-    watch.done(words, &[&root, Path::new("--extra"), &pairs, Path::new("--run"), &run]);
 }
 
 /// Files that cannot be read: alone, among others, and as label maps.

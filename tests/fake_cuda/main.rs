@@ -352,7 +352,7 @@ fn fine_tunings_use_the_planned_memory() {
     let cases = [
         "finetune.model=random:tiny train.precision=bf16",
         "finetune.model=random:sd15 finetune.method=lora",
-        "finetune.model=random:sd15 finetune.mode=mask_to_image finetune.unlock_decoder=true train.deterministic=true",
+        "finetune.model=random:sd15 finetune.mode=mask_to_image train.deterministic=true",
         "finetune.model=random:sd15 finetune.method=full train.optimizer=adamw8bit train.accumulation=1 \
          train.step_in_backward=true train.clip_norm=0",
         "finetune.model=random:sd15 finetune.method=full train.offload_optimizer=true",

@@ -156,7 +156,7 @@ class Generate(Scenario):
         data = self.inputs / "data"
         if not data.exists():
             self.program.plain("data", "phantom", data, "--count", 8, "--image-size", 64, "--seed", 3)
-        sets = ["augment.image_size=64", "augment.steps=2", "augment.preview_every=2"]
+        sets = ["augment.image_size=64", "augment.steps=2"]
         arguments = ["augment", "generate", "--preset", "tiny", "--data-root", data, "--out", self.out, "--limit", 3]
         self.command = self.again = arguments + [part for each in sets for part in ("--set", each)]
         return FOREIGN | {"out": None, "out/notes.txt": b"notes"}

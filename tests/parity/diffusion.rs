@@ -140,7 +140,7 @@ fn sdxl_agrees() {
     let time_ids = Tensor::from_slice(&ids).view([2, 6]);
     let added = Some(Added { pooled: pooled.shallow_clone(), time_ids: time_ids.shallow_clone() });
     let conditioning = Conditioning { context: text.shallow_clone(), added };
-    let run = || net.forward(&sample, &times(), &conditioning, None);
+    let run = || net.forward(&sample, &times(), &conditioning, None, unet::Pass::default());
     let mut case = fixture.case("sdxl");
     let out = run();
     let first = [0.295_455, 0.433_779, 0.379_969, 0.320_764];
@@ -159,7 +159,10 @@ fn sdxl_agrees() {
     no_grad(|| {
         let added = Some(Added { pooled: pooled.narrow(0, 0, 1), time_ids: time_ids.narrow(0, 0, 1) });
         let one = Conditioning { context: text.narrow(0, 0, 1), added };
-        case.check("odd", &net.forward(&wave(&[1, 4, 9, 14], 0.31), &times().narrow(0, 0, 1), &one, None));
+        case.check(
+            "odd",
+            &net.forward(&wave(&[1, 4, 9, 14], 0.31), &times().narrow(0, 0, 1), &one, None, unet::Pass::default()),
+        );
         fill(&store, Style::Quiet);
         case.check("quiet", &run());
     });
@@ -190,12 +193,12 @@ fn sd15_and_its_controlnet_agree() {
     let image = ((wave(&[2, 3, 32, 32], 0.41) + 1.0) / 2.0).set_requires_grad(true);
     let (mut plain, mut steered) = (fixture.case("sd15"), fixture.case("controlnet"));
     let controlled = |sample: &Tensor| {
-        let residuals = control.forward(sample, &times(), &conditioning, &image, 0.7);
-        let out = net.forward(sample, &times(), &conditioning, Some(&residuals));
+        let residuals = control.forward(sample, &times(), &conditioning, (&image, 0.7), unet::Pass::default());
+        let out = net.forward(sample, &times(), &conditioning, Some(&residuals), unet::Pass::default());
         (residuals, out)
     };
     no_grad(|| {
-        let out = net.forward(&sample, &times(), &conditioning, None);
+        let out = net.forward(&sample, &times(), &conditioning, None, unet::Pass::default());
         let first = [0.387_251, 0.567_351, 0.574_479, 0.563_408];
         printed("SD 1.5", &out, &first, &[-0.301_685, -0.103_646], &[0.042_441, 0.164_555]);
         plain.check("smooth", &out);
@@ -213,7 +216,7 @@ fn sd15_and_its_controlnet_agree() {
     });
     fill(&store, Style::Rough);
     fill(&control_store, Style::Rough);
-    let out = net.forward(&sample, &times(), &conditioning, None);
+    let out = net.forward(&sample, &times(), &conditioning, None, unet::Pass::default());
     plain.check("out", &out);
     backward(&out);
     plain.check("grad.sample", &sample.grad());

@@ -83,11 +83,11 @@ impl Step {
         let sum = objective.loss(&batch, |noisy| {
             let residuals = self.control.as_ref().map(|control| {
                 let image = single(&[2, 3, 32, 32], 0.23);
-                control.forward_with(noisy, &times, &conditioning, (&image, 1.0), pass)
+                control.forward(noisy, &times, &conditioning, (&image, 1.0), pass)
             });
             let region = (self.trained == Trained::Inpaint).then(|| single(&[2, 5, 16, 16], 0.43));
             let noisy = region.map_or_else(|| noisy.shallow_clone(), |region| Tensor::cat(&[noisy, &region], 1));
-            self.net.forward_with(&noisy, &times, &conditioning, residuals.as_ref(), pass)
+            self.net.forward(&noisy, &times, &conditioning, residuals.as_ref(), pass)
         });
         sum / 2.0
     }

@@ -48,7 +48,7 @@ fn pipeline_config(family: &str, config: &AugmentConfig) -> PipelineConfig {
 }
 
 fn phases_of(config: &AugmentConfig, pipeline_config: &PipelineConfig, prompts: usize, device: Device) -> Vec<Peak> {
-    let generation = Generation { config, pipeline_config, prompts, filter: None, device };
+    let generation = Generation { config, pipeline_config, prompts, device };
     if device == META {
         let steps = Steps { whole: config.steps, shown: config.steps };
         let planned =

@@ -42,10 +42,6 @@ fn draw_settings(rng: &mut ChaCha8Rng) -> Vec<String> {
     if sets.contains(&"train.precision=fp16".to_owned()) {
         "finetune.model=random:tiny".clone_into(&mut sets[0]);
     }
-    let mut one = |key: &str, values: &[&str]| format!("{key}={}", values.choose(rng).unwrap());
-    if sets.contains(&"finetune.mode=mask_to_image".to_owned()) {
-        sets.push(one("finetune.unlock_decoder", &["false", "true"]));
-    }
     if sets.contains(&"train.step_in_backward=true".to_owned()) {
         sets.retain(|set| !set.starts_with("train.accumulation=") && set != "train.precision=fp16");
         sets.extend(["train.accumulation=1", "train.clip_norm=0"].map(str::to_owned));

@@ -77,17 +77,12 @@ fn memory_of_generation_on_cuda_is_as_planned() {
         let sources = Sources { preset: Some("tiny".into()), sets: pairs, ..Sources::default() };
         let run: AugmentRun = sources.resolve_as().unwrap().config;
         let pipeline_config = run.planned_pipeline_config().unwrap();
-        let planned = run.dry_run(&pipeline_config, (PROMPTS, None), &machine, false).unwrap();
+        let planned = run.dry_run(&pipeline_config, PROMPTS, &machine, false).unwrap();
         let (plan, tensors) = (Plan::of(&planned, &machine), Plan::of(&planned, &tensors_alone));
         memory::release_cache(Device::Cuda(0)).unwrap();
         let device = Device::Cuda(0);
-        let generation = Generation {
-            config: &run.augment,
-            pipeline_config: &pipeline_config,
-            prompts: PROMPTS,
-            filter: None,
-            device,
-        };
+        let generation =
+            Generation { config: &run.augment, pipeline_config: &pipeline_config, prompts: PROMPTS, device };
         let mut meter = Measured::begin(device).unwrap();
         generation.walk(&mut |phase| meter.begin(phase)).unwrap();
         let measured = meter.finish().unwrap();

@@ -1,6 +1,6 @@
 //! Comparisons of the arms, the verdict, and the report as text.
 //!
-//! The comparison that decides is fixed by the settings, before any training: the first ratio, Dice on the test rows.
+//! The comparison that decides is fixed by the settings, before any training: the first ratio, on the test rows.
 //! Synthetic pairs help only if they gain over real images
 //! alone *and* over the duplicated real rows. Each of the two must hold, so they need no correction for their number.
 //! All other comparisons are secondary.
@@ -8,7 +8,7 @@
 use super::arms::{Arm, RunKey};
 use super::probe::{FalsePositives, MOST_TIMES, ProbeCounts};
 use super::rows::ArmRows;
-use super::scores::{Metric, RowScore, TestSet};
+use super::scores::{RowScore, TestSet};
 use crate::Result;
 use crate::data::mixing_sampler::Ratio;
 use crate::metrics::paired::{self, Comparison, Conclusion, Interval, Scores};
@@ -24,8 +24,6 @@ pub struct AblationReport {
     pub steps: u64,
     /// Seeds.
     pub seeds: Vec<u64>,
-    /// Tolerance of the surface Dice in pixels.
-    pub tolerance_px: f64,
     /// The sets of scored rows.
     pub sets: Vec<SetReport>,
     /// Real training images.
@@ -58,8 +56,6 @@ pub struct SetReport {
 pub struct ArmMeans {
     /// The set of rows.
     pub set: &'static str,
-    /// The score.
-    pub metric: Metric,
     /// The arm.
     pub arm: Arm,
     /// Mean over the images, for each seed.
@@ -84,8 +80,6 @@ pub struct ProbeReport {
 pub struct ArmComparison {
     /// The set of rows.
     pub set: &'static str,
-    /// The score.
-    pub metric: Metric,
     /// The arm that is compared.
     pub arm: Arm,
     /// The arm that it is compared with.
@@ -115,7 +109,6 @@ pub(super) struct Results<'a> {
     pub(super) steps: u64,
     pub(super) seeds: Vec<u64>,
     pub(super) ratios: &'a [Ratio],
-    pub(super) tolerance_px: f64,
     /// Number of real training images; 0 = all.
     pub(super) limit_real: usize,
     pub(super) rows: &'a ArmRows,
@@ -132,9 +125,7 @@ impl Results<'_> {
     pub(super) fn report(&self) -> Result<AblationReport> {
         let mut comparisons = Vec::new();
         for set in 0..self.sets.len() {
-            for metric in Metric::ALL {
-                comparisons.extend(self.compare(set, metric, set == 0 && metric == Metric::Dice)?);
-            }
+            comparisons.extend(self.compare(set)?);
         }
         let primary = || comparisons.iter().filter(|c| c.is_primary).filter_map(ArmComparison::overall);
         let verdict = if primary().any(|all| all.images_only) {
@@ -146,7 +137,6 @@ impl Results<'_> {
         Ok(AblationReport {
             steps: self.steps,
             seeds: self.seeds.clone(),
-            tolerance_px: self.tolerance_px,
             sets: self
                 .sets
                 .iter()
@@ -166,17 +156,17 @@ impl Results<'_> {
         self.seeds.iter().filter_map(move |&seed| self.runs.get(&RunKey { limit_real, arm, seed }.to_string()))
     }
 
-    /// Score of each image for each seed.
-    fn scores(&self, arm: Arm, set: usize, metric: Metric) -> Vec<Vec<f64>> {
-        self.runs_of(arm).map(|run| self.sets[set].by_image(&run.sets[set], metric)).collect()
+    /// Dice of each image for each seed.
+    fn scores(&self, arm: Arm, set: usize) -> Vec<Vec<f64>> {
+        self.runs_of(arm).map(|run| self.sets[set].by_image(&run.sets[set])).collect()
     }
 
-    fn compare(&self, set: usize, metric: Metric, is_first: bool) -> Result<Vec<ArmComparison>> {
+    fn compare(&self, set: usize) -> Result<Vec<ArmComparison>> {
         let groups = self.sets[set].groups();
         let mut pairs = vec![(Arm::Real, Arm::Classical, false)];
         for (number, &ratio) in self.ratios.iter().enumerate() {
             let (duplicates, synthetic) = (Arm::Duplicates(ratio), Arm::Synthetic(ratio));
-            let is_primary = is_first && number == 0;
+            let is_primary = set == 0 && number == 0;
             pairs.extend([
                 (Arm::Real, duplicates, false),
                 (Arm::Real, synthetic, is_primary),
@@ -186,16 +176,10 @@ impl Results<'_> {
         }
         let bootstrap_seed = self.seeds.first().copied().unwrap_or(0);
         let compare = |(baseline, arm, is_primary): (Arm, Arm, bool)| {
-            let [base, other] = [baseline, arm].map(|arm| self.scores(arm, set, metric));
+            let [base, other] = [baseline, arm].map(|arm| self.scores(arm, set));
             let scores = Scores { groups: &groups, baseline: &base, other: &other };
-            Ok(ArmComparison {
-                set: self.sets[set].name,
-                metric,
-                arm,
-                baseline,
-                is_primary,
-                groups: paired::compare(&scores, bootstrap_seed)?,
-            })
+            let groups = paired::compare(&scores, bootstrap_seed)?;
+            Ok(ArmComparison { set: self.sets[set].name, arm, baseline, is_primary, groups })
         };
         pairs.into_iter().map(compare).collect()
     }
@@ -203,15 +187,12 @@ impl Results<'_> {
     /// Mean scores of the runs of each arm.
     fn means(&self) -> Vec<ArmMeans> {
         let mean = |scores: &Vec<f64>| scores.iter().sum::<f64>() / scores.len().max(1) as f64;
-        let arms = Arm::all(self.ratios);
         let mut runs = Vec::new();
         for (number, set) in self.sets.iter().enumerate() {
-            for metric in Metric::ALL {
-                runs.extend(arms.iter().map(|&arm| {
-                    let by_seed = self.scores(arm, number, metric).iter().map(mean).collect();
-                    ArmMeans { set: set.name, metric, arm, by_seed }
-                }));
-            }
+            runs.extend(Arm::all(self.ratios).into_iter().map(|arm| {
+                let by_seed = self.scores(arm, number).iter().map(mean).collect();
+                ArmMeans { set: set.name, arm, by_seed }
+            }));
         }
         runs
     }
@@ -252,11 +233,8 @@ impl AblationReport {
             let _ = writeln!(out, "\n{}, Dice:", title(comparison));
             out.push_str(&paired::table(&comparison.groups));
         }
-        let _ = writeln!(
-            out,
-            "\nall comparisons, over all images (surface Dice within {} pixels; *: decides, the others are secondary and not \
-             corrected for their number):",
-            self.tolerance_px
+        out.push_str(
+            "\nall comparisons, over all images (*: decides, the others are secondary and not corrected for their number):\n",
         );
         out.push_str(&self.overview());
         out.push('\n');
@@ -273,7 +251,7 @@ impl AblationReport {
     }
 
     fn overview(&self) -> String {
-        let header = ["arm", "against", "rows", "score", "difference", "bootstrap 95 %", "t 95 %", "result"];
+        let header = ["arm", "against", "rows", "difference", "bootstrap 95 %", "t 95 %", "result"];
         let cells: Vec<Vec<String>> = self
             .comparisons
             .iter()
@@ -283,7 +261,6 @@ impl AblationReport {
                     format!("{}{}", comparison.arm, if comparison.is_primary { " *" } else { "" }),
                     comparison.baseline.to_string(),
                     comparison.set.to_owned(),
-                    comparison.metric.name().to_owned(),
                     signed(all.difference, 4),
                     all.bootstrap.to_string(),
                     all.over_seeds.map_or_else(|| "-".into(), |interval| interval.to_string()),

@@ -7,9 +7,7 @@ use crate::data::manifest::{Manifest, Row, Split};
 use crate::data::sample::{at_row, decoded};
 use crate::data::split::spread;
 use crate::event::{Event, Observer};
-use crate::metrics::grid::{Size, Spacing};
-use crate::metrics::segmentation::{PixelCounts, is_foreground};
-use crate::metrics::surface::SurfaceDistances;
+use crate::metrics::segmentation::PixelCounts;
 use crate::runtime::Runtime;
 use crate::tensor::weights::{sha256, write_bytes};
 use crate::{Error, Result, files};
@@ -25,41 +23,10 @@ const SAVED_AFTER: usize = 25;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(super) struct RowScore {
     pub(super) dice: f64,
-    pub(super) surface_dice: f64,
     /// Pixels that only the prediction counts to the foreground.
     pub(super) false_positives: u64,
     /// Background pixels of the truth.
     pub(super) background: u64,
-}
-
-/// A score that arms are compared by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Metric {
-    /// Dice at 0.5.
-    Dice,
-    /// Surface Dice at the tolerance of the ablation.
-    SurfaceDice,
-}
-
-impl Metric {
-    /// All metrics.
-    pub const ALL: [Self; 2] = [Self::Dice, Self::SurfaceDice];
-
-    /// Name for tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Dice => "Dice",
-            Self::SurfaceDice => "surface Dice",
-        }
-    }
-
-    pub(super) fn of(self, score: &RowScore) -> f64 {
-        match self {
-            Self::Dice => score.dice,
-            Self::SurfaceDice => score.surface_dice,
-        }
-    }
 }
 
 /// Rows that every trained segmenter is scored on.
@@ -71,7 +38,6 @@ pub(super) struct TestSet<'a> {
     /// SHA-256 of the image of each row. A data root may contain a copy of an image for each of its masks.
     images: Vec<String>,
     labels: Labels,
-    tolerance_px: f64,
 }
 
 /// Scores of a file, and what they are scores of.
@@ -86,8 +52,6 @@ struct Saved {
 pub(super) struct Scoring {
     /// Foreground labels of masks.
     pub(super) labels: Labels,
-    /// Tolerance of the surface Dice.
-    pub(super) tolerance_px: f64,
     /// Most rows of a set, spread evenly; 0 = all.
     pub(super) limit: usize,
 }
@@ -144,7 +108,7 @@ impl<'a> TestSet<'a> {
         }
         let rows = spread(unseen, scoring.limit);
         let images = rows.iter().map(|&row| sum(row).clone()).collect();
-        Ok(Self { name, manifest, rows, images, labels: scoring.labels, tolerance_px: scoring.tolerance_px })
+        Ok(Self { name, manifest, rows, images, labels: scoring.labels })
     }
 
     /// Number of rows.
@@ -161,14 +125,14 @@ impl<'a> TestSet<'a> {
 
     /// Mean score of each image, in the order of [`Self::groups`]. Rows about one image are not independent samples;
     /// confidence intervals over rows would be too narrow.
-    pub(super) fn by_image(&self, scores: &[RowScore], metric: Metric) -> Vec<f64> {
-        by_image(&self.images, scores.iter().map(|score| metric.of(score)))
+    pub(super) fn by_image(&self, scores: &[RowScore]) -> Vec<f64> {
+        by_image(&self.images, scores.iter().map(|score| score.dice))
     }
 
     /// Identifies rows, files and settings of the scores.
     pub(super) fn identity(&self) -> Result<String> {
         let mut hash = Sha256::new();
-        hash.update(format!("{:?} {:?}", self.labels, self.tolerance_px));
+        hash.update(format!("{:?}", self.labels));
         for (&row, image) in self.rows.iter().zip(&self.images) {
             let row = &self.manifest.rows[row];
             hash.update(format!("{:?}", (image, sha256(&row.mask_path)?, &row.question)));
@@ -224,12 +188,8 @@ impl<'a> TestSet<'a> {
         let probabilities =
             model.probabilities(&image, &row.question).map_err(|error| error.of_image(&row.image_path))?;
         let counts = PixelCounts::of(&probabilities, &truth)?;
-        let predicted: Vec<bool> = probabilities.iter().map(|p| is_foreground(*p)).collect();
-        let size = Size::image(mask.height() as usize, mask.width() as usize);
-        let surfaces = SurfaceDistances::of(&predicted, &truth, size, Spacing::PIXELS)?;
         Ok(RowScore {
             dice: counts.dice(),
-            surface_dice: surfaces.surface_dice(self.tolerance_px),
             false_positives: counts.predicted - counts.both,
             background: counts.pixels - counts.truth,
         })

@@ -4,7 +4,7 @@
 //! text. Each line is written with one call, flushed and synced before the next pair starts. When a journal is opened,
 //! an incomplete last line is cut off. Only one process may write.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -64,6 +64,16 @@ impl Journal {
     /// All records, in file order.
     pub fn records(&self) -> &[Record] {
         &self.records
+    }
+
+    /// Number of rejected pairs by the first failed test.
+    pub fn rejected(&self) -> BTreeMap<String, usize> {
+        let mut rejected = BTreeMap::new();
+        for record in self.records.iter().filter(|record| !record.accepted) {
+            let first = record.reason.split(' ').next().unwrap_or_default();
+            *rejected.entry(first.to_owned()).or_default() += 1;
+        }
+        rejected
     }
 
     /// Indices of the pairs that have a record, accepted or rejected.

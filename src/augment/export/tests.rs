@@ -15,14 +15,6 @@ use crate::fixture;
 use crate::tensor::weights::sha256;
 
 #[test]
-fn a_renamed_source_is_announced() {
-    let note = |names: &[&str]| renaming_note(names.iter().map(Path::new));
-    assert_eq!(note(&["a/001.png", "b.jpg"]), None);
-    let text = note(&["a/001.png", "a/ISIC_0012.jpg"]).expect("a note");
-    assert!(text.contains("`ISIC_0012.jpg` becomes `derm_0012_keep_lesion_000000.png`"), "{text}");
-}
-
-#[test]
 fn an_exported_data_root_opens_and_passes_the_check() {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("from"), folder.path().join("to"));

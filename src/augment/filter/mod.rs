@@ -3,7 +3,6 @@
 
 pub mod model;
 pub mod pixels;
-pub mod sheet;
 pub mod survey;
 
 mod config;

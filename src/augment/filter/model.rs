@@ -18,17 +18,13 @@ use crate::augment::settings::Mode;
 use crate::data::decode;
 use crate::data::image::foreground;
 use crate::data::manifest::{Manifest, Row, Split};
-use crate::data::text::{self, TextTokenizer};
 use crate::event::Event;
-use crate::hub::Need;
 use crate::metrics::order::quantile;
 use crate::metrics::segmentation::is_foreground;
 use crate::runtime::Runtime;
 use crate::segment::LoadedModel;
-use crate::segment::dry_run::FilterDryRun;
-use crate::segment::needs;
 use crate::segment::predict::{Request, predict};
-use crate::segment::setup::{self, Build, Description, RunOverrides};
+use crate::segment::setup::{self, Build, RunOverrides};
 use crate::segment::{RunConfig, Training};
 use crate::shell::ShellCommand;
 use crate::tensor::weights::{readable_folder, sha256, verify_folder, write_bytes};
@@ -117,7 +113,7 @@ impl FilterModels {
     ///
     /// # Errors
     /// [`Error::Weights`] when the folder contains none.
-    pub fn open(folder: &Path) -> Result<Self> {
+    fn open(folder: &Path) -> Result<Self> {
         let path = folder.join(FOLDS);
         let hint =
             "train filter models with `prsmed augment filter --data-root DATA --extra PAIRS --filter-models DIR`";
@@ -173,43 +169,6 @@ impl FilterModels {
             }
         }
         Ok(this)
-    }
-
-    /// Sizes for a dry run that filters pairs made from `real`.
-    ///
-    /// # Errors
-    /// [`Error::Weights`] for damaged filter models; [`Error::Data`] for an image whose size cannot be read.
-    pub fn dry_run(&self, real: &Manifest, device: Device) -> Result<FilterDryRun> {
-        let folder = readable_folder(&self.run(0).join("last"))?;
-        let description = setup::describe(&folder)?;
-        let tokenizer = TextTokenizer::open(&folder.join("tokenizer"))?;
-        let mut seen = BTreeSet::new();
-        let mut classes: BTreeMap<&str, usize> = BTreeMap::new();
-        let (mut question_tokens, mut image) = (0, (1, 1));
-        for row in real.rows.iter().filter(|row| row.split == Split::Train && row.is_present()) {
-            if !seen.insert((&row.image_path, &row.mask_path)) {
-                continue;
-            }
-            *classes.entry(&row.modality).or_default() += 1;
-            question_tokens = question_tokens.max(text::question_prompt(&tokenizer, &row.question)?.ids.len());
-            let size = decode::dimensions(&row.image_path)?;
-            if u64::from(size.0) * u64::from(size.1) > u64::from(image.0) * u64::from(image.1) {
-                image = size;
-            }
-        }
-        let reference = classes.into_values().filter(|&images| images >= LEAST).max().unwrap_or(0);
-        let batch = reference.min(FEATURES);
-        let Description { model, sizes, .. } = description;
-        let model = setup::resident_on_cpu(model, device);
-        Ok(FilterDryRun { model, sizes, kind: kind_on(device), question_tokens, image, batch, reference })
-    }
-
-    /// Weight files that the filter models read besides their own folders.
-    ///
-    /// # Errors
-    /// As [`needs::of_checkpoint`].
-    pub fn needs(&self) -> Result<Vec<Need<'static>>> {
-        needs::of_checkpoint(&readable_folder(&self.run(0).join("last"))?, None, None)
     }
 
     fn run(&self, fold: usize) -> PathBuf {
@@ -280,16 +239,12 @@ impl FilterModels {
 
     fn summary(&self, export: &Export, rows: usize, real_dice: Option<f64>) -> FilterReport {
         let records = export.journal().records();
-        let mut rejected: BTreeMap<String, usize> = BTreeMap::new();
-        for record in records.iter().filter(|record| !record.accepted) {
-            *rejected.entry(record.reason.split(' ').next().unwrap_or_default().to_owned()).or_default() += 1;
-        }
         FilterReport {
             pairs: records.len(),
             accepted: records.iter().filter(|record| record.accepted).count(),
             rows,
             unknown: records.iter().filter(|record| !self.folds.contains_key(&record.source_sha256)).count(),
-            rejected,
+            rejected: export.journal().rejected(),
             real_dice,
         }
     }

@@ -1,15 +1,12 @@
-//! Pixel tests of generated pairs, without a model: blank and clipped images, the lesion's brightness, visible seams,
-//! copies of training images.
+//! Pixel tests of generated pairs, without a model: blank and clipped images, the lesion's brightness, visible seams.
 //!
 //! Brightness is Rec. 601 luma from 0 to 1. Each test computes a number; the limits are [`super::Thresholds`]. The
 //! intensity test follows the filter of MAISI; the other tests are this project's own.
 
-use image::{GrayImage, Rgb, RgbImage};
-use rayon::prelude::*;
-
 use super::{Decision, Spread, Thresholds};
 use crate::augment::inpaint_mask::{InpaintMask, Side, squared_distances};
 use crate::metrics::order::quantile;
+use image::{GrayImage, Rgb, RgbImage};
 
 /// Brightness of each pixel, row by row.
 pub fn luma(image: &RgbImage) -> Vec<f32> {
@@ -137,92 +134,6 @@ impl Plane {
     }
 }
 
-/// Cells along each side of a thumbnail.
-const THUMBNAIL: u32 = 24;
-
-/// Mean brightness of the cells of a coarse grid over an image.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Thumbnail {
-    cells: Vec<f32>,
-}
-
-impl Thumbnail {
-    /// Computes the thumbnail of an image of any size.
-    pub fn of(image: &RgbImage) -> Self {
-        Self { cells: cell_means(&luma(image), image.dimensions()) }
-    }
-
-    /// Normalised cross-correlation, -1..=1, with a weight for each cell ([`repaint_weights`]); 0 when one of the two
-    /// is constant.
-    pub fn similarity(&self, other: &Self, weights: &[f32]) -> f64 {
-        let mean = |cells: &[f32]| {
-            let (sum, weight) = cells
-                .iter()
-                .zip(weights)
-                .fold((0.0, 0.0), |(s, n), (&cell, &w)| (s + f64::from(cell * w), n + f64::from(w)));
-            if weight > 0.0 { sum / weight } else { 0.0 }
-        };
-        let (a_mean, b_mean) = (mean(&self.cells), mean(&other.cells));
-        let (mut ab, mut aa, mut bb) = (0.0, 0.0, 0.0);
-        for ((&a, &b), &weight) in self.cells.iter().zip(&other.cells).zip(weights) {
-            let (a, b, weight) = (f64::from(a) - a_mean, f64::from(b) - b_mean, f64::from(weight));
-            ab += weight * a * b;
-            aa += weight * a * a;
-            bb += weight * b * b;
-        }
-        if aa > 1e-9 && bb > 1e-9 { ab / (aa * bb).sqrt() } else { 0.0 }
-    }
-
-    /// Similarity to the most similar of `others`; `None` when there are none.
-    pub fn nearest(&self, others: &[&Self], weights: &[f32]) -> Option<f64> {
-        others.iter().map(|other| self.similarity(other, weights)).max_by(f64::total_cmp)
-    }
-}
-
-/// Fraction of each thumbnail cell that is repainted. Preserved pixels are the source's own, so they do not show a
-/// copy.
-pub fn repaint_weights(inpaint_mask: &InpaintMask) -> Vec<f32> {
-    let is_new = inpaint_mask.ramp_region().iter().map(|value| (*value > 0) == inpaint_mask.target.is_some());
-    let repainted: Vec<f32> = is_new.map(|is_new| if is_new { 1.0 } else { 0.0 }).collect();
-    cell_means(&repainted, inpaint_mask.preserved.dimensions())
-}
-
-/// Weights of an image that is repainted everywhere.
-pub fn full_weights() -> Vec<f32> {
-    vec![1.0; (THUMBNAIL * THUMBNAIL) as usize]
-}
-
-/// Similarity of each thumbnail to its nearest neighbour, for the quantile of [`Thresholds::cosine_quantile`].
-/// Generated images are compared with their nearest neighbour too. A quantile over all pairs of images would call
-/// more results copies the more images there are.
-pub fn nearest_similarities(thumbnails: &[Thumbnail], weights: &[f32]) -> Vec<f64> {
-    let nearest = |(at, one): (usize, &Thumbnail)| {
-        let others = thumbnails.iter().enumerate().filter(|(other, _)| *other != at);
-        others.map(|(_, other)| one.similarity(other, weights)).max_by(f64::total_cmp)
-    };
-    thumbnails.par_iter().enumerate().filter_map(nearest).collect()
-}
-
-/// Means over the cells of a grid; a cell smaller than a pixel has the value of that pixel.
-fn cell_means(values: &[f32], (width, height): (u32, u32)) -> Vec<f32> {
-    let span = |cell: u32, length: u32| {
-        let first = cell * length / THUMBNAIL;
-        first..((cell + 1) * length / THUMBNAIL).max(first + 1).min(length)
-    };
-    let mut means = Vec::with_capacity((THUMBNAIL * THUMBNAIL) as usize);
-    for row in 0..THUMBNAIL {
-        for column in 0..THUMBNAIL {
-            let (columns, rows) = (span(column, width), span(row, height));
-            let count = columns.len() * rows.len();
-            let sum: f32 = rows
-                .map(|y| columns.clone().map(|x| values[y as usize * width as usize + x as usize]).sum::<f32>())
-                .sum();
-            means.push(sum / count.max(1) as f32);
-        }
-    }
-    means
-}
-
 /// Statistics of the real training images of a class, with which [`test_pixels`] compares.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RealStatistics {
@@ -232,11 +143,6 @@ pub struct RealStatistics {
     pub seam_jump: Spread,
     /// [`Seam::step`] on real images.
     pub seam_step: Spread,
-    /// Thumbnails of the training images.
-    pub thumbnails: Vec<Thumbnail>,
-    /// Maximum similarity of a result to a training image: a quantile of [`nearest_similarities`]. `None` disables
-    /// the test.
-    pub similarity_max: Option<f64>,
 }
 
 /// A generated pair for the pixel tests.
@@ -275,17 +181,6 @@ pub fn test_pixels(candidate: &Candidate, real: &RealStatistics, thresholds: &Th
             } else {
                 decision.at_most(name, value, spread.mean + thresholds.sigma * spread.deviation);
             }
-        }
-    }
-    let weights = inpaint_mask.map_or_else(full_weights, repaint_weights);
-    let (own, result) = (Thumbnail::of(source), Thumbnail::of(result));
-    // similarity to the own source is only logged: a shortened noise schedule preserves the source's layout
-    decision.add_score("source_similarity", result.similarity(&own, &weights));
-    let others: Vec<&Thumbnail> = real.thumbnails.iter().filter(|other| **other != own).collect();
-    if let Some(similarity) = result.nearest(&others, &weights) {
-        match real.similarity_max {
-            Some(most) => decision.at_most("pixel_similarity", similarity, most),
-            None => decision.add_score("pixel_similarity", similarity),
         }
     }
 }

@@ -1,54 +1,41 @@
 //! Measures real training images of a class; the pixel tests compare generated images with these statistics.
 
-use super::pixels::{RealStatistics, Seam, Thumbnail, full_weights, median_inside, nearest_similarities, seam};
-use super::{Spread, Thresholds};
+use super::Spread;
+use super::pixels::{RealStatistics, Seam, median_inside, seam};
 use crate::Result;
-use crate::augment::inpaint_mask::{Frame, InpaintMask, InpaintMaskOptions};
+use crate::augment::inpaint_mask::{Frame, InpaintMask};
 use crate::augment::settings::Mode;
 use crate::data::decode;
 use crate::data::image::foreground;
-use crate::metrics::order::quantile;
 use crate::tensor::rng;
 use rayon::prelude::*;
 use std::path::Path;
 
-/// Minimum number of real images for a duplicate threshold.
-const LEAST: usize = 8;
-
 /// Measures the images of one class, given as (image, mask) pairs: median brightness of lesions, seams where pairs
-/// would have them (for a `mode` that makes new lesions: at the borders of the real lesions), thumbnails. `side` is the side
+/// would have them (for a `mode` that makes new lesions: at the borders of the real lesions). `side` is the side
 /// of the generator's square.
 ///
 /// # Errors
 /// [`crate::Error::Data`] for a file that cannot be read; [`crate::Error::Shape`] when image and mask differ in size.
-pub fn measure(
-    images: &[(&Path, &Path)],
-    (side, mode): (u32, Mode),
-    thresholds: &Thresholds,
-    seed: u64,
-) -> Result<RealStatistics> {
-    let one = |(number, (image, mask)): (usize, &(&Path, &Path))| -> Result<(Option<f64>, Option<Seam>, Thumbnail)> {
+pub fn measure(images: &[(&Path, &Path)], (side, mode): (u32, Mode), seed: u64) -> Result<RealStatistics> {
+    let one = |(number, (image, mask)): (usize, &(&Path, &Path))| -> Result<(Option<f64>, Option<Seam>)> {
         let image = decode::image(image)?.to_rgb8();
         let label = foreground(&decode::mask(mask)?);
         let frame = Frame::new(image.dimensions(), side)?;
         let mut rng = rng::stream(seed, "survey", &[number as u64]);
         let inpaint_mask = match mode {
             Mode::EditLesion | Mode::InsertLesion => InpaintMask::around(&label, &frame, &mut rng)?,
-            _ => InpaintMask::draw(&label, None, &frame, &InpaintMaskOptions::default(), &mut rng)?,
+            _ => InpaintMask::draw(&label, None, &frame, &mut rng)?,
         };
-        Ok((median_inside(&image, &label), seam(&image, &inpaint_mask), Thumbnail::of(&image)))
+        Ok((median_inside(&image, &label), seam(&image, &inpaint_mask)))
     };
     let measured: Vec<_> = images.par_iter().enumerate().map(one).collect::<Result<_>>()?;
     let medians: Vec<f64> = measured.iter().filter_map(|m| m.0).collect();
     let seams: Vec<Seam> = measured.iter().filter_map(|m| m.1).collect();
-    let thumbnails: Vec<Thumbnail> = measured.into_iter().map(|m| m.2).collect();
-    let similar = nearest_similarities(&thumbnails, &full_weights());
     Ok(RealStatistics {
         median: Spread::of(&medians),
         seam_jump: Spread::of(&seams.iter().map(|seam| seam.jump).collect::<Vec<_>>()),
         seam_step: Spread::of(&seams.iter().map(|seam| seam.step).collect::<Vec<_>>()),
-        similarity_max: (thumbnails.len() >= LEAST).then(|| quantile(&similar, thresholds.cosine_quantile)).flatten(),
-        thumbnails,
     })
 }
 
@@ -61,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_duplicate_threshold_needs_eight_real_images() {
+    fn brightness_and_seams_of_real_images_are_measured() {
         let folder = tempfile::tempdir().unwrap();
         let mask = folder.path().join("mask.png");
         let label = |x: u32, y: u32| Luma([u8::from(x.abs_diff(80) < 12 && y.abs_diff(60) < 9) * 255]);
@@ -74,11 +61,8 @@ mod tests {
         };
         let images: Vec<PathBuf> = (0..8).map(image).collect();
         let pairs: Vec<(&Path, &Path)> = images.iter().map(|image| (image.as_path(), mask.as_path())).collect();
-        let measured =
-            |count: usize| measure(&pairs[..count], (256, Mode::KeepLesion), &Thresholds::default(), 1).unwrap();
-        assert_eq!(measured(7).similarity_max, None);
-        let all = measured(8);
-        assert!(all.similarity_max.is_some_and(f64::is_finite), "{:?}", all.similarity_max);
-        assert_eq!((all.median.count, all.thumbnails.len()), (8, 8));
+        let all = measure(&pairs, (256, Mode::KeepLesion), 1).unwrap();
+        assert_eq!([all.median, all.seam_jump, all.seam_step].map(|of| of.count), [8; 3]);
+        assert!(all.seam_jump.mean > 0.0 && all.seam_jump.mean < all.seam_step.mean, "{all:?}");
     }
 }

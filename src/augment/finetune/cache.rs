@@ -11,13 +11,11 @@ use crate::data::decode;
 use crate::data::image::foreground;
 use crate::data::text::clip_bpe::CONTEXT;
 use crate::event::{Event, Observer};
-use crate::hub::free_bytes;
 use crate::models::diffusion::vae::Vae;
 use crate::tensor::store::{Role, Store};
 use crate::tensor::weights::{Archive, write_safetensors};
 use crate::tensor::{self, Device, Kind, META, Tensor, guard, memory, no_grad, rng};
 use crate::trainer::Ranks;
-use crate::units::Bytes;
 use crate::{Error, Result, files};
 use image::{GrayImage, RgbImage};
 use serde_json::json;
@@ -124,8 +122,7 @@ impl Cache {
     /// ranks are done.
     ///
     /// # Errors
-    /// [`Error::Data`] for an image that cannot be read, or whose mask has another size; [`Error::Config`] for a disk
-    /// with too little room; [`Error::Weights`]; [`Error::Interrupted`]; [`Error::Peer`]; typed errors of libtorch.
+    /// [`Error::Data`] for an image that cannot be read, or whose mask has another size; [`Error::Weights`]; [`Error::Interrupted`]; [`Error::Peer`]; typed errors of libtorch.
     pub fn fill(folder: &Path, images: &[ImageFiles], texts: &Texts, encoding: &Encoding) -> Result<Self> {
         encoding.ranks.agree_on(guard::guard(|| Self::fill_part(folder, images, texts, encoding)))
     }
@@ -160,7 +157,6 @@ impl Cache {
             .filter(|missing| missing.latents.is_some() || !missing.conditions.is_empty())
             .collect();
         let missing_texts: Vec<usize> = (0..texts_at.len()).filter(|&i| !is_whole(&texts_at[i])).collect();
-        encoding.check_room(folder, &missing, images, missing_texts.len())?;
         // by the number of the image, because another rank may have written files already
         let is_own = |number: usize| number % encoding.ranks.size() == encoding.ranks.rank();
         let missing: Vec<Missing> = missing.into_iter().filter(|missing| is_own(missing.image)).collect();
@@ -260,33 +256,6 @@ impl Encoding<'_> {
     /// Height and width of the latents.
     fn cells(&self, frame: &Frame) -> [i64; 2] {
         [i64::from(frame.side) / self.pipeline_config.vae.downscale(); 2]
-    }
-
-    fn check_room(&self, folder: &Path, missing: &[Missing], images: &[ImageFiles], texts: usize) -> Result<()> {
-        let channels = self.pipeline_config.vae.latent_channels;
-        let of_image = |missing: &Missing| {
-            let frame = &images[missing.image].frame;
-            let (pixels, [height, width]) = (i64::from(frame.side).pow(2), self.cells(frame));
-            let cells = height * width;
-            let condition = match self.condition {
-                Condition::None => 0,
-                Condition::Regions(_) => 4 * cells * (1 + channels),
-                Condition::Mask => pixels,
-            };
-            let latents = if missing.latents.is_some() { 4 * cells * (2 * channels + 2) } else { 0 };
-            latents + condition * i64::try_from(missing.conditions.len()).unwrap_or(i64::MAX)
-        };
-        let text = 4 * 77 * self.pipeline_config.unet.cross_attention_dim + 8192;
-        let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
-        let needed = missing.iter().map(|missing| bytes(of_image(missing))).sum::<u64>() + texts as u64 * bytes(text);
-        match free_bytes(folder) {
-            Some(free) if free < needed => {
-                let (needed, free) = (Bytes(needed), Bytes(free));
-                let reason = format!("latents and embeddings need {needed}, {} has {free} left", folder.display());
-                Err(Error::config("--out", reason, "free some space, or choose another `--out`"))
-            }
-            _ => Ok(()),
-        }
     }
 
     fn check_interrupt(&self) -> Result<()> {

@@ -2,7 +2,7 @@
 //! shapes, which also make it fill regions without a lesion, and everything but the lesion.
 
 use crate::augment::inpaint_mask::{dilate, field_of_view};
-use crate::augment::mask_bank::{SourceMaskOptions, place_mask};
+use crate::augment::mask_bank::place_mask;
 use image::{GrayImage, Luma, RgbImage};
 use rand::Rng;
 
@@ -32,7 +32,7 @@ pub(super) fn region(
     if number % KINDS == 1 {
         let field = field_of_view(image);
         // a lesion that fits nowhere else stays where it is
-        if let Ok(placed) = place_mask(label, "", &field, &SourceMaskOptions::default(), rng) {
+        if let Ok(placed) = place_mask(label, "", &field, rng) {
             return placed.mask;
         }
     }

@@ -337,15 +337,12 @@ fn build_unet(
         (_, Mode::MaskToImage) | (Method::Lora, _) => Role::Frozen,
         (Method::Full, _) => Role::Trainable,
     };
-    let decoder = if config.unlock_decoder { Role::Trainable } else { role };
     let adapters = adapters.map(|store| Adapters {
         root: store.root(Role::Trainable).sub(lora::Component::Unet.name()),
         config: config.lora(),
         targets: config.targets(),
     });
-    let build = |scope: &crate::tensor::store::VarPath| {
-        Unet::in_parts(scope, &scope.with_role(decoder), sizes, adapters.as_ref())
-    };
+    let build = |scope: &crate::tensor::store::VarPath| Unet::with_adapters(scope, sizes, adapters.as_ref());
     let (before, now) = (pipeline_config.unet.in_channels, sizes.in_channels);
     // new input channels start at zero: the converted network first ignores them
     let fill = |store: &Store| {

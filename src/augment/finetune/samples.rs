@@ -6,21 +6,22 @@
 use super::cache::{Cache, autoencoder};
 use super::step::Denoiser;
 use crate::augment::inpaint_mask::Frame;
-use crate::augment::pipeline::{Embedding, Placement, bytes, is_finite, on, vae_kind};
+use crate::augment::pipeline::{
+    Embedding, Placement, bytes, conditioning, guided, is_finite, noise, on, placed, vae_kind,
+};
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::quality::{FeatureSource, QualityReport};
 use crate::data::decode;
 use crate::data::sheet::{Tile, sheet};
 use crate::event::{Event, Observer};
 use crate::models::diffusion::sampler::{History, Sampler};
-use crate::models::diffusion::unet::{Added, Conditioning, Pass};
+use crate::models::diffusion::unet::Pass;
 use crate::models::diffusion::vae::Vae;
 use crate::tensor::store::Store;
-use crate::tensor::{Device, Kind, META, Tensor, dims, guard, ledger, memory, meta, module_path, no_grad, rng};
+use crate::tensor::{Device, Kind, META, Tensor, dims, guard, ledger, memory, module_path, no_grad};
 use crate::trainer::{Picture, Ranks, Score};
 use crate::{Error, Result, files};
 use image::{RgbImage, imageops};
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -243,15 +244,8 @@ impl Quality {
         let mut report = QualityReport::default();
         for (index, class) in self.classes.iter().enumerate() {
             let made: Vec<PathBuf> = (0..class.samples.len()).map(|number| self.file(index, number)).collect();
-            let own = |features: Tensor| BTreeMap::from([(class.modality.clone(), features)]);
             let features = (self.extract)(&made)?;
-            report.add(
-                &self.source,
-                &own(class.real.shallow_clone()),
-                "samples",
-                &own(features),
-                denoiser.engine.seed,
-            )?;
+            report.add(&self.source, &class.modality, [&class.real, &features], denoiser.engine.seed)?;
         }
         observer.on(&Event::Note(format!("quality of the samples against real training images\n{report}")));
         Ok(summary(&report)?.into_iter().map(|(name, value)| (name, value.to_bits())).collect())
@@ -264,7 +258,7 @@ impl Quality {
             for number in 0..class.samples.len().min(SHOWN.div_ceil(self.classes.len())) {
                 let image = decode::image(&self.file(index, number))?.to_rgb8();
                 let name = class.modality.clone();
-                tiles.push(Tile { image, frame: None, name, shows: "sample", notes: String::new() });
+                tiles.push(Tile { image, name, shows: "sample", notes: String::new() });
             }
         }
         Ok(Picture { name: "samples".into(), image: sheet(&tiles, COLUMNS) })
@@ -340,9 +334,11 @@ pub fn latents(
     let sampler = Sampler::new(pipeline_config.sampler, &pipeline_config.scheduler, config.sample_steps)?;
     let (kind, guidance) = (denoiser.sample_kind(), config.sample_guidance);
     let doubled = |xs: &Tensor| if guidance > 1.0 { Tensor::cat(&[xs, xs], 0) } else { xs.shallow_clone() };
-    let conditioning = conditioning(denoiser, conditions, guidance > 1.0);
+    let negative = conditions.negative.iter().filter(|_| guidance > 1.0);
+    let rows: Vec<&Embedding> = negative.chain(&conditions.positive).collect();
+    let conditioning = conditioning(device, &rows, config.image_size);
     let condition = conditions.condition.as_ref().map(|condition| doubled(&placed(device, condition)));
-    let noise = noise(denoiser, pipeline_config, &conditions.seeds);
+    let noise = noise(pipeline_config, config.image_size, device, &conditions.seeds);
     let mut latents = noise * sampler.init_noise_scale();
     let mut history = History::default();
     for (i, &time) in sampler.timesteps().iter().enumerate().take(steps) {
@@ -352,43 +348,11 @@ pub fn latents(
         drop(input);
         let mut output = output.to_kind(Kind::Float);
         if guidance > 1.0 {
-            let halves = output.chunk(2, 0);
-            output = &halves[0] + (&halves[1] - &halves[0]) * guidance;
+            output = guided(&output, guidance);
         }
         latents = sampler.step(i, &output, &latents, &mut history);
     }
     Ok(latents)
-}
-
-/// A tensor from the host on the device.
-fn placed(device: Device, tensor: &Tensor) -> Tensor {
-    if tensor.device() == device { tensor.shallow_clone() } else { on(device, tensor) }
-}
-
-fn conditioning(denoiser: &Denoiser, conditions: &Conditions, is_guided: bool) -> Conditioning {
-    let negative = conditions.negative.iter().filter(|_| is_guided);
-    let rows: Vec<&Embedding> = negative.chain(&conditions.positive).collect();
-    let stacked = |of: &dyn Fn(&Embedding) -> Tensor| {
-        placed(denoiser.device, &Tensor::stack(&rows.iter().map(|row| of(row)).collect::<Vec<_>>(), 0))
-    };
-    let added = rows.iter().all(|row| row.pooled.is_some()).then(|| {
-        let pooled = stacked(&|row| row.pooled.as_ref().expect("all rows have one").shallow_clone());
-        Added { pooled, time_ids: denoiser.time_ids(i64::try_from(rows.len()).expect("a small batch")) }
-    });
-    Conditioning { context: stacked(&|row| row.context.shallow_clone()), added }
-}
-
-/// Noise from each sample's own seed, so that it does not depend on the batch.
-fn noise(denoiser: &Denoiser, pipeline_config: &PipelineConfig, seeds: &[u64]) -> Tensor {
-    let _category = ledger::enter(ledger::Category::Inputs);
-    let vae = &pipeline_config.vae;
-    let side = denoiser.config.image_size / vae.downscale();
-    let host = if denoiser.device == META && meta::target() == meta::Target::Cpu { META } else { Device::Cpu };
-    let each = seeds.iter().map(|&seed| {
-        rng::seed(seed);
-        Tensor::randn([1, vae.latent_channels, side, side], (Kind::Float, host))
-    });
-    placed(denoiser.device, &Tensor::cat(&each.collect::<Vec<_>>(), 0))
 }
 
 /// `bytes [b, S, S, 3]` as images.

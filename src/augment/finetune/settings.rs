@@ -2,7 +2,6 @@
 
 use super::cache::Condition;
 use crate::augment::settings::{GeneratorSettings, RANDOM};
-use crate::hub::Need;
 use crate::nn::LoraConfig;
 use crate::setting::{Setting, settings};
 use crate::trainer::precision::Precision;
@@ -54,9 +53,6 @@ settings! {
         /// With `mode=inpaint`: regions of each image. They take turns: the lesion with a rim, the lesion moved and bent, a
         /// random shape, everything but the lesion. Their latents are cached.
         masks_per_image: usize = 8, results(Changes), resume(Fixed), range(1.0..);
-        /// With `mode=mask_to_image`: also train the decoder of the UNet (its up blocks), which is frozen otherwise.
-        unlock_decoder: bool = false, results(Changes), resume(Fixed),
-            memory("weights, gradients and optimizer state of half the UNet");
         /// With `mode=mask_to_image`: a ControlNet to start from, as `augment.controlnet`; empty = a copy of the UNet's
         /// down path.
         controlnet: String = String::new(), results(Changes), resume(Fixed);
@@ -163,11 +159,6 @@ impl FinetuneConfig {
         self.model.starts_with(RANDOM)
     }
 
-    /// Weight files that the training reads.
-    pub fn needs(&self) -> Vec<Need<'_>> {
-        if self.is_random() { Vec::new() } else { self.generator().needs() }
-    }
-
     /// The settings that name the generator.
     pub fn generator(&self) -> GeneratorSettings<'_> {
         GeneratorSettings {
@@ -229,13 +220,9 @@ impl FinetuneRun {
         if config.has_adapters() && config.targets().is_empty() {
             return Err(Error::config("finetune.targets", "names no layer", "use for example `to_q,to_v`"));
         }
-        if config.mode != Mode::MaskToImage && (config.unlock_decoder || !config.controlnet.is_empty()) {
-            let key = if config.unlock_decoder { "finetune.unlock_decoder" } else { "finetune.controlnet" };
-            return Err(Error::config(
-                key,
-                "belongs to a ControlNet",
-                "set `finetune.mode=mask_to_image`, or leave it out",
-            ));
+        if config.mode != Mode::MaskToImage && !config.controlnet.is_empty() {
+            let hint = "set `finetune.mode=mask_to_image`, or leave it out";
+            return Err(Error::config("finetune.controlnet", "belongs to a ControlNet", hint));
         }
         if config.samples > 0 && self.train.validate_every_epochs == 0 {
             let (key, reason) = ("finetune.samples", "samples are made at validations, which are off");

@@ -6,7 +6,7 @@ use super::cache::Latents;
 use super::network::{Masters, Network};
 use super::objective::{NoisyBatch, Objective};
 use super::settings::{FinetuneConfig, FinetuneRun};
-use crate::augment::pipeline::{Embedding, Placement};
+use crate::augment::pipeline::{Embedding, Placement, time_ids};
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::models::diffusion::unet::{Added, Conditioning, Pass};
 use crate::tensor::{Device, Kind, META, Tensor, guard, ledger, no_grad, rng};
@@ -179,7 +179,6 @@ impl Denoiser {
     pub fn batch(&self, samples: Vec<Sample>) -> Result<NoisyLatents> {
         let _category = ledger::enter(ledger::Category::Inputs);
         let draws: Vec<Draw> = samples.iter().map(|sample| sample.draw).collect();
-        let count = i64::try_from(draws.len()).expect("a few samples");
         let rows: Vec<Row> = samples.into_iter().map(|sample| self.row(sample)).collect::<Result<_>>()?;
         guard::guard(|| {
             let stacked = |of: &dyn Fn(&Row) -> &Tensor| {
@@ -202,8 +201,10 @@ impl Denoiser {
                 factors: numbers(&factors).view([-1, 3]),
                 timesteps: numbers(&timesteps),
                 context: stacked(&|row| &row.context),
-                added: of_all(&|row| row.pooled.as_ref())
-                    .map(|pooled| Added { pooled, time_ids: on(device, &self.square(count)) }),
+                added: of_all(&|row| row.pooled.as_ref()).map(|pooled| Added {
+                    pooled,
+                    time_ids: on(device, &time_ids(self.config.image_size, draws.len())),
+                }),
                 condition: of_all(&|row| row.condition.as_ref()),
                 draws,
             })
@@ -269,27 +270,15 @@ impl Denoiser {
         match (controlnet, condition) {
             (Some(controlnet), Some(condition)) => {
                 let image = condition.expand([-1, 3, -1, -1], true);
-                let residuals = controlnet.forward_with(noisy, timesteps, conditioning, (&image, 1.0), pass);
-                unet.forward_with(noisy, timesteps, conditioning, Some(&residuals), pass)
+                let residuals = controlnet.forward(noisy, timesteps, conditioning, (&image, 1.0), pass);
+                unet.forward(noisy, timesteps, conditioning, Some(&residuals), pass)
             }
             (_, Some(region)) => {
                 let input = Tensor::cat(&[noisy, &region.to_kind(noisy.kind())], 1);
-                unet.forward_with(&input, timesteps, conditioning, None, pass)
+                unet.forward(&input, timesteps, conditioning, None, pass)
             }
-            (_, None) => unet.forward_with(noisy, timesteps, conditioning, None, pass),
+            (_, None) => unet.forward(noisy, timesteps, conditioning, None, pass),
         }
-    }
-
-    /// SDXL's numbers of `rows` whole square images: original height and width, top and left of the crop, target height and
-    /// width, `[rows, 6]`.
-    fn square(&self, rows: i64) -> Tensor {
-        let side = self.config.image_size as f32;
-        Tensor::from_slice(&[side, side, 0.0, 0.0, side, side]).repeat([rows, 1])
-    }
-
-    /// The same on the device of the networks.
-    pub fn time_ids(&self, rows: i64) -> Tensor {
-        self.square(rows).to_device(self.device)
     }
 
     /// The loss of a micro-batch as the engine expects it: its part of the mean over the effective batch.

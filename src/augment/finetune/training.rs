@@ -131,14 +131,14 @@ impl Finetuning<'_> {
         let placement = Placement { device, kind: self.run.train.precision.kind(), seed: self.run.train.seed };
         let sums = self.sums(&train, &validated)?;
         let sum_of = |path: &'_ Path| sums[path].as_str();
-        let files = |item: &'_ Item| {
+        let files = train.iter().chain(&validated).map(|item| {
             Ok(ImageFiles {
                 image: (item.image.as_path(), sum_of(&item.image)),
                 mask: (item.mask.as_path(), sum_of(&item.mask)),
                 frame: self.frame(&item.image)?,
             })
-        };
-        let images: Vec<ImageFiles> = train.iter().chain(&validated).map(files).collect::<Result<_>>()?;
+        });
+        let images: Vec<ImageFiles> = files.collect::<Result<_>>()?;
         let weights = self.pipeline_config.weight_digests()?;
         let ids = tokenize(self.pipeline_config, &texts.texts, "captions", self.runtime.observer().as_ref())?;
         let texts = Texts { texts: texts.texts, ids };

@@ -1,14 +1,14 @@
 //! The work for one pair that needs no network: inpainting mask and texts before generation, pasting and pixel tests
 //! after it.
 
-use super::PromptTexts;
 use crate::augment::export::{self, LoraUse, Record, Text};
 use crate::augment::filter::pixels::{self, Candidate, RealStatistics};
 use crate::augment::filter::{Decision, Thresholds};
 use crate::augment::inpaint_mask::{
-    AROUND_MAX_PX, ColourMatch, Frame, InpaintMask, InpaintMaskOptions, dilate, field_of_view, paste_exact, paste_vae,
+    AROUND_MAX_PX, ColourMatch, Frame, InpaintMask, dilate, field_of_view, paste_exact, paste_vae,
 };
-use crate::augment::mask_bank::{self, MaskBank, PlacedMask, SourceMaskOptions};
+use crate::augment::mask_bank::{self, MaskBank, PlacedMask};
+use crate::augment::pipeline::PromptPair;
 use crate::augment::prompt::Prompts;
 use crate::augment::settings::{AugmentConfig, Mode, Paste};
 use crate::data::decode;
@@ -40,6 +40,15 @@ impl SourceImage<'_> {
     pub(super) fn class(&self) -> &str {
         &self.rows[0].modality
     }
+}
+
+/// Prompts of a job. A plan needs their number.
+#[derive(Debug)]
+pub struct PromptTexts {
+    /// All different prompts and negative prompts.
+    pub texts: Vec<String>,
+    /// Prompts of every pair, by index.
+    pub pairs: Vec<PromptPair>,
 }
 
 /// Inputs of the work for one pair. It runs on many threads.
@@ -76,7 +85,6 @@ impl Work<'_> {
             return Err(Error::data(source.mask, reason, "export image and mask at one size"));
         }
         let frame = Frame::new(image.dimensions(), side_of(self.config)?)?.with_cell(self.cell);
-        let options = InpaintMaskOptions::default();
         let mut pair = PreparedPair {
             index,
             source: number,
@@ -94,7 +102,7 @@ impl Work<'_> {
             Mode::KeepLesion => {
                 let field = field_of_view(&pair.image);
                 let preserved = with_companions(&pair.label, &source.companions)?;
-                pair.inpaint_mask = Some(InpaintMask::draw(&preserved, Some(&field), &pair.frame, &options, &mut rng)?);
+                pair.inpaint_mask = Some(InpaintMask::draw(&preserved, Some(&field), &pair.frame, &mut rng)?);
             }
             Mode::EditLesion => pair.inpaint_mask = Some(InpaintMask::around(&pair.label, &pair.frame, &mut rng)?),
             Mode::InsertLesion => self.insert(source, &mut pair, &mut rng)?,
@@ -117,7 +125,7 @@ impl Work<'_> {
                 *valid = 0;
             }
         }
-        match mask_bank::place_mask(&foreground(&mask), &name, &field, &SourceMaskOptions::default(), rng) {
+        match mask_bank::place_mask(&foreground(&mask), &name, &field, rng) {
             Ok(placed) => {
                 pair.inpaint_mask = Some(InpaintMask::around(&placed.mask, &pair.frame, rng)?);
                 for (own, new) in pair.label.iter_mut().zip(placed.mask.iter()) {

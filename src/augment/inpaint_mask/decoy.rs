@@ -6,7 +6,7 @@ use std::ops::Range;
 use image::GrayImage;
 use rand::Rng;
 
-use super::{InpaintMaskOptions, count, distance};
+use super::{DECOYS_MAX, REPAINT_MIN_FRAC, count, distance};
 use crate::data::position::{self, PixelBox, Region};
 
 /// Maximum number of locations tried for each decoy.
@@ -24,8 +24,6 @@ pub(super) struct AllowedArea<'a> {
     pub(super) field: Option<&'a GrayImage>,
     /// Minimum distance from the label: beyond the rim, with repainted pixels in between.
     pub(super) clear_px: f64,
-    /// Number of decoys and minimum repainted fraction.
-    pub(super) options: &'a InpaintMaskOptions,
 }
 
 impl AllowedArea<'_> {
@@ -34,7 +32,7 @@ impl AllowedArea<'_> {
     }
 }
 
-/// Adds up to `decoys_max` decoys, each about the size of `core` (label and rim), to `preserved` and returns their
+/// Adds up to [`DECOYS_MAX`] decoys, each about the size of `core` (label and rim), to `preserved` and returns their
 /// boxes.
 pub(super) fn add(
     preserved: &mut GrayImage,
@@ -44,10 +42,10 @@ pub(super) fn add(
 ) -> Vec<PixelBox> {
     let Some(region) = position::whole(core) else { return Vec::new() };
     let (core_px, all_px) = (count(core), f64::from(core.width()) * f64::from(core.height()));
-    let max_preserved_px = (1.0 - allowed.options.repaint_min_frac) * all_px;
+    let max_preserved_px = (1.0 - REPAINT_MIN_FRAC) * all_px;
     let mut preserved_px = count(preserved);
     let mut boxes = Vec::new();
-    let wanted = rng.random_range(0..=allowed.options.decoys_max);
+    let wanted = rng.random_range(0..=DECOYS_MAX);
     for _ in 0..wanted {
         for _ in 0..TRIES {
             let shape = if rng.random_bool(0.5) {

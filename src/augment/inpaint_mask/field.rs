@@ -28,63 +28,35 @@ pub fn field_of_view(image: &RgbImage) -> GrayImage {
 
 /// The largest region of `lit` with its holes filled; all pixels if that region is too small.
 fn largest_filled(lit: &[bool], size: (u32, u32)) -> GrayImage {
-    let regions = regions(lit, size);
-    let mut areas = vec![0_usize; regions.iter().max().map_or(0, |&most| most as usize + 1)];
-    for (&region, _) in regions.iter().zip(lit).filter(|(_, lit)| **lit) {
-        areas[region as usize] += 1;
-    }
-    // the first one if several have the same area
-    let largest =
-        areas.iter().enumerate().rev().max_by_key(|(_, area)| **area).map_or((0, 0), |(at, area)| (at, *area));
-    if (largest.1 as f64) < LEAST_FRAC * lit.len() as f64 {
-        return map(size, |_| true);
-    }
-    let outside: Vec<bool> = regions.iter().map(|&region| region as usize != largest.0).collect();
-    let open = reached_from_border(&outside, size);
-    map(size, |at| !open[at])
-}
-
-/// The number of each pixel's 4-connected region of equal values.
-fn regions(values: &[bool], size: (u32, u32)) -> Vec<u32> {
-    let mut regions = vec![u32::MAX; values.len()];
-    let mut next = 0;
-    for start in 0..values.len() {
-        if regions[start] == u32::MAX {
-            regions[start] = next;
-            flood(vec![start], size, |at| {
-                let joins = regions[at] == u32::MAX && values[at] == values[start];
-                if joins {
-                    regions[at] = next;
-                }
-                joins
-            });
-            next += 1;
+    let (width, height) = (size.0 as usize, size.1 as usize);
+    let mut is_left = lit.to_vec();
+    let mut largest = Vec::new();
+    for start in 0..lit.len() {
+        let region = flood([start], &mut is_left, size);
+        if region.len() > largest.len() {
+            largest = region;
         }
     }
-    regions
-}
-
-/// The pixels of the region `inside` that are connected to the image border within it.
-fn reached_from_border(inside: &[bool], size: (u32, u32)) -> Vec<bool> {
-    let (width, height) = (size.0 as usize, size.1 as usize);
-    let is_border = |at: usize| {
-        let (x, y) = (at % width, at / width);
-        x == 0 || y == 0 || x + 1 == width || y + 1 == height
-    };
-    let starts: Vec<usize> = (0..inside.len()).filter(|&at| inside[at] && is_border(at)).collect();
-    let mut reached = vec![false; inside.len()];
-    for &start in &starts {
-        reached[start] = true;
+    if (largest.len() as f64) < LEAST_FRAC * lit.len() as f64 {
+        return map(size, |_| true);
     }
-    flood(starts, size, |at| inside[at] && !std::mem::replace(&mut reached[at], true));
-    reached
+    // what of the rest the border of the image does not reach are holes
+    let mut is_filled = vec![true; lit.len()];
+    largest.iter().for_each(|&at| is_filled[at] = false);
+    let rows = (0..height).flat_map(|y| [y * width, y * width + width - 1]);
+    flood(rows.chain(0..width).chain((height - 1) * width..height * width), &mut is_filled, size);
+    largest.iter().for_each(|&at| is_filled[at] = true);
+    map(size, |at| is_filled[at])
 }
 
-/// Flood fill from the pixels on the stack. `joins` decides whether a pixel belongs to the region; it must return
-/// true only once per pixel.
-fn flood(mut stack: Vec<usize>, size: (u32, u32), mut joins: impl FnMut(usize) -> bool) {
+/// The pixels of `is_left` that are 4-connected with one of `starts`; it has none of them afterwards.
+fn flood(starts: impl IntoIterator<Item = usize>, is_left: &mut [bool], size: (u32, u32)) -> Vec<usize> {
     let (width, height) = (size.0 as usize, size.1 as usize);
-    while let Some(at) = stack.pop() {
+    let mut take = |at: usize| std::mem::take(&mut is_left[at]);
+    let mut found: Vec<usize> = starts.into_iter().filter(|&at| take(at)).collect();
+    let mut next = 0;
+    while let Some(&at) = found.get(next) {
+        next += 1;
         let (x, y) = (at % width, at / width);
         let neighbours = [
             (x > 0).then(|| at - 1),
@@ -92,12 +64,9 @@ fn flood(mut stack: Vec<usize>, size: (u32, u32), mut joins: impl FnMut(usize) -
             (y > 0).then(|| at - width),
             (y + 1 < height).then_some(at + width),
         ];
-        for neighbour in neighbours.into_iter().flatten() {
-            if joins(neighbour) {
-                stack.push(neighbour);
-            }
-        }
+        found.extend(neighbours.into_iter().flatten().filter(|&neighbour| take(neighbour)));
     }
+    found
 }
 
 #[cfg(test)]

@@ -40,8 +40,7 @@ fn label_pixels_are_preserved_bit_for_bit_and_the_ramp_lies_outside() {
         let (original, generated) = (noise(width, height, 1), noise(width, height, 2));
         for seed in 0..4 {
             let frame = Frame::new((width, height), 256).unwrap();
-            let inpaint_mask =
-                InpaintMask::draw(&label, None, &frame, &InpaintMaskOptions::default(), &mut rng(seed)).unwrap();
+            let inpaint_mask = InpaintMask::draw(&label, None, &frame, &mut rng(seed)).unwrap();
             assert_eq!(inpaint_mask.label, label, "{name}");
             assert!(inpaint_mask.ramp_px <= inpaint_mask.rim_px, "{name}");
             let pasted = paste_exact(&original, &generated, &inpaint_mask).unwrap();
@@ -74,13 +73,12 @@ fn the_ramp_is_half_a_cosine_wave() {
 
 #[test]
 fn decoys_are_far_from_the_label_and_leave_enough_to_repaint() {
-    let options = InpaintMaskOptions { decoys_max: 5, ..InpaintMaskOptions::default() };
     let mut drawn = std::collections::BTreeMap::new();
     for (name, label) in cases() {
         let frame = Frame::new(label.dimensions(), 256).unwrap();
         let distances = squared_distances(&label, true);
         for seed in 0..8 {
-            let inpaint_mask = InpaintMask::draw(&label, None, &frame, &options, &mut rng(seed)).unwrap();
+            let inpaint_mask = InpaintMask::draw(&label, None, &frame, &mut rng(seed)).unwrap();
             *drawn.entry(name).or_insert(0) += inpaint_mask.decoys.len();
             let mut covered = dilate(&label, inpaint_mask.rim_px);
             assert!(
@@ -102,7 +100,7 @@ fn decoys_are_far_from_the_label_and_leave_enough_to_repaint() {
                 }
             }
             if !inpaint_mask.decoys.is_empty() {
-                assert!(inpaint_mask.repaint_frac() >= options.repaint_min_frac, "{name}");
+                assert!(inpaint_mask.repaint_frac() >= REPAINT_MIN_FRAC, "{name}");
             }
         }
     }
@@ -119,8 +117,7 @@ fn decoys_stay_in_the_field_of_view() {
     let frame = Frame::new((200, 200), 256).unwrap();
     let mut decoys = 0;
     for seed in 0..20 {
-        let inpaint_mask =
-            InpaintMask::draw(&label, Some(&field), &frame, &InpaintMaskOptions::default(), &mut rng(seed)).unwrap();
+        let inpaint_mask = InpaintMask::draw(&label, Some(&field), &frame, &mut rng(seed)).unwrap();
         let rim = dilate(&label, inpaint_mask.rim_px);
         decoys += inpaint_mask.decoys.len();
         for ((preserved, rim), field) in inpaint_mask.preserved.iter().zip(rim.iter()).zip(field.iter()) {
@@ -131,13 +128,12 @@ fn decoys_stay_in_the_field_of_view() {
 }
 
 #[test]
-fn rim_width_follows_the_options_and_the_seed() {
+fn rim_width_follows_its_limits_and_the_seed() {
     let label = mask(400, 300, |x, y| x.abs_diff(200).pow(2) + y.abs_diff(150).pow(2) <= 60 * 60);
     let frame = Frame::new((400, 300), 800).unwrap();
     let widths: Vec<f64> = (0..40)
         .map(|seed| {
-            let draw =
-                || InpaintMask::draw(&label, None, &frame, &InpaintMaskOptions::default(), &mut rng(seed)).unwrap();
+            let draw = || InpaintMask::draw(&label, None, &frame, &mut rng(seed)).unwrap();
             assert_eq!(draw(), draw());
             draw().rim_px
         })
@@ -313,7 +309,7 @@ fn padding_repeats_the_edge() {
 fn grey_images_stay_grey() {
     let label = mask(81, 60, |x, y| x.abs_diff(40) < 6 && y.abs_diff(30) < 6);
     let frame = Frame::new((81, 60), 128).unwrap();
-    let inpaint_mask = InpaintMask::draw(&label, None, &frame, &InpaintMaskOptions::default(), &mut rng(5)).unwrap();
+    let inpaint_mask = InpaintMask::draw(&label, None, &frame, &mut rng(5)).unwrap();
     let mut original = noise(81, 60, 7);
     original.pixels_mut().for_each(|pixel| pixel.0 = [pixel.0[0]; 3]);
     let generated = noise(81, 60, 8);
@@ -330,7 +326,7 @@ fn grey_images_stay_grey() {
 fn colours_are_matched_on_the_rim_only() {
     let label = mask(100, 100, |x, y| x.abs_diff(50) < 15 && y.abs_diff(50) < 15);
     let frame = Frame::new((100, 100), 128).unwrap();
-    let inpaint_mask = InpaintMask::draw(&label, None, &frame, &InpaintMaskOptions::default(), &mut rng(5)).unwrap();
+    let inpaint_mask = InpaintMask::draw(&label, None, &frame, &mut rng(5)).unwrap();
     let original = RgbImage::from_fn(100, 100, |x, y| {
         let value = u8::try_from(60 + x / 2 + y).unwrap();
         Rgb([value, value / 2, 200 - value / 2])
@@ -373,10 +369,8 @@ fn sizes_are_checked() {
     assert_eq!((0..256).filter(|&cell| touched[cell]).collect::<Vec<_>>(), [16 + 3], "row 1, column 3");
     assert!(Frame::new((5, 5), 63).is_err());
     let frame = Frame::new((5, 6), 64).unwrap();
-    let error = InpaintMask::draw(&GrayImage::new(6, 5), None, &frame, &InpaintMaskOptions::default(), &mut rng(0))
-        .unwrap_err();
+    let error = InpaintMask::draw(&GrayImage::new(6, 5), None, &frame, &mut rng(0)).unwrap_err();
     assert_eq!(error.to_string(), "the label is 6x5, the image 5x6");
-    let inpaint_mask =
-        InpaintMask::draw(&GrayImage::new(5, 6), None, &frame, &InpaintMaskOptions::default(), &mut rng(0)).unwrap();
+    let inpaint_mask = InpaintMask::draw(&GrayImage::new(5, 6), None, &frame, &mut rng(0)).unwrap();
     assert!(paste_exact(&noise(5, 6, 0), &noise(6, 5, 0), &inpaint_mask).is_err());
 }

@@ -72,9 +72,10 @@ pub fn insert(table: &mut Table, key: &str, value: Value) {
 }
 
 /// Settings of earlier versions: key, its default, and what replaces it. A file with the default is read as it was.
-const REMOVED: [(&str, &str, &str); 11] = [
+const REMOVED: [(&str, &str, &str); 13] = [
     ("augment.base_pipeline", "", FOLDERS),
     ("augment.prediction_type", "model", PREDICTION),
+    ("augment.preview_every", "50", "`report.html` in the folder of the pairs shows them when all are made"),
     ("finetune.base_pipeline", "", FOLDERS),
     ("finetune.prediction_type", "model", PREDICTION),
     ("finetune.buckets", "false", "images are padded to squares: crop them to one shape before"),
@@ -84,6 +85,7 @@ const REMOVED: [(&str, &str, &str); 11] = [
     ("finetune.prior_images", "", PRIOR),
     ("finetune.prior_caption", "", PRIOR),
     ("finetune.prior_weight", "1.0", PRIOR),
+    ("finetune.unlock_decoder", "false", "`finetune.method=full` trains the whole UNet"),
 ];
 const FOLDERS: &str =
     "convert the model to a folder in diffusers' layout with `from_single_file(..).save_pretrained(..)`";

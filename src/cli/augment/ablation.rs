@@ -1,8 +1,7 @@
 //! `prsmed augment ablation`.
 
-use super::args::SegmenterArgs;
 use crate::augment::ablation::{self, Ablation};
-use crate::cli::args::{PlanArgs, RootArgs};
+use crate::cli::args::{PlanArgs, RootArgs, SettingsArgs};
 use crate::cli::context::Context;
 use crate::cli::report::Outcome;
 use crate::config::RunConfig;
@@ -28,6 +27,7 @@ use std::path::PathBuf;
 /// exit code is 0 when the intervals of the gain over real images alone and over duplicated real rows exclude 0, else 1.
 /// After an interruption, the same command continues where it stopped; seeds, ratios and scored rows can be added later.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("preset", |arg| arg.help("Named settings of the segmenter: tiny, full, cpu, gpu-24gb, ... [default: tiny]")))]
 #[command(after_help = "Examples:
   prsmed augment ablation --data-root data --extra pairs --preset gpu-24gb --real-images 100
   prsmed augment ablation --data-root data --extra pairs --ratios 0.5,1
@@ -46,7 +46,7 @@ pub(in crate::cli) struct Args {
     #[arg(long, value_name = "DIR", default_value = "runs/ablation")]
     out: PathBuf,
     #[command(flatten)]
-    settings: SegmenterArgs,
+    settings: SettingsArgs,
     /// Optimizer steps of every training [default: as many as the settings take on the real images]
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
@@ -65,15 +65,12 @@ pub(in crate::cli) struct Args {
     /// Synthetic rows per real row, or `all`; the one that decides first
     #[arg(long, value_name = "R", alias = "synthetic-ratio", value_delimiter = ',', default_value = "0.5")]
     ratios: Vec<Ratio>,
-    /// Tolerance of the surface Dice in pixels
-    #[arg(long, value_name = "PIXELS", default_value_t = 2.0)]
-    tolerance: f64,
     #[command(flatten)]
     plan: PlanArgs,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let resolved = args.settings.resolve([])?;
+    let resolved = args.settings.sources("tiny", []).resolve()?;
     refuse_gpu_preset_without_gpu(&resolved, &context.runtime)?;
     let toml = resolved.to_toml();
     let mut config = resolved.config;
@@ -95,7 +92,6 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         first_seed: args.seed,
         num_seeds: usize::from(args.seeds),
         limit_test: args.limit_test,
-        tolerance_px: args.tolerance,
         out: &args.out,
     };
     let report = ablation.run(&context.runtime)?;

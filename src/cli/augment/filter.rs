@@ -1,10 +1,10 @@
 //! `prsmed augment filter`.
 
-use super::args::{SegmenterArgs, ablation_command};
+use super::args::ablation_command;
 use crate::augment::ablation;
 use crate::augment::export::Export;
 use crate::augment::filter::model::FilterModels;
-use crate::cli::args::{PlanArgs, RootArgs};
+use crate::cli::args::{PlanArgs, RootArgs, SettingsArgs};
 use crate::cli::context::Context;
 use crate::cli::report::Outcome;
 use crate::job::generation;
@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 /// Then manifest, annotations and report.html of the pairs are rewritten, and rejected pairs move to rejected/.
 /// Repeat the command to filter with other limits.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("preset", |arg| arg.help("Named settings of the segmenter: tiny, full, cpu, gpu-24gb, ... [default: tiny]")))]
 #[command(after_help = "Examples:
   prsmed augment filter --data-root data --extra pairs --preset gpu-24gb
   prsmed augment filter --data-root data --extra pairs --filter-models models --keep 300
@@ -39,7 +40,7 @@ pub(in crate::cli) struct Args {
     #[arg(long, value_name = "K", default_value_t = 3, value_parser = clap::value_parser!(u8).range(2..=10))]
     folds: u8,
     #[command(flatten)]
-    settings: SegmenterArgs,
+    settings: SettingsArgs,
     /// Optimizer steps of each filter model [default: those of the settings]
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
@@ -57,7 +58,7 @@ pub(in crate::cli) struct Args {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let resolved = args.settings.resolve(args.steps.into_iter().flat_map(steps))?;
+    let resolved = args.settings.sources("tiny", args.steps.into_iter().flat_map(steps)).resolve()?;
     refuse_gpu_preset_without_gpu(&resolved, &context.runtime)?;
     let toml = resolved.to_toml();
     let mut config = resolved.config;
@@ -66,7 +67,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     refuse_without_pairs(&args.extra)?;
     let _claim = RunLock::on("--extra", &args.extra, context.progress.as_ref())?;
     let mut export = Export::open(&args.extra)?;
-    let folder = args.filter_models.clone().unwrap_or_else(|| default_folder(&args.extra));
+    let folder = args.filter_models.clone().unwrap_or_else(|| args.extra.join("filter_models"));
     if args.filter_models.is_none() {
         // pairs from others may contain a link of this name
         files::create_below(&args.extra, &folder).map_err(Error::io(&folder, "create"))?;
@@ -87,12 +88,6 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         .output
         .record(&json!({ "kind": "result", "out": args.extra, "filtered": report, "thresholds": thresholds }))?;
     Ok(Outcome::Done)
-}
-
-/// `filter_models/`, or `judges/` if an earlier version made that folder.
-fn default_folder(pairs: &Path) -> PathBuf {
-    let old = pairs.join("judges");
-    if old.exists() { old } else { pairs.join("filter_models") }
 }
 
 /// Whether two paths lead to the same folder.

@@ -2,14 +2,14 @@
 
 use crate::augment::finetune::network::{CONTROLNET_FOLDER, LORA_FILE, UNET_FOLDER, WEIGHTS_FILE};
 use crate::augment::finetune::{FinetuneConfig, Method, Mode};
-use crate::cli::args::{PlanArgs, ResumeArgs, RootArgs, sets_of};
+use crate::cli::args::{PlanArgs, ResumeArgs, RootArgs, SettingsArgs};
 use crate::cli::context::Context;
 use crate::cli::memory::ProfileArgs;
 use crate::cli::next;
 use crate::cli::ranks::GpuArgs;
 use crate::cli::report::Outcome;
 use crate::cli::train::steps_text;
-use crate::config::{FinetuneRun, Resolved, Settings as _, Sources};
+use crate::config::{FinetuneRun, Resolved, Settings as _};
 use crate::job::finetuning::{Finetuned, GeneratorFinetuning};
 use crate::job::{self, How};
 use crate::shell::ShellCommand;
@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 /// rows, or the distance of samples to real images), OUT/last the newest, in files that `prsmed augment generate` and
 /// diffusers read. Ctrl-C saves and stops; `--resume` continues.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("preset", |arg| arg.help("Named settings: lora-sdxl, lora-sd15, full-sdxl, full-sd15, inpaint-sd15, controlnet-sd15, or tiny (random weights, for a quick try) [default: lora-sdxl]")))]
 #[command(after_help = "Examples:
   prsmed augment finetune --data-root data --out runs/lora
   prsmed augment finetune --data-root data --out runs/lora --preset lora-sd15 --set finetune.rank=32
@@ -39,18 +40,9 @@ pub(in crate::cli) struct Args {
     /// Run folder
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Named settings: lora-sdxl, lora-sd15, full-sdxl, full-sd15, inpaint-sd15, controlnet-sd15, or tiny (random weights,
-    /// for a quick try) [default: lora-sdxl]
-    #[arg(long, value_name = "NAME")]
-    preset: Option<String>,
-    /// TOML file whose values override the preset
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// One setting, for example `finetune.rank=32`; may be repeated
-    #[arg(long = "set", value_name = "KEY=VALUE")]
-    sets: Vec<String>,
-    /// A folder in diffusers' layout, a .safetensors file, hub:owner/name[@rev], or random:tiny|sd15|sd21|sdxl
-    /// [default: SDXL, from the hub]
+    #[command(flatten)]
+    settings: SettingsArgs,
+    /// A folder in diffusers' layout, hub:owner/name[@rev], or random:tiny|sd15|sd21|sdxl [default: SDXL, from the hub]
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
     /// What the generator learns [default: images]
@@ -97,7 +89,7 @@ fn finetune(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outc
     how.profile = args.profile.settings(&args.out)?;
     how.plans = args.plan.is_made();
     how.memory = context.memory.clone();
-    let (rows, may_search) = (args.data.rows(&[])?, args.config.is_none());
+    let (rows, may_search) = (args.data.rows(&[])?, args.settings.config.is_none());
     let finetuned = job::run(&how, |how| GeneratorFinetuning::new(resolved, &rows, may_search, how))?;
     if !ranks.is_main() {
         return Ok(Outcome::Done);
@@ -114,10 +106,7 @@ fn resolve(args: &Args, how: &How, context: &Context) -> Result<Resolved<Finetun
         ("train.precision", "--precision", args.precision.clone()),
     ];
     let flags = flags.into_iter().filter_map(|(key, flag, value)| Some((format!("{key}={}", value?), flag.to_owned())));
-    let sets = sets_of(&args.sets, flags);
-    let default_preset = FinetuneRun::DEFAULT_PRESET.into();
-    let given =
-        Sources { preset: args.preset.clone(), default_preset, file: args.config.clone(), sets, ..Sources::default() };
+    let given = args.settings.sources(FinetuneRun::DEFAULT_PRESET, flags);
     let resolved = how.resume.sources::<FinetuneRun>(&args.out, given, context.progress.as_ref())?.resolve_as()?;
     match SEGMENTER_ONLY.iter().find(|key| resolved.is_from_a_flag(key)) {
         Some(key) => Err(Error::config(*key, "has no effect on a generator", "leave it out")),
@@ -139,7 +128,6 @@ fn best_line(score: Option<f64>, is_of_samples: bool) -> String {
 fn next_command(generate: ShellCommand, config: &FinetuneConfig, weights: &Path) -> Option<ShellCommand> {
     let command = generate.flag("--model", [&config.model]);
     let command = match (config.mode, config.method) {
-        (Mode::MaskToImage, _) if config.unlock_decoder => return None,
         (Mode::MaskToImage, _) => {
             let folder = weights.parent().unwrap_or(weights).display();
             command.flag("--mode", ["mask_to_image"]).flag("--set", [format!("augment.controlnet={folder}")])
@@ -158,25 +146,16 @@ fn print_result(
     let config = &run.finetune;
     let images_per_s = outcome.samples_now as f64 / outcome.train_seconds.max(1e-9);
     let best = if outcome.best_score.is_some() { "best" } else { "last" };
-    let best_folder = args.out.join(best);
-    let best = &best_folder;
+    let best = args.out.join(best);
     let weights = match (config.mode, config.method) {
         (Mode::MaskToImage, _) => best.join(CONTROLNET_FOLDER).join(WEIGHTS_FILE),
         (_, Method::Lora) => best.join(LORA_FILE),
         (_, Method::Full) => best.join(UNET_FOLDER).join(WEIGHTS_FILE),
     };
-    let decoder = if config.unlock_decoder {
-        format!(
-            "\ndecoder: {}, which belongs in the place of the model's `unet`",
-            best_folder.join(UNET_FOLDER).display()
-        )
-    } else {
-        String::new()
-    };
     let generate = args.data.add_to(ShellCommand::new("prsmed augment generate"));
     let next = next_command(generate.flag("--out", [next::free("pairs", "")]), config, &weights);
     context.output.line(format!(
-        "{}, peak of tensors {peak}\n{}\nweights: {}{decoder}{}",
+        "{}, peak of tensors {peak}\n{}\nweights: {}{}",
         steps_text(outcome),
         best_line(outcome.best_score, config.samples > 0),
         weights.display(),
@@ -218,11 +197,9 @@ mod tests {
         let start = "prsmed augment generate --data-root data --out pairs --model sd15";
         let lora = next(&config).expect("a command");
         assert_eq!(lora, format!("{start} --lora runs/a/best/file --set augment.image_size=512"));
-        let control = FinetuneConfig { mode: Mode::MaskToImage, ..config.clone() };
-        let controlnet = next(&control).expect("a command");
+        let controlnet = next(&FinetuneConfig { mode: Mode::MaskToImage, ..config.clone() }).expect("a command");
         let expected = "--mode mask_to_image --set augment.controlnet=runs/a/best --set augment.image_size=512";
         assert_eq!(controlnet, format!("{start} {expected}"));
-        assert_eq!(next(&FinetuneConfig { unlock_decoder: true, ..control }), None);
         assert_eq!(next(&FinetuneConfig { method: Method::Full, ..config }), None);
     }
 }

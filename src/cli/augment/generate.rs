@@ -1,9 +1,8 @@
 //! `prsmed augment generate`.
 
-use super::args::{SettingsArgs, ablation_command};
 use crate::augment::generate::GenerationSummary;
 use crate::augment::settings::Mode;
-use crate::cli::args::{PlanArgs, RootArgs};
+use crate::cli::args::{PlanArgs, RootArgs, SettingsArgs};
 use crate::cli::context::Context;
 use crate::cli::ranks::GpuArgs;
 use crate::cli::report::Outcome;
@@ -23,11 +22,12 @@ use std::path::{Path, PathBuf};
 /// another image. `mask_to_image` paints an image from the mask with a ControlNet. `img2img` changes the whole image
 /// a little.
 ///
-/// Every pair is filtered with pixel tests (blank, clipped, seams, intensity, near-duplicates); `prsmed augment filter`
+/// Every pair is filtered with pixel tests (blank, clipped, seams, intensity); `prsmed augment filter`
 /// adds trained filter models. Rejected pairs are in OUT/rejected. OUT/manifest.jsonl describes how each pair was made
 /// and why it was rejected; OUT/report.html shows examples and explains the tests. After an interruption, the same command continues
 /// and ends with the same files.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("preset", |arg| arg.help("Named settings: augment (SDXL) or tiny (random weights, for a quick try) [default: augment]")))]
 #[command(after_help = "Examples:
   prsmed augment generate --data-root data --out pairs --lora polyps.safetensors=0.8
   prsmed augment generate --data-root data --out pairs --model sd15/ --set augment.image_size=512
@@ -53,8 +53,7 @@ pub(in crate::cli) struct Args {
     /// Use N real training images, the same as `augment ablation --real-images N`; 0 = all
     #[arg(long, alias = "limit-real", value_name = "N", default_value_t = 0)]
     real_images: usize,
-    /// A folder in diffusers' layout, a .safetensors file, hub:owner/name[@rev], or random:tiny|sd15|sd21|sdxl
-    /// [default: SDXL, from the hub]
+    /// A folder in diffusers' layout, hub:owner/name[@rev], or random:tiny|sd15|sd21|sdxl [default: SDXL, from the hub]
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
     /// LoRA file, optionally with `=STRENGTH` (default 1); may be repeated
@@ -63,9 +62,6 @@ pub(in crate::cli) struct Args {
     /// Same as `--set augment.seed=N`
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Filter the finished pairs with the filter models in this folder, trained by `prsmed augment filter`
-    #[arg(long, alias = "judges", value_name = "DIR", conflicts_with = "no_filter")]
-    filter_models: Option<PathBuf>,
     /// Accept every pair
     #[arg(long)]
     no_filter: bool,
@@ -83,7 +79,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 }
 
 fn generate(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome> {
-    let resolved = args.settings.resolve(flags(args))?;
+    let resolved = args.settings.sources("augment", flags(args)).resolve_as()?;
     if args.print_config {
         context.output.line(resolved.to_toml())?;
         context.output.record(&resolved.config)?;
@@ -98,20 +94,15 @@ fn generate(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outc
         limit: args.limit,
         loras: args.loras.clone(),
         filters: !args.no_filter,
-        filter_models: args.filter_models.clone(),
     };
     let is_random = pairs.run.augment.is_random();
     let rows = args.data.rows(&[])?;
     let Some(made) = job::run(&how, |how| PairGeneration::new(pairs, &rows, how))? else { return Ok(Outcome::Done) };
     context.output.line(describe(&made, &args.out, is_random))?;
-    if let Some(filtered) = &made.filtered {
-        context.output.line(filtered.text(&args.out, &ablation_command(&args.data, &args.out, args.real_images)))?;
-    }
     context.output.record(&json!({
         "kind": "result",
         "out": args.out,
         "summary": made.summary,
-        "filtered": made.filtered,
         "memory": { "planned": made.plan, "measured": overall_peak(context.runtime.device()) },
     }))?;
     Ok(Outcome::Done)

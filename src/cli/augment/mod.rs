@@ -1,11 +1,10 @@
-//! `prsmed augment`: fine-tune the generator, generate image+mask pairs, filter them, measure their quality, and test whether they help.
+//! `prsmed augment`: fine-tune the generator, generate image+mask pairs, filter them, and test whether they help.
 
 mod ablation;
 pub(super) mod args;
 mod filter;
 mod finetune;
 mod generate;
-mod quality;
 
 use super::context::Context;
 use super::report::Outcome;
@@ -25,7 +24,6 @@ pub(super) enum Command {
     Finetune(Box<finetune::Args>),
     Generate(Box<generate::Args>),
     Filter(Box<filter::Args>),
-    Quality(quality::Args),
     #[command(alias = "study")]
     Ablation(Box<ablation::Args>),
 }
@@ -35,7 +33,6 @@ pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcom
         Command::Finetune(args) => finetune::run(args, context),
         Command::Generate(args) => generate::run(args, context),
         Command::Filter(args) => filter::run(args, context),
-        Command::Quality(args) => quality::run(args, context),
         Command::Ablation(args) => ablation::run(args, context),
     }
 }

@@ -155,18 +155,6 @@ impl ControlNet {
         sample: &Tensor,
         timesteps: &Tensor,
         conditioning: &Conditioning,
-        image: &Tensor,
-        scale: f64,
-    ) -> Residuals {
-        self.forward_with(sample, timesteps, conditioning, (image, scale), Pass::default())
-    }
-
-    /// [`Self::forward`] with the image and its scale, and the settings of a pass.
-    pub fn forward_with(
-        &self,
-        sample: &Tensor,
-        timesteps: &Tensor,
-        conditioning: &Conditioning,
         (image, scale): (&Tensor, f64),
         pass: Pass,
     ) -> Residuals {

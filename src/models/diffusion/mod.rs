@@ -45,10 +45,10 @@ mod tests {
             let times = Tensor::from_slice(&[500.0_f32, 20.0]);
             let conditioning = Conditioning { context: texts.last, added: None };
             let latents = sample.narrow(1, 0, 4);
-            let residuals = control.forward(&latents, &times, &conditioning, &image, 1.0);
+            let residuals = control.forward(&latents, &times, &conditioning, (&image, 1.0), unet::Pass::default());
             let zero = residuals.down.iter().chain([&residuals.mid]).all(|r| r.abs().max().double_value(&[]) == 0.0);
             assert!(zero, "an untrained ControlNet must not change the output");
-            let out = net.forward(&sample, &times, &conditioning, Some(&residuals));
+            let out = net.forward(&sample, &times, &conditioning, Some(&residuals), unet::Pass::default());
             let pooled = texts.pooled.unwrap();
             (tensors, vec![out, vae.encode(&image).mean, vae.decode(&latents), texts.penultimate, pooled])
         })

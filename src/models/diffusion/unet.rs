@@ -271,21 +271,16 @@ impl Unet {
 
     /// [`Self::new`], with adapters on the linear layers of its transformers.
     pub fn with_adapters(vs: &VarPath, config: &Config, adapters: Option<&Adapters>) -> Self {
-        Self::in_parts(vs, vs, config, adapters)
-    }
-
-    /// [`Self::with_adapters`], with the up blocks and the output layers at `decoder`: the same path with another role.
-    pub fn in_parts(vs: &VarPath, decoder: &VarPath, config: &Config, adapters: Option<&Adapters>) -> Self {
         let channels = config.block_out_channels[0];
-        let up_blocks = decoder.sub("up_blocks");
-        let norm = &decoder.sub("conv_norm_out");
+        let up_blocks = vs.sub("up_blocks");
+        let norm = &vs.sub("conv_norm_out");
         Self {
             trunk: Trunk::new(vs, config, adapters),
             up_blocks: (0..config.block_out_channels.len())
                 .map(|i| UpBlock::new(&up_blocks.sub(i), config, i, adapters))
                 .collect(),
             conv_norm_out: GroupNorm::new(norm, config.norm_num_groups, channels, config.norm_eps),
-            conv_out: conv3(&decoder.sub("conv_out"), channels, config.out_channels),
+            conv_out: conv3(&vs.sub("conv_out"), channels, config.out_channels),
         }
     }
 
@@ -297,17 +292,6 @@ impl Unet {
     /// # Panics
     /// If [`Conditioning::added`] is missing for [`Config::is_sdxl`].
     pub fn forward(
-        &self,
-        sample: &Tensor,
-        timesteps: &Tensor,
-        conditioning: &Conditioning,
-        residuals: Option<&Residuals>,
-    ) -> Tensor {
-        self.forward_with(sample, timesteps, conditioning, residuals, Pass::default())
-    }
-
-    /// [`Self::forward`], with the settings of a pass.
-    pub fn forward_with(
         &self,
         sample: &Tensor,
         timesteps: &Tensor,

@@ -140,13 +140,7 @@ mod tests {
     }
 
     fn shown(name: &str, side: u32) -> Shown {
-        let tile = sheet::Tile {
-            image: RgbImage::new(1, 1),
-            frame: None,
-            name: name.to_owned(),
-            shows: "",
-            notes: String::new(),
-        };
+        let tile = sheet::Tile { image: RgbImage::new(1, 1), name: name.to_owned(), shows: "", notes: String::new() };
         let mask = GrayImage::from_fn(side, side / 2, |x, _| image::Luma([if x * 2 < side { 200 } else { 100 }]));
         (tile, Case::new(name.len(), &DynamicImage::new_rgb8(side, side / 2), &mask, &mask))
     }

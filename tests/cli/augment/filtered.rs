@@ -1,4 +1,4 @@
-//! Generated pairs: filter models, quality metrics, training, and the ablation.
+//! Generated pairs: filter models, training, and the ablation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,8 +9,8 @@ use std::time::Instant;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::{assert_rows_are_correct, files, generate, journal, made, tree, word};
-use crate::support::{copy, differing, done, objects, path, phantoms, prsmed, run, train, trained};
+use super::{assert_rows_are_correct, files, journal, made, tree, word};
+use crate::support::{copy, differing, done, objects, path, phantoms, prsmed, run, train};
 
 /// Settings of a segmenter whose steps take a fraction of a second.
 const SMALL: [&str; 6] = ["--preset", "tiny", "--set", "model.image_size=64", "--set", "train.micro_batch=2"];
@@ -106,10 +106,9 @@ fn filter_models_score_only_pairs_of_held_out_sources() {
     }
     // Filtering again gives the same result.
     let once = copy(&pairs, "pairs-filtered-once");
-    // Earlier versions named the folder `judges`.
-    fs::rename(pairs.join("filter_models"), pairs.join("judges")).unwrap();
-    let again = last(&done(&mut filter(&pairs, &[])))["filtered"].clone();
-    fs::rename(pairs.join("judges"), pairs.join("filter_models")).unwrap();
+    let again = done(&mut filter(&pairs, &["--no-plan"]));
+    assert!(!again.contains("\"memory plan for "), "{again}");
+    let again = last(&again)["filtered"].clone();
     assert_eq!(again, first);
     let mut differing = Vec::new();
     let (a, b) = (tree(&once), tree(&pairs));
@@ -119,45 +118,6 @@ fn filter_models_score_only_pairs_of_held_out_sources() {
         }
     }
     assert!(differing.is_empty(), "{differing:?}");
-    filtered_after_generation(&pairs.join("filter_models"));
-}
-
-/// Filter models of the preset's size need more memory than the small generator.
-#[test]
-fn filtering_takes_the_planned_memory() {
-    let real = path("phantoms-for-large-filter-models");
-    done(prsmed().args(["data", "phantom", "--count", "60", "--image-size", "64"]).arg(&real));
-    let pairs = path("pairs-for-large-filter-models");
-    // enough images of a class for feature distances and a full batch
-    let limits = ["--limit", "12", "--per-image", "4"];
-    done(generate(&real, &pairs, &limits).arg("--no-filter"));
-    let mut command = prsmed();
-    command.args(["augment", "filter", "--data-root"]).arg(&real).arg("--extra").arg(&pairs);
-    let text = done(command.args(["--preset", "tiny", "--folds", "2", "--steps", "1", "--no-plan", "--json"]));
-    assert!(!text.contains("\"memory plan for "), "{text}");
-    let out = path("pairs-by-large-filter-models");
-    let filter_models = pairs.join("filter_models");
-    let text = done(generate(&real, &out, &limits).args(["--json", "--filter-models"]).arg(filter_models));
-    let memory = last(&text)["memory"].clone();
-    assert_eq!(memory["planned"]["peak_phase"], "filter", "{memory}");
-    assert_eq!(memory["planned"]["allocated_peak"], memory["measured"], "{memory}");
-}
-
-/// `--filter-models` filters the pairs after generation, within the planned memory.
-fn filtered_after_generation(filter_models: &Path) {
-    let out = path("pairs-filtered-after-generation");
-    let text =
-        done(generate(phantoms(), &out, &[]).args(["--limit", "4", "--json", "--filter-models"]).arg(filter_models));
-    let result = last(&text);
-    let memory = &result["memory"];
-    let phases = memory["planned"]["phases"].as_array().unwrap();
-    assert_eq!(phases.last().unwrap()["name"], "filter");
-    assert_eq!(memory["planned"]["allocated_peak"], memory["measured"], "{memory}");
-    assert_eq!((result["out"].as_str(), &result["filtered"]["unknown"]), (out.to_str(), &0.into()));
-    assert_eq!(result["filtered"]["pairs"].as_u64(), Some(journal(&out).len() as u64), "{result}");
-    for record in journal(&out) {
-        assert!(record["scores"]["dice"].as_f64().is_some(), "{record}");
-    }
 }
 
 #[test]
@@ -195,13 +155,6 @@ fn a_decision_moves_files_and_can_be_reversed() {
     // Other folds need other filter models.
     let ran = run(filter(&pairs, &["--folds", "3", "--filter-models"]).arg(&filter_models));
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-    // `generate` accepts the filter models of a folder, also under the older flag name.
-    let at_once = path("pairs-filtered-at-once");
-    let text = done(super::generate(phantoms(), &at_once, &["--judges"]).arg(&filter_models));
-    // what was generated, then what the filter models accepted
-    let (_, filtered) = text.split_once("/report.html\n").unwrap();
-    let end = format!("\nlook at {}/report.html\nno pair is left to train on. ", at_once.display());
-    assert!(filtered.contains("0 of ") && filtered.contains(&end), "{text}");
 }
 
 fn ablation(out: &Path, seeds: &str) -> Command {
@@ -220,7 +173,7 @@ fn ablation(out: &Path, seeds: &str) -> Command {
 /// Mean Dice on the test rows of each arm and seed, from `ablation.json`.
 fn dice_of_arms(report: &Value) -> BTreeMap<String, Vec<f64>> {
     let runs = report["runs"].as_array().unwrap();
-    let dice = runs.iter().filter(|run| run["set"] == "test" && run["metric"] == "dice");
+    let dice = runs.iter().filter(|run| run["set"] == "test");
     dice.map(|run| (word(run, "arm").to_owned(), serde_json::from_value(run["by_seed"].clone()).unwrap())).collect()
 }
 
@@ -244,7 +197,6 @@ fn an_ablation_compares_four_arms() {
         assert!(ran.stdout.contains(title), "{}", ran.stdout);
     }
     assert!(ran.stderr.contains("8 trainings of 2 steps: 4 arms, 2 seeds"), "{}", ran.stderr);
-    assert!(ran.stderr.contains("7 more like it need about"), "{}", ran.stderr);
     assert!(ran.stdout.contains(fs::read_to_string(out.join("ablation.txt")).unwrap().trim_end()));
     let report = fs::read_to_string(out.join("ablation.json")).unwrap();
     let read: Value = serde_json::from_str(&report).unwrap();
@@ -274,34 +226,30 @@ fn an_ablation_compares_four_arms() {
 #[test]
 fn an_ablation_of_two_ratios_scores_an_external_data_root() {
     let out = path("ablation-of-two-ratios");
-    let ablation = |more: &[&str]| {
+    let ablation = || {
         let mut command = ablation(&out, "1");
-        command.args(["--ratios", "0.5,1", "--external"]).arg(phantoms()).args(more);
+        command.args(["--ratios", "0.5,1", "--external"]).arg(phantoms());
         run(&mut command)
     };
-    let ran = ablation(&[]);
+    let ran = ablation();
     assert!(matches!(ran.code, Some(0 | 1)), "{}", ran.stderr);
     let read: Value = serde_json::from_str(&fs::read_to_string(out.join("ablation.json")).unwrap()).unwrap();
     assert_eq!(dice_of_arms(&read).len(), 6);
     let sets: Vec<&str> = read["sets"].as_array().unwrap().iter().map(|set| word(set, "name")).collect();
     assert_eq!(sets, ["test", "external"]);
     let comparisons = read["comparisons"].as_array().unwrap();
-    // two sets, two metrics, one comparison of classical augmentation and four for each ratio
-    assert_eq!(comparisons.len(), 2 * 2 * (1 + 2 * 4));
+    // two sets, one comparison of classical augmentation and four for each ratio
+    assert_eq!(comparisons.len(), 2 * (1 + 2 * 4));
     assert_eq!(comparisons.iter().filter(|one| one["is_primary"] == true).count(), 2);
     // the weights of a finished training are read
     for name in ["scores-test.json", "probe.json"] {
         let _ = fs::remove_file(out.join("runs/prsmed-6-real-0").join(name));
     }
-    let again = ablation(&[]);
+    let again = ablation();
     assert_eq!((again.code, &again.stdout), (ran.code, &ran.stdout), "{}", again.stderr);
-    // scores of another tolerance are new, trainings are not
-    let wide = ablation(&["--tolerance", "30"]);
-    assert!(wide.stdout.contains("surface Dice within 30 pixels"), "{}", wide.stdout);
     for (flag, value, message) in [
         ("--ratios", "0.5,0.5", "`--ratios`: a value occurs twice"),
         ("--ratios", "5", "some steps of 2 would contain no real row"),
-        ("--tolerance", "nan", "`--tolerance`: must be 0 or more"),
     ] {
         let mut command = self::ablation(&out, "1");
         let refused = run(command.args([flag, value]));
@@ -316,20 +264,6 @@ fn a_training_uses_the_pairs() {
         run(train(phantoms(), &out, &["train.max_steps=2"]).args(["--synthetic-ratio", "0.5", "--extra"]).arg(made()));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert!(ran.stderr.contains(" synthetic ones"), "{}", ran.stderr);
-}
-
-#[test]
-fn quality_metrics_use_the_encoder_of_a_run() {
-    let mut quality = prsmed();
-    quality.args(["augment", "quality", "--json", "--data-root"]).arg(phantoms()).arg("--extra").arg(made());
-    let result = last(&done(quality.arg("--run").arg(&trained().0)));
-    let rows = result["report"]["rows"].as_array().unwrap();
-    let classes = |other: &str| -> BTreeSet<&str> {
-        rows.iter().filter(|row| row["other"] == other).map(|row| row["modality"].as_str().unwrap()).collect()
-    };
-    // the classes of the pairs, and those with test rows
-    assert!(classes("synthetic").len() > 2, "{result}");
-    assert_eq!(classes("real test"), BTreeSet::from(["abdomen_CT", "brain_MRI"]), "{result}");
 }
 
 #[test]

@@ -128,13 +128,8 @@ fn of_generation() -> BTreeSet<String> {
             for channels in [4, 9] {
                 let mut pipeline_config = PipelineConfig::random(family, config.mode == Mode::MaskToImage).unwrap();
                 pipeline_config.unet.in_channels = channels;
-                let generation = Generation {
-                    config: &config,
-                    pipeline_config: &pipeline_config,
-                    prompts: 2,
-                    filter: None,
-                    device: META,
-                };
+                let generation =
+                    Generation { config: &config, pipeline_config: &pipeline_config, prompts: 2, device: META };
                 let steps = Steps { whole: config.steps, shown: config.steps };
                 let walk = dry_run::plan_walk(Job::Augment, steps, Target::Cpu, true, |begin| generation.walk(begin));
                 names.append(&mut working(&walk.unwrap().trace, 0, 0));

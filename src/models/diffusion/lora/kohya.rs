@@ -2,18 +2,7 @@
 //! underscores for dots, `lora_down`, `lora_up` and `alpha` for each module. For SDXL the blocks have the names of the
 //! original checkpoint.
 
-use super::Component;
 use crate::tensor::{Device, Kind, Tensor};
-
-/// Prefix of a component's modules.
-fn prefix(component: Component, has_two_texts: bool) -> &'static str {
-    match (component, has_two_texts) {
-        (Component::Unet, _) => "lora_unet_",
-        (Component::TextEncoder, false) => "lora_te_",
-        (Component::TextEncoder, true) => "lora_te1_",
-        (Component::TextEncoder2, _) => "lora_te2_",
-    }
-}
 
 /// Blocks per resolution in the original checkpoint: two layers, and the step to the next resolution.
 const STRIDE: usize = 3;
@@ -35,21 +24,17 @@ fn original_block(module: &str) -> Option<String> {
     }
 }
 
-/// The tensors of adapters in kohya's layout, from those of PEFT's (`unet.….lora_A.weight`, `unet.….lora_B.weight`). The
+/// The tensors of adapters of a UNet in kohya's layout, from those of PEFT's (`unet.….lora_A.weight`, `unet.….lora_B.weight`). The
 /// matrices are shared, not copied.
 pub fn tensors(peft: &[(String, Tensor)], alpha: f64, is_sdxl: bool) -> Vec<(String, Tensor)> {
     let mut all = Vec::new();
     for (name, tensor) in peft {
-        let found = Component::ALL.into_iter().find_map(|component| {
-            let module = name.strip_prefix(component.name())?.strip_prefix('.')?;
-            let down = module.strip_suffix(".lora_A.weight").map(|module| (module, "lora_down"));
-            let half = down.or_else(|| Some((module.strip_suffix(".lora_B.weight")?, "lora_up")));
-            half.map(|(module, half)| (component, module, half))
-        });
-        let Some((component, module, half)) = found else { continue };
-        let original = if is_sdxl && component == Component::Unet { original_block(module) } else { None };
-        let flat = original.unwrap_or_else(|| module.to_owned()).replace('.', "_");
-        let stem = format!("{}{flat}", prefix(component, is_sdxl));
+        let Some(module) = name.strip_prefix("unet.") else { continue };
+        let down = module.strip_suffix(".lora_A.weight").map(|module| (module, "lora_down"));
+        let half = down.or_else(|| Some((module.strip_suffix(".lora_B.weight")?, "lora_up")));
+        let Some((module, half)) = half else { continue };
+        let original = if is_sdxl { original_block(module) } else { None };
+        let stem = format!("lora_unet_{}", original.unwrap_or_else(|| module.to_owned()).replace('.', "_"));
         if half == "lora_down" {
             all.push((format!("{stem}.alpha"), Tensor::full([0_i64; 0], alpha, (Kind::Float, Device::Cpu))));
         }
@@ -87,8 +72,5 @@ mod tests {
                 assert_eq!(names(&format!("unet.{module}.{inner}"), is_sdxl), wanted);
             }
         }
-        assert_eq!(names("text_encoder.text_model.fc1", true)[0], "lora_te1_text_model_fc1.alpha");
-        assert_eq!(names("text_encoder.text_model.fc1", false)[0], "lora_te_text_model_fc1.alpha");
-        assert_eq!(names("text_encoder_2.text_model.fc1", true)[0], "lora_te2_text_model_fc1.alpha");
     }
 }

@@ -3,7 +3,7 @@
 //! | scheme | example |
 //! |---|---|
 //! | PEFT | `unet.….attn1.to_q.lora_A.weight`, also after or before `base_model.model.` |
-//! | older diffusers | `unet.….attn1.to_q.lora.down.weight`, `unet.….attn1.processor.to_q_lora.down.weight` |
+//! | diffusers | `unet.….attn1.to_q.lora.down.weight` |
 
 use super::Component;
 
@@ -30,8 +30,6 @@ const PARTS: &[(&str, LoraPart)] = &[
     (".lora.up.weight", LoraPart::Up),
     (".lora_down.weight", LoraPart::Down),
     (".lora_up.weight", LoraPart::Up),
-    ("_lora.down.weight", LoraPart::Down),
-    ("_lora.up.weight", LoraPart::Up),
     (".alpha", LoraPart::Alpha),
 ];
 
@@ -39,7 +37,7 @@ const PARTS: &[(&str, LoraPart)] = &[
 pub(super) fn read(key: &str) -> Option<(Component, String, LoraPart)> {
     let (stem, part) = PARTS.iter().find_map(|(ending, part)| Some((key.strip_suffix(ending)?, *part)))?;
     let (component, module) = component_of(stem);
-    Some((component, processor_free(module), part))
+    Some((component, module.to_owned(), part))
 }
 
 /// True for a name of kohya's scripts: `lora_unet_…`, `lora_te_…`, `lora_te1_…`, `lora_te2_…`.
@@ -60,20 +58,6 @@ pub(super) fn component_of(path: &str) -> (Component, &str) {
     (component, module.strip_prefix(WRAPPER).unwrap_or(module))
 }
 
-/// Old processor names: `attn1.processor.to_q` is `attn1.to_q`, and `self_attn.to_q` of a text tower is
-/// `self_attn.q_proj`.
-fn processor_free(module: &str) -> String {
-    let module = module.replace(".processor.", ".");
-    if let Some(stem) = module.strip_suffix(".to_out") {
-        let inside_text = stem.ends_with("self_attn");
-        return format!("{stem}.{}", if inside_text { "out_proj" } else { "to_out.0" });
-    }
-    match module.rsplit_once(".self_attn.to_") {
-        Some((stem, which)) => format!("{stem}.self_attn.{which}_proj"),
-        None => module,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,7 +71,6 @@ mod tests {
             format!("base_model.model.unet.{unet}.to_out.0.lora_B.default.weight"),
             format!("unet.base_model.model.{unet}.to_out.0.lora_B.weight"),
             format!("unet.{unet}.to_out.0.lora.up.weight"),
-            format!("unet.{unet}.processor.to_out_lora.up.weight"),
         ] {
             assert_eq!(read(&key), Some((Component::Unet, format!("{unet}.to_out.0"), LoraPart::Up)), "{key}");
         }
@@ -95,16 +78,10 @@ mod tests {
         for (key, component) in [
             (format!("text_encoder.{text}.lora_A.weight"), Component::TextEncoder),
             (format!("text_encoder_2.{text}.lora_linear_layer.down.weight"), Component::TextEncoder2),
-            (
-                "text_encoder.text_model.encoder.layers.11.self_attn.to_out_lora.down.weight".into(),
-                Component::TextEncoder,
-            ),
             (format!("base_model.model.{text}.lora_A.weight"), Component::TextEncoder),
         ] {
             assert_eq!(read(&key), Some((component, text.to_owned(), LoraPart::Down)), "{key}");
         }
-        let old = "text_encoder.text_model.encoder.layers.2.self_attn.to_q_lora.up.weight";
-        assert_eq!(read(old).unwrap().1, "text_model.encoder.layers.2.self_attn.q_proj");
         assert_eq!(read("unet.conv_in.hada_w1_a"), None);
     }
 }

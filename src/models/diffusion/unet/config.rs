@@ -227,39 +227,28 @@ impl Config {
 
 /// Supported values of all other fields. A list contains alternatives.
 fn supported() -> Vec<(&'static str, Value)> {
-    let null = || json!([null]);
-    let off = || json!([null, false]);
-    vec![
+    const NULL: &str = "class_embed_type cross_attention_norm encoder_hid_dim encoder_hid_dim_type num_class_embeds \
+                     reverse_transformer_layers_per_block time_cond_proj_dim time_embedding_act_fn \
+                     time_embedding_dim timestep_post_act";
+    const OFF: &str = "center_input_sample class_embeddings_concat dual_cross_attention global_pool_conditions \
+                     mid_block_only_cross_attention only_cross_attention resnet_skip_time_act";
+    let mut fields = vec![
         ("act_fn", json!(["silu", "swish"])),
         ("attention_type", json!("default")),
-        ("center_input_sample", off()),
-        ("class_embed_type", null()),
-        ("class_embeddings_concat", off()),
         ("conv_in_kernel", json!(3)),
         ("conv_out_kernel", json!(3)),
-        ("cross_attention_norm", null()),
         ("downsample_padding", json!(1)),
-        ("dual_cross_attention", off()),
-        ("encoder_hid_dim", null()),
-        ("encoder_hid_dim_type", null()),
         ("flip_sin_to_cos", json!(true)),
         ("freq_shift", json!(0)),
-        ("global_pool_conditions", off()),
-        ("mid_block_only_cross_attention", off()),
         ("mid_block_scale_factor", json!(1)),
         ("mid_block_type", json!("UNetMidBlock2DCrossAttn")),
-        ("num_class_embeds", null()),
-        ("only_cross_attention", off()),
         ("resnet_out_scale_factor", json!(1)),
-        ("resnet_skip_time_act", off()),
         ("resnet_time_scale_shift", json!("default")),
-        ("reverse_transformer_layers_per_block", null()),
-        ("time_cond_proj_dim", null()),
-        ("time_embedding_act_fn", null()),
-        ("time_embedding_dim", null()),
         ("time_embedding_type", json!("positional")),
-        ("timestep_post_act", null()),
-    ]
+    ];
+    fields.extend(NULL.split(' ').map(|field| (field, json!([null]))));
+    fields.extend(OFF.split(' ').map(|field| (field, json!([null, false]))));
+    fields
 }
 
 #[cfg(test)]
