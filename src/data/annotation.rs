@@ -15,15 +15,13 @@ use std::{fs, io};
 use super::csv_text::{self, ENCODING_HINT};
 use super::manifest::{BadRow, Problem, Row, Split, Target};
 use super::names::{self, cleaned};
+use super::volume::format::image_endings;
 use prsmed_base::error::{Error, Result};
 use prsmed_base::files;
 
-/// File extensions of readable images, in order of preference when several images have the same name.
-pub const EXTENSIONS: [&str; 5] = ["png", "jpg", "jpeg", "tif", "tiff"];
-
 /// Whether a file is an image that can be read, by its name.
 pub fn is_image(path: &Path) -> bool {
-    let is_known = |own: &OsStr| EXTENSIONS.iter().any(|known| own.eq_ignore_ascii_case(known));
+    let is_known = |own: &OsStr| image_endings().any(|known| own.eq_ignore_ascii_case(known));
     !files::is_hidden(path) && path.extension().is_some_and(is_known)
 }
 
@@ -292,13 +290,14 @@ impl Reader<'_> {
         let found = names.get(&short).or_else(|| names.get(stem.as_ref())).and_then(|names| {
             names.iter().min_by_key(|name| {
                 let extension = Path::new(name.as_str()).extension().unwrap_or_default();
-                let rank = EXTENSIONS.iter().position(|known| extension.eq_ignore_ascii_case(known));
+                let rank = image_endings().position(|known| extension.eq_ignore_ascii_case(known));
                 (!extension.eq_ignore_ascii_case(own), rank, name.as_str())
             })
         });
         let Some(name) = found else {
             let similar = all.similar(&short);
-            let reason = format!("no image `{short}` ({}) in `{}`{similar}", EXTENSIONS.join(", "), folder.display());
+            let endings = image_endings().collect::<Vec<_>>().join(", ");
+            let reason = format!("no image `{short}` ({endings}) in `{}`{similar}", folder.display());
             return Ok(Err((Problem::MissingImage, reason)));
         };
         Ok(Ok(root.join(&folder).join(name)))

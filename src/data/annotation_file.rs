@@ -4,6 +4,7 @@ use std::io::Read;
 use std::path::Path;
 
 use crate::volume::dicom;
+use crate::volume::format::FORMATS;
 use prsmed_base::files;
 
 /// First bytes that are read: the keys of a JSON file of polygons are before its numbers, or between few of them.
@@ -37,13 +38,10 @@ pub fn kind_of(path: &Path) -> Option<&'static str> {
             Some("a Pascal VOC file with boxes")
         }
         "xml" if has(&["<Annotation"]) || has(&["<annotation"]) => Some("an XML file with annotations"),
-        "nrrd" | "nhdr" => Some("an NRRD file"),
-        "mha" | "mhd" => Some("a MetaImage file"),
-        "nii" => Some("a NIfTI file"),
-        "gz" if path.file_stem().is_some_and(|stem| stem.to_string_lossy().to_lowercase().ends_with(".nii")) => {
-            Some("a NIfTI file")
+        _ => {
+            let format = FORMATS.iter().find(|format| format.is_mask_volume() && format.has_ending(path))?;
+            format.name.split(" (").next()
         }
-        _ => None,
     }
 }
 

@@ -1,16 +1,14 @@
 //! Which questions about which images are asked: a folder of images, or a table.
 
 use super::predict::check_question;
-use crate::data::annotation::{EXTENSIONS, is_image};
-use crate::data::volume::{FileKind, Uid, dicom};
-use crate::data::{csv_text, decode, names};
+use crate::data::annotation::is_image;
+use crate::data::volume::format::{DICOM, image_endings, is_other_image};
+use crate::data::volume::{Uid, dicom, is_volume};
+use crate::data::{csv_text, names};
 use crate::event::{Event, Observer};
 use crate::{Error, Result, files};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-
-/// Ending of the DICOM files that a folder is searched for, beside those of images.
-const DICOM: &str = "dcm";
 
 /// One question about one image.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,12 +77,13 @@ fn listed(path: &Path, observer: &dyn Observer) -> Result<Vec<(PathBuf, Option<S
         return read_table(path);
     }
     let mut found = Vec::new();
-    let is_dicom = |file: &Path| file.extension().is_some_and(|ending| ending.eq_ignore_ascii_case(DICOM));
+    let dicom = DICOM.endings[0];
+    let is_dicom = |file: &Path| file.extension().is_some_and(|ending| ending.eq_ignore_ascii_case(dicom));
     search(path, &mut |file| found.extend((is_image(&file) || is_dicom(&file)).then_some(file)))?;
     found.sort();
     let notes = left_out(path, &found)?;
     if found.is_empty() {
-        let endings = [EXTENSIONS.as_slice(), &[DICOM]].concat().join(", .");
+        let endings = image_endings().chain([dicom]).collect::<Vec<_>>().join(", .");
         let endings = format!("`{}` has no file that ends in .{endings}", path.display());
         let reason = [vec![endings], notes].concat().join("; ");
         return Err(Error::config("--images", reason, "name a folder of images, or a CSV file with a column `image`"));
@@ -128,9 +127,9 @@ fn left_out(folder: &Path, images: &[PathBuf]) -> Result<Vec<String>> {
     let (mut volumes, mut others) = (Vec::new(), Vec::new());
     search(folder, &mut |file| {
         if images.binary_search(&file).is_err() {
-            if matches!(FileKind::of(&file), Ok(Some(_))) {
+            if matches!(is_volume(&file), Ok(true)) {
                 volumes.push(file);
-            } else if decode::is_other_image(&file) {
+            } else if is_other_image(&file) {
                 others.push(file);
             }
         }

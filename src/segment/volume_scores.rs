@@ -12,7 +12,8 @@ use serde::Serialize;
 use crate::data::labels::Labels;
 use crate::data::names;
 use crate::data::prepare::stem_without_suffix;
-use crate::data::volume::{Geometry, Grid, LabelMap, MaskFormat, labels};
+use crate::data::volume::format::{is_written, written_endings};
+use crate::data::volume::{Geometry, Grid, LabelMap, labels};
 use crate::event::{Event, Observer};
 use crate::metrics::estimates::{AUROC, Estimates, Item, SCORES, Values, estimates, range};
 use crate::metrics::grid::{Size, Spacing};
@@ -146,7 +147,7 @@ pub fn pairs(predictions: &Path, truths: &Path) -> Result<(Vec<MaskPaths>, Vec<P
         pairs.push(MaskPaths { name, prediction, truth });
     }
     if pairs.is_empty() {
-        let hint = "give a folder of masks (`.nii.gz`, `.nii` or `.dcm`)";
+        let hint = format!("give a folder of masks ({})", written_endings());
         return Err(Error::data(predictions, "there is no mask in this folder", hint));
     }
     Ok((pairs, found.second))
@@ -158,7 +159,7 @@ fn by_name(path: &Path) -> Result<BTreeMap<String, PathBuf>> {
     if path.is_dir() {
         for entry in std::fs::read_dir(path).map_err(Error::io(path, "read"))? {
             let file = entry.map_err(Error::io(path, "read"))?.path();
-            files.extend((file.is_file() && MaskFormat::of(&file).is_some()).then_some(file));
+            files.extend((file.is_file() && is_written(&file)).then_some(file));
         }
     } else {
         files.push(path.to_owned());

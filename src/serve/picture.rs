@@ -1,5 +1,6 @@
 //! An uploaded image or volume, as slices. An image file has one slice and no intensity window.
 
+use crate::data::volume::format::usual_endings;
 use crate::data::volume::{Axis, Levels, Plane, Volume, Voxels, Window, write};
 use crate::segment::predict_volume::slice_image;
 use crate::{Error, Result};
@@ -148,13 +149,10 @@ impl Picture {
     }
 
     /// The names of the files to which masks on the grid of the volume can be written; images have none.
-    pub(super) fn exports(&self) -> Vec<&'static str> {
-        let mut names = vec!["mask.nii.gz", "mask.dcm"];
-        names.retain(|name| match &self.pixels {
-            Pixels::Image(_) => false,
-            Pixels::Volume(slices) => write::check(Path::new(name), &slices.volume).is_ok(),
-        });
-        names
+    pub(super) fn exports(&self) -> Vec<String> {
+        let Pixels::Volume(slices) = &self.pixels else { return Vec::new() };
+        let names = usual_endings().map(|ending| format!("mask.{ending}"));
+        names.filter(|name| write::check(Path::new(name), &slices.volume).is_ok()).collect()
     }
 
     /// What was assumed or ignored when the file was read.

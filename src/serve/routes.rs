@@ -42,7 +42,7 @@ async fn below(State(base): State<String>, mut request: Request, next: Next) -> 
 }
 
 fn routes(app: App) -> Router {
-    Router::new()
+    volumes::routes(Router::new())
         .route("/", get(page::index))
         .route("/page/{*file}", get(page::file))
         .route("/metrics", get(metrics))
@@ -55,8 +55,6 @@ fn routes(app: App) -> Router {
         .route("/api/images/{image}/pixels", get(images::pixels))
         .route("/api/images/{image}/questions", post(answers::ask))
         .route("/api/images/{image}/pairs.zip", get(pairs::download))
-        .route("/api/images/{image}/mask.nii.gz", get(volumes::nifti))
-        .route("/api/images/{image}/mask.dcm", get(volumes::seg))
         .route(
             "/api/images/{image}/answers/{answer}",
             get(answers::show).patch(answers::change).delete(answers::remove),

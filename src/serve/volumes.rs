@@ -7,13 +7,16 @@ use super::options::MAX_VOLUME;
 use super::picture::Picture;
 use super::upload::{Upload, uploaded};
 use crate::data::decode;
+use crate::data::volume::format::usual_endings;
 use crate::data::volume::limits::TOO_MANY;
 use crate::data::volume::{self, Segment, Volume, write};
 use crate::{Error, Result};
+use axum::Router;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
+use axum::routing::get;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::Deserialize;
 use std::fs::File;
@@ -105,35 +108,30 @@ pub(super) struct MaskQuery {
     question: Option<String>,
 }
 
-pub(super) async fn nifti(
-    State(app): State<App>,
-    Path(image): Path<String>,
-    query: std::result::Result<Query<MaskQuery>, QueryRejection>,
-) -> Reply {
-    file(&app, &image, query_of(query)?, "mask.nii.gz").await
-}
-
-pub(super) async fn seg(
-    State(app): State<App>,
-    Path(image): Path<String>,
-    query: std::result::Result<Query<MaskQuery>, QueryRejection>,
-) -> Reply {
-    file(&app, &image, query_of(query)?, "mask.dcm").await
+/// Adds the masks of a volume in each format that is written.
+pub(super) fn routes(router: Router<App>) -> Router<App> {
+    usual_endings().fold(router, |router, ending| {
+        let send = move |State(app): State<App>,
+                         Path(image): Path<String>,
+                         query: std::result::Result<Query<MaskQuery>, QueryRejection>| async move {
+            file(&app, &image, query_of(query)?, format!("mask.{ending}")).await
+        };
+        router.route(&format!("/api/images/{{image}}/mask.{ending}"), get(send))
+    })
 }
 
 /// The masks of the answers on the grid of the volume: one segment for each question, in the order of the questions.
-async fn file(app: &App, image: &str, query: MaskQuery, name: &'static str) -> Reply {
+async fn file(app: &App, image: &str, query: MaskQuery, name: String) -> Reply {
     let (picture, mut answers) = app.shared.store.image(image)?;
     answers.retain(|answer| query.question.as_ref().is_none_or(|question| *question == answer.question));
     if answers.is_empty() {
         let hint = "ask a question about the volume first";
         return Err(Failure::new(StatusCode::CONFLICT, "the volume has no such answers", hint));
     }
-    let bytes = app.work(move || Ok(written(name, &picture, &answers)?)).await?;
-    let headers = [
-        (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
-        (header::CONTENT_DISPOSITION, format!("attachment; filename=\"{name}\"")),
-    ];
+    let disposition = format!("attachment; filename=\"{name}\"");
+    let bytes = app.work(move || Ok(written(&name, &picture, &answers)?)).await?;
+    let headers =
+        [(header::CONTENT_TYPE, "application/octet-stream".to_owned()), (header::CONTENT_DISPOSITION, disposition)];
     Ok((headers, bytes).into_response())
 }
 

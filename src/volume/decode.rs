@@ -22,6 +22,7 @@ use std::path::Path;
 use ::image::metadata::Orientation;
 use ::image::{DynamicImage, GrayImage, ImageFormat, ImageReader, Rgb, RgbImage};
 
+use super::format::FORMATS;
 pub use super::mask_file::{Refusal, StoredMask};
 use crate::foreground::Labels;
 pub use content::unknown_format;
@@ -34,11 +35,39 @@ use shared::{Failure, Indexed, MAX_PIXELS, TILES};
 
 /// What to do about a file whose decoder fails.
 const ANOTHER_PROGRAM: &str = "open it with another program and save it as PNG; if that fails too, the file is damaged";
-/// Endings of images in formats that are not read.
-const OTHER_ENDINGS: [&str; 8] = ["bmp", "gif", "webp", "jp2", "heic", "avif", "pgm", "ppm"];
+
+type SizeResult = Result<(u32, u32), Failure>;
+
+/// How files of one format become images.
+#[derive(Clone, Copy)]
+pub(crate) struct Codec {
+    decode: fn(&[u8], Palette) -> Result<Decoded, Failure>,
+    /// Width and height as the file stores them, before its orientation is applied.
+    size: fn(&[u8]) -> SizeResult,
+    /// The orientation of the EXIF block, or of the tag of a TIFF file; `None` also for an invalid one.
+    orientation: fn(&[u8]) -> Option<Orientation>,
+}
+
+pub(crate) const PNG: Codec = Codec {
+    decode: png_file,
+    size: |bytes| Ok(ImageReader::with_format(Cursor::new(bytes), ImageFormat::Png).into_dimensions()?),
+    orientation: |bytes| png::exif(bytes).and_then(Orientation::from_exif_chunk),
+};
+
+pub(crate) const JPEG: Codec = Codec {
+    decode: |bytes, _| jpeg_file(bytes),
+    size: |bytes| Ok(ImageReader::with_format(Cursor::new(bytes), ImageFormat::Jpeg).into_dimensions()?),
+    orientation: |bytes| jpeg::header(bytes)?.exif.and_then(Orientation::from_exif_chunk),
+};
+
+pub(crate) const TIFF: Codec = Codec {
+    decode: tiff_file,
+    size: |bytes| Ok(tiff::header(bytes)?.size),
+    orientation: |bytes| Orientation::from_exif(tiff::header(bytes).ok()?.orientation),
+};
 
 /// A decoded file, upright.
-pub(super) struct Decoded {
+pub(crate) struct Decoded {
     pub(super) image: DynamicImage,
     /// Red, green, blue and alpha of each index; the image then has the indexes.
     pub(super) palette: Option<Vec<[u8; 4]>>,
@@ -50,7 +79,7 @@ pub(super) struct Decoded {
 
 /// What happens with the palette of a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Palette {
+pub(crate) enum Palette {
     /// Each pixel gets the colour of its index.
     Expand,
     Keep,
@@ -109,21 +138,16 @@ pub fn image_of(bytes: &[u8], name: &Path, max_pixels: u64) -> Result<DynamicIma
 /// As [`image()`].
 pub fn dimensions(path: &Path) -> Result<(u32, u32)> {
     let bytes = bytes_of(path)?;
-    let format = known_format(&bytes, path)?;
+    let codec = known_codec(&bytes, path)?;
     guard_file(path, ANOTHER_PROGRAM, || {
-        let (width, height) = stored_size(&bytes, format).map_err(|failure| failure.of(path))?;
-        Ok(if is_sideways(orientation(&bytes, format)) { (height, width) } else { (width, height) })
+        let (width, height) = (codec.size)(&bytes).map_err(|failure| failure.of(path))?;
+        Ok(if (codec.orientation)(&bytes).is_some_and(is_sideways) { (height, width) } else { (width, height) })
     })
 }
 
 /// True if a file in memory is a PNG, JPEG or TIFF by its first bytes.
 pub fn is_image(bytes: &[u8]) -> bool {
-    format_of(bytes).is_some()
-}
-
-/// True for a name of an image in a format that is not read.
-pub fn is_other_image(path: &Path) -> bool {
-    path.extension().is_some_and(|ending| OTHER_ENDINGS.iter().any(|other| ending.eq_ignore_ascii_case(other)))
+    codec_of(bytes).is_some()
 }
 
 /// As [`stored_mask`], for a file in memory, with the limit of [`image_of`].
@@ -136,8 +160,8 @@ pub fn stored_mask_of(bytes: &[u8], name: &Path, max_pixels: u64) -> Result<Stor
 }
 
 fn check_pixels(bytes: &[u8], name: &Path, max_pixels: u64) -> Result<()> {
-    let size = format_of(bytes).and_then(|format| {
-        let size = || stored_size(bytes, format).map_err(|failure| failure.of(name));
+    let size = codec_of(bytes).and_then(|codec| {
+        let size = || (codec.size)(bytes).map_err(|failure| failure.of(name));
         guard_file(name, ANOTHER_PROGRAM, size).ok()
     });
     // a file whose size cannot be read is refused by its decoder
@@ -208,55 +232,29 @@ fn decode(path: &Path, palette: Palette) -> Result<Decoded> {
     decode_bytes(&bytes_of(path)?, path, palette)
 }
 
-fn known_format(bytes: &[u8], path: &Path) -> Result<ImageFormat> {
+/// The codec of an image in memory, by its first bytes.
+fn codec_of(bytes: &[u8]) -> Option<Codec> {
+    FORMATS.iter().filter(|format| format.image.is_some()).find(|format| format.knows(bytes))?.image
+}
+
+fn known_codec(bytes: &[u8], path: &Path) -> Result<Codec> {
     let unknown = || unknown_format(path, bytes, "a PNG, JPEG or TIFF image", "convert it to PNG");
-    format_of(bytes).ok_or_else(unknown)
+    codec_of(bytes).ok_or_else(unknown)
 }
 
 fn decode_bytes(bytes: &[u8], path: &Path, palette: Palette) -> Result<Decoded> {
-    let format = known_format(bytes, path)?;
-    guard_file(path, ANOTHER_PROGRAM, || decode_as(format, bytes, path, palette))
+    let codec = known_codec(bytes, path)?;
+    guard_file(path, ANOTHER_PROGRAM, || decode_as(codec, bytes, path, palette))
 }
 
-fn decode_as(format: ImageFormat, bytes: &[u8], path: &Path, palette: Palette) -> Result<Decoded> {
+fn decode_as(codec: Codec, bytes: &[u8], path: &Path, palette: Palette) -> Result<Decoded> {
     #[cfg(test)]
     assert!(!path.ends_with("panics.png"), "a panic of a test");
-    let mut decoded = match format {
-        ImageFormat::Png => png_file(bytes, palette),
-        ImageFormat::Tiff => tiff_file(bytes, palette),
-        _ => jpeg_file(bytes),
-    }
-    .map_err(|failure| failure.of(path))?;
-    let orientation = orientation(bytes, format);
+    let mut decoded = (codec.decode)(bytes, palette).map_err(|failure| failure.of(path))?;
+    let orientation = (codec.orientation)(bytes).unwrap_or(Orientation::NoTransforms);
     decoded.is_turned = orientation != Orientation::NoTransforms;
     decoded.image.apply_orientation(orientation);
     Ok(decoded)
-}
-
-/// PNG, JPEG or TIFF, by the first bytes.
-fn format_of(bytes: &[u8]) -> Option<ImageFormat> {
-    if tiff::is_tiff(bytes) {
-        return Some(ImageFormat::Tiff);
-    }
-    ::image::guess_format(bytes).ok().filter(|format| matches!(format, ImageFormat::Png | ImageFormat::Jpeg))
-}
-
-/// Width and height as the file stores them, before its orientation is applied.
-fn stored_size(bytes: &[u8], format: ImageFormat) -> Result<(u32, u32), Failure> {
-    if format == ImageFormat::Tiff {
-        return Ok(tiff::header(bytes)?.size);
-    }
-    Ok(ImageReader::with_format(Cursor::new(bytes), format).into_dimensions()?)
-}
-
-/// The orientation of the EXIF block, or of the tag of a TIFF file. An invalid one is ignored.
-fn orientation(bytes: &[u8], format: ImageFormat) -> Orientation {
-    let orientation = match format {
-        ImageFormat::Tiff => tiff::header(bytes).ok().and_then(|header| Orientation::from_exif(header.orientation)),
-        ImageFormat::Png => png::exif(bytes).and_then(Orientation::from_exif_chunk),
-        _ => jpeg::header(bytes).and_then(|header| header.exif).and_then(Orientation::from_exif_chunk),
-    };
-    orientation.unwrap_or(Orientation::NoTransforms)
 }
 
 /// True for TIFF and for BigTIFF.

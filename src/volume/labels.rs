@@ -7,12 +7,10 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::dicom;
-use super::format;
+use super::format::{self, Choice};
 use super::grid::{Affine, Grid, corners, length, subtract};
-use super::nifti;
 use super::nifti::geometry::Geometry;
-use super::path::{first_bytes, number_of, split_selection};
+use super::path::{split_selection, start_of};
 use super::voxel_set::VoxelSet;
 use crate::foreground::Labels;
 use prsmed_base::error::{Error, Result};
@@ -28,7 +26,7 @@ pub struct LabelMap {
     /// [`LabelMap::has`].
     pub values: Vec<u16>,
     /// The voxels of a label where `values` has another one.
-    hidden: BTreeMap<u16, VoxelSet>,
+    pub(crate) hidden: BTreeMap<u16, VoxelSet>,
     /// Size and position in the patient.
     pub grid: Grid,
     /// Names of the segments of a DICOM SEG; empty for NIfTI.
@@ -36,11 +34,11 @@ pub struct LabelMap {
     /// What was assumed, in sentences for the user.
     pub notes: Vec<String>,
     /// True for a DICOM SEG, whose grid has no slices before the first segment and after the last one.
-    is_part: bool,
+    pub(crate) is_part: bool,
 }
 
-/// Opens a label map: a NIfTI file of whole numbers from 0 to 65535, or a DICOM SEG with binary segments, whose labels are
-/// the segment numbers. `PATH#N` chooses a volume of a 4-D NIfTI file.
+/// Opens a label map: for example a NIfTI file of whole numbers from 0 to 65535, or a DICOM SEG with binary segments, whose
+/// labels are the segment numbers. `PATH#N` chooses a volume of a 4-D NIfTI file.
 ///
 /// # Errors
 /// [`Error::Data`] for other files and values; [`Error::Io`].
@@ -59,24 +57,23 @@ pub fn open_with(path: &Path, geometry: Option<Geometry>) -> Result<LabelMap> {
 
 fn open_unguarded(path: &Path, geometry: Option<Geometry>) -> Result<LabelMap> {
     let (path, selected) = split_selection(path);
-    let mut start = [0; 132];
-    let num_bytes = first_bytes(&path, &mut start)?;
-    if dicom::is_dicom(&start[..num_bytes]) {
-        let dicom::segments::Segments { values, hidden, grid, names, notes } = dicom::segments::read(&path)?;
-        return Ok(LabelMap { values, hidden, grid, names: LabelNames(names), notes, is_part: true });
+    let start = start_of(&path)?;
+    let format = format::find(&path, &start);
+    if let Some(read) = format.and_then(|format| format.labels) {
+        return read(&path, &Choice { selected: selected.as_deref(), series: None, geometry });
     }
-    if let Some(format) = format::other_format(&path, &start[..num_bytes]) {
-        return Err(format.error(&path));
-    }
-    if !nifti::is_nifti(&path, &start[..num_bytes]) {
+    Err(format.and_then(|format| format.refusal(&path, &start)).unwrap_or_else(|| {
         let hint = "give a NIfTI file (`.nii.gz`) or a DICOM SEG (`.dcm`)";
-        return Err(Error::data(&path, "it is not a label map that can be read", hint));
-    }
-    let (values, grid, notes) = nifti::open_labels(&path, number_of(&path, selected.as_deref())?, geometry)?;
-    Ok(LabelMap { values, hidden: BTreeMap::new(), grid, names: LabelNames::default(), notes, is_part: false })
+        Error::data(&path, "it is not a label map that can be read", hint)
+    }))
 }
 
 impl LabelMap {
+    /// Labels without names.
+    pub(crate) fn new(values: Vec<u16>, grid: Grid, notes: Vec<String>) -> Self {
+        Self { values, hidden: BTreeMap::new(), grid, names: LabelNames::default(), notes, is_part: false }
+    }
+
     /// The labels except 0, with their numbers of voxels.
     pub fn labels(&self) -> BTreeMap<u16, usize> {
         let mut counts = vec![0_usize; 1 << 16];
@@ -313,14 +310,7 @@ mod tests {
     fn numbered(size: [usize; 3], affine: Affine) -> LabelMap {
         let count = size.iter().product::<usize>();
         let values = (0..count).map(|index| u16::try_from(index).unwrap()).collect();
-        LabelMap {
-            values,
-            hidden: BTreeMap::new(),
-            grid: Grid { size, affine },
-            names: LabelNames::default(),
-            notes: Vec::new(),
-            is_part: false,
-        }
+        LabelMap::new(values, Grid { size, affine }, Vec::new())
     }
 
     /// An oblique grid of 4x3x2 voxels, and its axes permuted and flipped in all 48 ways.

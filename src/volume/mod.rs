@@ -9,7 +9,7 @@
 //! DICOM file, folder, zip                     label map on the volume's grid -----+
 //! ```
 //!
-//! [`open`] reads all formats. Voxels keep their full depth until a [`Window`] is applied. Nothing that identifies a
+//! [`open`] reads all formats; a new one is a row of [`format::FORMATS`]. Voxels keep their full depth until a [`Window`] is applied. Nothing that identifies a
 //! patient is kept: no name, id, date, institution or accession number. UIDs that a DICOM SEG must refer to are in
 //! [`References`], which is never printed or serialised.
 //!
@@ -72,9 +72,8 @@ pub use source::{References, Source, Uid};
 pub use voxel_set::VoxelSet;
 pub use voxels::{Volume, Voxels};
 pub use window::{Levels, Window};
-pub use write::MaskFormat;
 
-use format::OtherFormat;
+use format::Choice;
 use prsmed_base::error::{Error, Result};
 use prsmed_base::panics::guard_file;
 
@@ -84,35 +83,6 @@ use prsmed_base::panics::guard_file;
 /// As [`open`].
 pub fn open_within(path: &Path, voxels: usize) -> Result<Volume> {
     limits::within(voxels, || open(path))
-}
-
-/// What the file of a volume is.
-pub enum FileKind {
-    /// A DICOM file, or a zip of them.
-    Dicom,
-    /// A NIfTI file.
-    Nifti,
-    /// A file of a format that cannot be read.
-    Other(OtherFormat),
-}
-
-impl FileKind {
-    /// By the first bytes of a file or its name; `None` for a file that is no volume.
-    ///
-    /// # Errors
-    /// [`Error::Io`] for a file that cannot be read.
-    pub fn of(path: &Path) -> Result<Option<Self>> {
-        let mut start = [0; 132];
-        let num_bytes = path::first_bytes(path, &mut start)?;
-        let start = &start[..num_bytes];
-        Ok(if dicom::is_dicom(start) || dicom::is_zip(start) {
-            Some(Self::Dicom)
-        } else if let Some(format) = format::other_format(path, start) {
-            Some(Self::Other(format))
-        } else {
-            nifti::is_nifti(path, start).then_some(Self::Nifti)
-        })
-    }
 }
 
 /// True for a path that [`open`] reads, or knows as a volume that cannot be read: a folder, or a file by its first bytes
@@ -125,7 +95,7 @@ pub fn is_volume(path: &Path) -> Result<bool> {
     if !path.is_file() {
         return Ok(path.is_dir());
     }
-    Ok(FileKind::of(&path)?.is_some())
+    Ok(format::of_volume(&path)?.is_some())
 }
 
 /// Opens a volume or an image: a NIfTI file, a folder with nothing but one, a DICOM file, a folder of DICOM files, or a zip of
@@ -163,34 +133,29 @@ fn open_unguarded(path: &Path, series: Option<&str>, geometry: Option<Geometry>)
     #[cfg(test)]
     assert!(!path.ends_with("panics.nii"), "a panic of a test");
     let (path, selected) = path::split_selection(path);
-    let (path, selected) = (only_nifti(&path)?.unwrap_or(path), selected.as_deref());
+    let (path, selected) = (only_volume(&path)?.unwrap_or(path), selected.as_deref());
     if path.is_dir() {
         return dicom::open(&path, selected.or(series));
     }
-    match FileKind::of(&path)? {
-        Some(FileKind::Dicom) => {
-            let mut start = [0; 132];
-            let num_bytes = path::first_bytes(&path, &mut start)?;
-            let is_zip = dicom::is_zip(&start[..num_bytes]);
-            dicom::open(&path, selected.or(series.filter(|_| is_zip)))
-        }
-        Some(FileKind::Nifti) => nifti::open(&path, path::number_of(&path, selected)?, geometry),
-        Some(FileKind::Other(format)) => Err(format.error(&path)),
-        None => {
-            let hint = "give a DICOM file, a folder or zip of DICOM files, or a NIfTI file (`.nii`, `.nii.gz`)";
-            Err(Error::data(&path, "it is not a medical image that can be read", hint))
-        }
+    let start = path::start_of(&path)?;
+    let format = format::find(&path, &start);
+    if let Some(read) = format.and_then(|format| format.volume) {
+        return read(&path, &Choice { selected, series, geometry });
     }
+    Err(format.and_then(|format| format.refusal(&path, &start)).unwrap_or_else(|| {
+        let hint = "give a DICOM file, a folder or zip of DICOM files, or a NIfTI file (`.nii`, `.nii.gz`)";
+        Error::data(&path, "it is not a medical image that can be read", hint)
+    }))
 }
 
-/// The NIfTI file in a folder that has no other file.
-fn only_nifti(folder: &Path) -> Result<Option<PathBuf>> {
+/// The file with a whole volume in a folder that has no other file.
+fn only_volume(folder: &Path) -> Result<Option<PathBuf>> {
     if !folder.is_dir() {
         return Ok(None);
     }
     let mut files = std::fs::read_dir(folder).map_err(Error::io(folder, "read"))?;
     let (Some(Ok(only)), None) = (files.next(), files.next()) else { return Ok(None) };
     let file = only.path();
-    let is_nifti = file.is_file() && matches!(FileKind::of(&file)?, Some(FileKind::Nifti));
-    Ok(is_nifti.then_some(file))
+    let format = if file.is_file() { format::of_volume(&file)? } else { None };
+    Ok(format.filter(|format| format.volume.is_some() && !format.is_series).map(|_| file))
 }

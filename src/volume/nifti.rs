@@ -11,12 +11,13 @@ use std::path::{Path, PathBuf};
 use nifti::{Endianness, NiftiHeader};
 
 use super::display::Display;
-use super::format;
+use super::format::{self, has_ending};
 use super::grid::Grid;
+use super::labels::LabelMap;
 use super::limits::{MAX_FILE, MAX_VOXELS, check_ratio, check_size};
 use super::modality::Modality;
 use super::padding;
-use super::path::{first_bytes, has_extension, is_nifti_name};
+use super::path::first_bytes;
 use super::source::Source;
 use super::voxel_set::VoxelSet;
 use super::voxels::{Volume, Voxels};
@@ -34,21 +35,17 @@ const PIECE: usize = 1 << 20;
 const LABEL_TOLERANCE: f64 = 1e-3;
 const TRUNCATED: &str = "copy or download the file again";
 
-/// True for a NIfTI file, by its first four bytes, or the name of a compressed file or of the voxels of a pair.
-pub(crate) fn is_nifti(path: &Path, start: &[u8]) -> bool {
+/// True for a NIfTI file that is not compressed, by its first four bytes.
+pub(crate) fn is_nifti(start: &[u8]) -> bool {
     let header = |size: i32| start.starts_with(&size.to_le_bytes()) || start.starts_with(&size.to_be_bytes());
-    header(348)
-        || header(540)
-        || start.starts_with(&[0x1f, 0x8b])
-        || is_nifti_name(path)
-        || has_extension(path, "img") && image::guess_format(start).is_err()
+    header(348) || header(540)
 }
 
 /// The header and the voxels of a pair (`.hdr` and `.img`, compressed or not) by the name of one of them; `None` for
 /// other names, and for a file that may be complete.
 fn pair(path: &Path) -> Result<Option<[PathBuf; 2]>> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let bare = if has_extension(path, "gz") { &name[..name.len() - 3] } else { name.as_str() };
+    let bare = if has_ending(path, &["gz"]) { &name[..name.len() - 3] } else { name.as_str() };
     let Some((stem, extension)) = bare.rsplit_once('.') else { return Ok(None) };
     let is_header = extension.eq_ignore_ascii_case("hdr");
     if !is_header && !extension.eq_ignore_ascii_case("img") {
@@ -112,12 +109,8 @@ pub(crate) fn open(path: &Path, selected: Option<u32>, geometry: Option<Geometry
     })
 }
 
-/// The voxels of a label map, its grid and notes.
-pub(crate) fn open_labels(
-    path: &Path,
-    selected: Option<u32>,
-    geometry: Option<Geometry>,
-) -> Result<(Vec<u16>, Grid, Vec<String>)> {
+/// Reads a label map; the arguments are those of [`open`].
+pub(crate) fn open_labels(path: &Path, selected: Option<u32>, geometry: Option<Geometry>) -> Result<LabelMap> {
     let mut file = NiftiFile::open(path)?;
     file.skip_to(path, selected)?;
     let count = check_size(path, file.size)?;
@@ -162,7 +155,7 @@ pub(crate) fn open_labels(
             "{count} of {all} labels were within {LABEL_TOLERANCE} of whole numbers{scaled}; they were rounded"
         ));
     }
-    Ok((values, Grid { size: file.size, affine }, notes))
+    Ok(LabelMap::new(values, Grid { size: file.size, affine }, notes))
 }
 
 fn is_identity(slope: f64, intercept: f64) -> bool {
@@ -435,8 +428,8 @@ fn read_header(path: &Path, bytes: &mut Bytes, is_pair: bool) -> Result<NiftiHea
             "save it as NIfTI-1, for example with nibabel: `nibabel.save(nibabel.Nifti1Image.from_image(image), path)`";
         return Err(Error::data(path, "it is a NIfTI-2 file; NIfTI-1 can be read", hint));
     }
-    if let Some(format) = format::other_format(path, &buffer) {
-        return Err(format.error(path));
+    if let Some(error) = format::find(path, &buffer).and_then(|format| format.refusal(path, &buffer)) {
+        return Err(error);
     }
     if !size.contains(&348) {
         let hint = "use a NIfTI file (`.nii`, `.nii.gz`), or DICOM files";
@@ -449,7 +442,15 @@ fn read_header(path: &Path, bytes: &mut Bytes, is_pair: bool) -> Result<NiftiHea
             return Err(Error::data(path, reason, hint));
         }
         (magic, _) if magic == PAIR || magic == b"n+1\0" => {}
-        _ => return Err(format::ANALYZE.error(path)),
+        _ => {
+            let conversion = "nibabel: `nibabel.save(nibabel.load(\"FILE\"), \"FILE.nii.gz\")`; check left and right, \
+                              which Analyze does not store";
+            return Err(format::refused(
+                path,
+                "it is an Analyze 7.5 file, or a NIfTI file with a damaged header",
+                conversion,
+            ));
+        }
     }
     let read = NiftiHeader::from_reader(buffer.as_slice());
     read.map_err(|_| Error::data(path, "it has no valid NIfTI header", "export the file again as NIfTI-1"))

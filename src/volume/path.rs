@@ -50,17 +50,6 @@ pub(crate) fn first_names(names: &[String]) -> String {
     format!("{}{more}", names[..names.len().min(MOST)].join(", "))
 }
 
-/// True for a name that ends with `.nii` or `.nii.gz`.
-pub(crate) fn is_nifti_name(path: &Path) -> bool {
-    has_extension(path, "nii")
-        || (has_extension(path, "gz") && path.file_stem().is_some_and(|stem| has_extension(Path::new(stem), "nii")))
-}
-
-/// True for a name that ends with a dot and `extension`, in small or capital letters.
-pub(crate) fn has_extension(path: &Path, extension: &str) -> bool {
-    path.extension().is_some_and(|found| found.eq_ignore_ascii_case(extension))
-}
-
 /// Reads the first bytes of a regular file; how many there were.
 pub(crate) fn first_bytes(path: &Path, buffer: &mut [u8]) -> Result<usize> {
     let mut file = files::open(path).map_err(Error::io(path, "read"))?;
@@ -72,6 +61,14 @@ pub(crate) fn first_bytes(path: &Path, buffer: &mut [u8]) -> Result<usize> {
         }
     }
     Ok(done)
+}
+
+/// The first bytes of a regular file, by which [`super::format::FORMATS`] are known.
+pub(crate) fn start_of(path: &Path) -> Result<Vec<u8>> {
+    let mut start = vec![0; 132];
+    let count = first_bytes(path, &mut start)?;
+    start.truncate(count);
+    Ok(start)
 }
 
 #[cfg(test)]
@@ -104,14 +101,5 @@ mod tests {
         assert_eq!([selection_name("3"), selection_name("T2 ax/e1")], ["3", "T2_ax_e1"]);
         assert_eq!(selection_name("1.2.840.5").len(), 8);
         assert_ne!(selection_name("1.2.840.5"), selection_name("1.2.840.6"));
-    }
-
-    #[test]
-    fn nifti_names_have_two_endings() {
-        for (name, is_nifti) in
-            [("a.nii", true), ("a.b.NII.gz", true), ("a.gz", false), ("nii", false), ("a.dcm", false)]
-        {
-            assert_eq!(is_nifti_name(Path::new(name)), is_nifti, "{name}");
-        }
     }
 }

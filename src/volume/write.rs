@@ -1,4 +1,4 @@
-//! Writing of masks: NIfTI files, or DICOM SEG by the ending of the name.
+//! Writing of masks, in a format of [`super::format::FORMATS`] by the ending of the name, and of NIfTI files.
 
 use std::io::Write;
 use std::path::Path;
@@ -6,10 +6,10 @@ use std::path::Path;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-use super::dicom::seg::{self, Segment};
+use super::dicom::seg::Segment;
+use super::format::{self, Writer, has_ending};
 use super::grid::{Affine, Grid};
 use super::nifti::geometry::Forms;
-use super::path::{has_extension, is_nifti_name};
 use super::source::Source;
 use super::voxels::Volume;
 use prsmed_base::error::{Error, Result};
@@ -18,39 +18,20 @@ use prsmed_base::files;
 /// Bytes of the header with the flag that says that no extension follows.
 const HEADER: usize = 352;
 
-/// File formats of masks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MaskFormat {
-    /// `.nii` or `.nii.gz`.
-    Nifti,
-    /// `.dcm`: DICOM SEG.
-    DicomSeg,
-}
-
-impl MaskFormat {
-    /// The format of a file name.
-    pub fn of(path: &Path) -> Option<Self> {
-        if is_nifti_name(path) {
-            return Some(Self::Nifti);
-        }
-        has_extension(path, "dcm").then_some(Self::DicomSeg)
-    }
-}
-
 /// Checks that a mask of `volume` can be written to `path`, before the expensive work.
 ///
 /// # Errors
-/// [`Error::Config`] for another ending than those of [`MaskFormat`]; [`Error::Data`] for a volume that the format cannot
-/// hold.
+/// [`Error::Config`] for a name that is not one of a format that is written; [`Error::Data`] for a volume that the format
+/// cannot hold.
 pub fn check(path: &Path, volume: &Volume) -> Result<()> {
-    match MaskFormat::of(path) {
-        Some(MaskFormat::DicomSeg) => seg::check(path, volume).map(drop),
-        Some(MaskFormat::Nifti) => header(path, &volume.grid, &forms(volume)).map(drop),
-        None => {
-            let reason = format!("`{}` has the wrong file extension", path.display());
-            Err(Error::config("--out", reason, "use a file name that ends with `.nii.gz`, `.nii` or `.dcm`"))
-        }
-    }
+    (format_of(path)?.check)(path, volume)
+}
+
+fn format_of(path: &Path) -> Result<Writer> {
+    format::writer(path).ok_or_else(|| {
+        let reason = format!("`{}` has the wrong file extension", path.display());
+        Error::config("--out", reason, format!("use a file name that ends with {}", format::written_endings()))
+    })
 }
 
 /// Writes segments on the grid of `volume`: as NIfTI with the values 1, 2, ... for the segments in their order (a later
@@ -69,16 +50,29 @@ pub fn segments(path: &Path, segments: &[Segment], volume: &Volume) -> Result<()
 /// As [`segments()`].
 pub fn encoded(path: &Path, segments: &[Segment], volume: &Volume) -> Result<Vec<u8>> {
     check(path, volume)?;
-    if MaskFormat::of(path) == Some(MaskFormat::DicomSeg) {
-        return seg::encoded(path, segments, volume);
-    }
-    let mut labels = vec![0_u8; volume.grid.num_voxels()];
+    (format_of(path)?.encode)(path, segments, volume)
+}
+
+pub(crate) fn check_nifti(path: &Path, volume: &Volume) -> Result<()> {
+    header_like(path, volume).map(drop)
+}
+
+pub(crate) fn encode_nifti(path: &Path, segments: &[Segment], volume: &Volume) -> Result<Vec<u8>> {
+    encoded_nifti(path, &header_like(path, volume)?, &labels_of(segments, &volume.grid)?)
+}
+
+/// Labels 1, 2, ... of the segments in their order; a later segment wins where they overlap.
+///
+/// # Errors
+/// [`Error::Shape`] for a mask of another size than the grid.
+pub(crate) fn labels_of(segments: &[Segment], grid: &Grid) -> Result<Vec<u8>> {
+    let mut labels = vec![0_u8; grid.num_voxels()];
     for (segment, label) in segments.iter().zip(1..=u8::MAX) {
-        volume.grid.check(segment.mask.len())?;
+        grid.check(segment.mask.len())?;
         let pairs = labels.iter_mut().zip(segment.mask);
         pairs.filter(|(_, value)| **value != 0).for_each(|(voxel, _)| *voxel = label);
     }
-    encoded_nifti(path, &header_like(path, volume)?, &labels)
+    Ok(labels)
 }
 
 /// Writes labels (one value for each voxel) as NIfTI-1 with the position of their volume and voxels of type uint8. The
@@ -144,8 +138,8 @@ pub fn nifti_f32(path: &Path, values: &[f32], volume: &Volume) -> Result<()> {
 /// # Errors
 /// [`Error::Config`] for another ending than `.nii.gz` and `.nii`; [`Error::Data`] for a volume that NIfTI cannot hold.
 pub fn check_probabilities(path: &Path, volume: &Volume) -> Result<()> {
-    if MaskFormat::of(path) == Some(MaskFormat::Nifti) {
-        return header_like(path, volume).map(drop);
+    if has_ending(path, &["nii.gz", "nii"]) {
+        return check_nifti(path, volume);
     }
     let reason = format!("`{}` has the wrong file extension for probabilities of a volume", path.display());
     Err(Error::config("--probabilities", reason, "use a file name that ends with `.nii.gz` or `.nii`"))
@@ -157,7 +151,7 @@ fn write_nifti(path: &Path, header: &[u8; HEADER], voxels: &[u8]) -> Result<()> 
 }
 
 fn encoded_nifti(path: &Path, header: &[u8; HEADER], voxels: &[u8]) -> Result<Vec<u8>> {
-    if !has_extension(path, "gz") {
+    if !has_ending(path, &["gz"]) {
         return Ok([header, voxels].concat());
     }
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());

@@ -7,7 +7,8 @@ use super::grouping;
 use super::item::{EMPTY, IS_A, ITS_IMAGE, NO_IMAGE, NO_MASK, NOT_AN_IMAGE, OTHER_IMAGE, Skipped, by_kind};
 use super::pairs::without_suffix;
 use crate::annotation::is_image;
-use crate::{annotation_file, decode};
+use crate::annotation_file;
+use crate::volume::format::is_other_image;
 use prsmed_base::{Error, Result};
 
 /// Most files or folders that a message names.
@@ -19,7 +20,7 @@ const EXPORT: &str = "export the masks as images from the annotation program, on
 /// What to do about the most frequent kind of reason; `None` if it is that names differ, or says it itself.
 pub(super) fn remedy(skipped: &[Skipped]) -> Option<&'static str> {
     let reason = &by_kind(skipped).first()?.first()?.reason;
-    let is_other = |file: &Skipped| file.reason == NOT_AN_IMAGE && decode::is_other_image(&file.path);
+    let is_other = |file: &Skipped| file.reason == NOT_AN_IMAGE && is_other_image(&file.path);
     match reason.split(';').next()? {
         reason if reason.starts_with(OTHER_IMAGE) => {
             Some("give the new images other names, for example with the name of their folder or patient before it")

@@ -47,12 +47,13 @@ use crate::marks::{Mark, Marks};
 use crate::prepared::{Intensity, Prepared};
 use crate::templates::Templates;
 use crate::volume::Window;
+use crate::volume::format::stem_of;
 use prsmed_base::event::Observer;
 use prsmed_base::{Error, Result};
 
 /// The name of a mask file without its extension (`.nii.gz` is one) and without one of [`MASK_SUFFIXES`].
 pub fn stem_without_suffix(name: &str) -> &str {
-    let stem = patients::stem_of(name);
+    let stem = stem_of(name);
     pairs::without_suffix(stem).unwrap_or(stem)
 }
 

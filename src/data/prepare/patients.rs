@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use regex::Regex;
 
 use super::grouping;
+use crate::volume::format::stem_of;
 use crate::{csv_text, names, patient};
 use prsmed_base::{Error, Result, files};
 
@@ -129,18 +130,6 @@ impl Finder {
             ),
         })
     }
-}
-
-/// A file name without its extension; `.nii.gz` and the like are one extension.
-pub(super) fn stem_of(name: &str) -> &str {
-    let ends_in = |end: &str| {
-        name.split_at_checked(name.len().saturating_sub(end.len())).filter(|(_, tail)| tail.eq_ignore_ascii_case(end))
-    };
-    let compressed = [".nii.gz", ".hdr.gz", ".img.gz"].into_iter().find_map(ends_in);
-    if let Some((stem, _)) = compressed.filter(|(stem, _)| !stem.is_empty()) {
-        return stem;
-    }
-    name.rsplit_once('.').map_or(name, |(stem, _)| if stem.is_empty() { name } else { stem })
 }
 
 fn pattern_of(pattern: &str) -> Result<Regex> {

@@ -5,7 +5,6 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read;
 use std::iter::once;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,18 +16,17 @@ use super::item::{Item, NOT_UTF8, Skipped, png, reason_of};
 use super::location::describe;
 use super::options::{PrepareOptions, SliceOptions};
 use super::pairs::{FilePair, by_stem, unique_by_stem, without_suffix};
-use super::patients::stem_of;
 use super::structures::Structure;
 use super::work::Work;
 use super::write;
 use crate::annotation::is_image;
-use crate::decode::is_other_image;
 use crate::findings::Findings;
 use crate::manifest::Split;
 use crate::marks::{Mark, pixel_mark};
 use crate::names;
+use crate::volume::format::{DICOM, has_voxels_only, is_other_image, of_volume, stem_of};
 use crate::volume::path::{selection_name, split_selection};
-use crate::volume::{self, FileKind, LabelMap, Levels, Plane, Volume, Window, dicom, labels};
+use crate::volume::{self, LabelMap, Levels, Plane, Volume, Window, labels};
 use prsmed_base::event::Event;
 use prsmed_base::{Error, Result, files};
 
@@ -108,7 +106,7 @@ fn listed(flag: &str, paths: &[PathBuf], skipped: &mut Vec<Skipped>) -> Result<V
         }
         for entry in entries(path)? {
             match volume_of_folder(flag, &entry)? {
-                Ok(volume) if is_voxels(&volume) => {}
+                Ok(volume) if has_voxels_only(&volume) => {}
                 Ok(path) if path.to_str().is_none() => skipped.push(Skipped { path, reason: NOT_UTF8.into() }),
                 Ok(volume) => found.push((stem(&entry), volume)),
                 Err(skip) if skipped.contains(&skip) => {}
@@ -117,15 +115,6 @@ fn listed(flag: &str, paths: &[PathBuf], skipped: &mut Vec<Skipped>) -> Result<V
         }
     }
     Ok(found)
-}
-
-/// Whether a file has the voxels of a header next to it.
-fn is_voxels(path: &Path) -> bool {
-    let name = file_name(path);
-    let stem = [".raw", ".raw.gz", ".zraw"].iter().find_map(|ending| name.strip_suffix(ending));
-    let has_header =
-        |stem: &str| ["mhd", "nhdr"].iter().any(|header| path.with_file_name(format!("{stem}.{header}")).is_file());
-    stem.is_some_and(has_header) || volume::nifti::is_voxels_of_pair(path)
 }
 
 /// Files of a folder, with those of its subfolders if it is `deep`. Links to folders are not followed.
@@ -150,9 +139,9 @@ fn volume_of_folder(flag: &str, folder: &Path) -> Result<Result<PathBuf, Skipped
     let mut volumes = Vec::new();
     for deep in [false, true] {
         for path in files_in(folder, deep)? {
-            match FileKind::of(&path)? {
-                Some(FileKind::Dicom) if flag == "--images" => return Ok(Ok(folder.to_owned())),
-                Some(_) if !volume::nifti::is_voxels_of_pair(&path) => volumes.push(path),
+            match of_volume(&path)? {
+                Some(format) if format.is_series && flag == "--images" => return Ok(Ok(folder.to_owned())),
+                Some(_) if !has_voxels_only(&path) => volumes.push(path),
                 _ => {}
             }
         }
@@ -249,11 +238,7 @@ pub(super) fn named_by(pair: &FilePair) -> PathBuf {
 /// Whether a folder is one DICOM series: its first file is a DICOM file, by its content or its name.
 fn is_series(folder: &Path) -> Result<bool> {
     let Some(first) = entries(folder)?.into_iter().find(|path| path.is_file()) else { return Ok(false) };
-    let extension = first.extension().unwrap_or_default().to_ascii_lowercase();
-    let mut start = Vec::new();
-    let file = files::open(&first).map_err(Error::io(&first, "read"))?;
-    file.take(132).read_to_end(&mut start).map_err(Error::io(&first, "read"))?;
-    Ok(dicom::is_dicom(&start) || extension == "dcm" || extension == "ima")
+    Ok(DICOM.has_ending(&first) || of_volume(&first)?.is_some_and(|format| format.name == DICOM.name))
 }
 
 /// Name of a volume in the data root: its file name without extension, and what selects it.
@@ -329,7 +314,7 @@ pub(super) fn read(work: &Work, window: Window) -> Result<Found> {
     work.observer.on(&Event::Started { phase: "read volumes".into(), total: pairs.len() as u64, unit: "volumes" });
     for (pair, done) in pairs.into_iter().zip(1..) {
         let name = file_name(&named_by(&pair));
-        match of_volume(pair, found.volumes.len(), work, window) {
+        match read_volume(pair, found.volumes.len(), work, window) {
             Ok((volume, slices, notes, findings)) => {
                 found.findings.merge(findings);
                 found.notes.extend(notes.into_iter().map(|note| format!("{name}: {note}")));
@@ -436,7 +421,7 @@ fn check_labels(labels: &LabelMap, structures: &[Structure]) -> Result<(), Strin
 type OfVolume = (UsableVolume, Vec<SliceItem>, Vec<String>, Findings);
 
 /// The slices of a volume, and what was assumed about it.
-fn of_volume(pair: FilePair, number: usize, work: &Work, window: Window) -> Result<OfVolume, Skipped> {
+fn read_volume(pair: FilePair, number: usize, work: &Work, window: Window) -> Result<OfVolume, Skipped> {
     let opened = Opened::open(&pair, work)?;
     let (window, levels) = if opened.volume.is_colour() {
         (None, None)

@@ -24,7 +24,7 @@ pub(super) struct Indexed {
 }
 
 /// Why a file cannot be decoded.
-pub(super) enum Failure {
+pub(crate) enum Failure {
     Corrupt(String),
     /// The file is in order, but its pixels cannot be used.
     Unsupported(String),

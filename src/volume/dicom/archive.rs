@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use zip::ZipArchive;
 
 use super::super::limits::{FREE, MAX_FILE, MAX_RATIO};
-use super::super::path::first_bytes;
+use super::super::path::start_of;
 use super::structure::is_dicom;
 use prsmed_base::error::{Error, Result};
 use prsmed_base::files;
@@ -46,9 +46,7 @@ impl Container {
         if path.is_dir() {
             return Ok(Self::Folder(list(path)?));
         }
-        let mut start = [0; 4];
-        let count = first_bytes(path, &mut start)?;
-        if is_zip(&start[..count]) { Ok(Self::Zip(Box::new(Zip::open(path)?))) } else { Ok(Self::File(path.into())) }
+        if is_zip(&start_of(path)?) { Ok(Self::Zip(Box::new(Zip::open(path)?))) } else { Ok(Self::File(path.into())) }
     }
 
     /// True for a folder or zip.
@@ -69,10 +67,9 @@ impl Container {
         let path = match self {
             Self::File(path) => path.clone(),
             Self::Folder(files) => {
-                let mut start = [0; 132];
-                let count = first_bytes(&files[index], &mut start)?;
-                if !is_dicom(&start[..count]) {
-                    return Ok((files[index].clone(), start[..count].to_vec()));
+                let start = start_of(&files[index])?;
+                if !is_dicom(&start) {
+                    return Ok((files[index].clone(), start));
                 }
                 files[index].clone()
             }

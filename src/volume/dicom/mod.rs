@@ -29,8 +29,9 @@ use dicom_dictionary_std::tags;
 pub(crate) use archive::is_zip;
 pub use structure::is_dicom;
 
+use super::format::DICOM;
 use super::limits::MAX_FILE;
-use super::path::{first_bytes, first_names, has_extension, number_of};
+use super::path::{first_names, number_of, start_of};
 use super::source::Uid;
 use super::voxels::Volume;
 use archive::Container;
@@ -109,9 +110,7 @@ pub(crate) fn open(path: &Path, selected: Option<&str>) -> Result<Volume> {
 
 /// The series of a DICOM file; `None` for other files, and for one that cannot be read or names no series.
 pub fn series_of(path: &Path) -> Option<Uid> {
-    let mut start = [0; 132];
-    let count = first_bytes(path, &mut start).ok()?;
-    if !is_dicom(&start[..count]) {
+    if !is_dicom(&start_of(path).ok()?) {
         return None;
     }
     let bytes = files::read(path, MAX_FILE).ok()?;
@@ -145,7 +144,7 @@ fn unnumbered(name: &Path) -> (Option<&Path>, String) {
 
 /// Refuses a file that is no DICOM file by its content, and one by its name. Hidden files are notes of other programs.
 fn check_name(name: &Path) -> Result<()> {
-    if files::is_hidden(name) || !(has_extension(name, "dcm") || has_extension(name, "ima")) {
+    if files::is_hidden(name) || !DICOM.has_ending(name) {
         return Ok(());
     }
     let hint = "copy the file again, or remove it if it is no image";

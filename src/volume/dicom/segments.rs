@@ -8,6 +8,7 @@ use std::path::Path;
 use dicom_dictionary_std::{tags, uids};
 
 use super::super::grid::{Affine, Grid, cross, dot, length, scale, subtract, swap_lps_ras};
+use super::super::labels::{LabelMap, LabelNames};
 use super::super::limits::{MAX_FILE, check_size};
 use super::super::voxel_set::VoxelSet;
 use super::header::Groups;
@@ -28,28 +29,18 @@ const MAX_FRAMES: i64 = 1 << 16;
 /// Most runs of voxels that lie below other segments, of 8 bytes each.
 const MAX_RUNS: usize = 1 << 26;
 
-/// A label map: the number of the segment for each voxel.
-pub(crate) struct Segments {
-    pub(crate) values: Vec<u16>,
-    /// The voxels that a segment has below another one.
-    pub(crate) hidden: BTreeMap<u16, VoxelSet>,
-    /// From the first to the last frame; it covers a part of the series.
-    pub(crate) grid: Grid,
-    pub(crate) names: BTreeMap<u16, String>,
-    pub(crate) notes: Vec<String>,
-}
-
 /// Segment and position of a frame.
 struct Frame {
     segment: u16,
     position: [f64; 3],
 }
 
-/// Reads a SEG.
+/// Reads a SEG: the number of the segment for each voxel. The grid is from the first to the last frame, a part of the
+/// series.
 ///
 /// # Errors
 /// [`Error::Data`] with what is wrong and what to do; [`Error::Io`].
-pub(crate) fn read(path: &Path) -> Result<Segments> {
+pub(crate) fn read(path: &Path) -> Result<LabelMap> {
     let wrong = |reason: &str| Error::data(path, reason, HINT);
     let bytes = files::read(path, MAX_FILE).map_err(Error::io(path, "read"))?;
     let (object, encoding) = parse(path, &bytes)?;
@@ -76,7 +67,7 @@ pub(crate) fn read(path: &Path) -> Result<Segments> {
     let Some(pixels) = pixels else { return Err(wrong("it is truncated: frames have no pixels")) };
     let mut notes: Vec<String> = encoding.map(str::to_owned).into_iter().collect();
     let (values, hidden) = filled(path, &frames, &pixels, grid.size, &mut notes)?;
-    Ok(Segments { values, hidden, grid, names: names(&object), notes })
+    Ok(LabelMap { values, hidden, grid, names: LabelNames(names(&object)), notes, is_part: true })
 }
 
 /// The error of an object that is no SEG: its kind, and what to do about it.

@@ -176,7 +176,7 @@ fn a_mask_has_both_affines_of_its_volume() {
             let mut written = Vec::new();
             Bytes::open(&out).expect("open").0.read_to_end(&mut written).expect("read");
             assert_eq!(forms(&written), forms(&plain), "{name}, {ending}");
-            let (values, grid, _) = open_labels(&out, None, None).expect("a label map");
+            let LabelMap { values, grid, .. } = open_labels(&out, None, None).expect("a label map");
             assert_eq!((values, grid), (mask.iter().map(|value| u16::from(*value)).collect(), volume.grid.clone()));
         }
     }
