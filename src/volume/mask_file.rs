@@ -9,7 +9,7 @@ use std::fmt;
 use ::image::{DynamicImage, GrayImage, ImageBuffer, Luma, Rgb, RgbImage};
 
 use super::colours::{self, Colour, Hex, grey_of};
-use super::decode::Decoded;
+use super::decode::codec::Decoded;
 use super::foreground::{self as labels, Labels, NOISE, SMALL};
 use super::photograph;
 use super::transparency::{self, Transparency};

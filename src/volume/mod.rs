@@ -44,6 +44,7 @@ pub mod window;
 pub mod write;
 
 mod colours;
+mod label_map;
 mod mask_file;
 mod photograph;
 mod transparency;
@@ -56,6 +57,8 @@ mod fixture;
 mod python_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod toy_format;
 
 use std::path::{Path, PathBuf};
 
@@ -63,7 +66,7 @@ pub use cleanup::Cleanup;
 pub use dicom::seg::Segment;
 pub use display::{Curve, Display};
 pub use grid::{Affine, Grid};
-pub use labels::{LabelMap, LabelNames};
+pub use label_map::{LabelMap, LabelNames};
 pub use limits::MAX_VOXELS;
 pub use modality::Modality;
 pub use nifti::geometry::Geometry;
@@ -137,15 +140,12 @@ fn open_unguarded(path: &Path, series: Option<&str>, geometry: Option<Geometry>)
     if path.is_dir() {
         return dicom::open(&path, selected.or(series));
     }
-    let start = path::start_of(&path)?;
-    let format = format::find(&path, &start);
-    if let Some(read) = format.and_then(|format| format.volume) {
-        return read(&path, &Choice { selected, series, geometry });
-    }
-    Err(format.and_then(|format| format.refusal(&path, &start)).unwrap_or_else(|| {
+    let unknown = || {
         let hint = "give a DICOM file, a folder or zip of DICOM files, or a NIfTI file (`.nii`, `.nii.gz`)";
         Error::data(&path, "it is not a medical image that can be read", hint)
-    }))
+    };
+    let read = format::reader(&path, |format| format.volume, unknown)?;
+    read(&path, &Choice { selected, series, geometry })
 }
 
 /// The file with a whole volume in a folder that has no other file.

@@ -2,6 +2,7 @@
 
 pub mod geometry;
 mod gunzip;
+pub(crate) mod mask;
 
 use std::cell::Cell;
 use std::fs::File;
@@ -11,13 +12,13 @@ use std::path::{Path, PathBuf};
 use nifti::{Endianness, NiftiHeader};
 
 use super::display::Display;
-use super::format::{self, has_ending};
+use super::format::refused;
 use super::grid::Grid;
-use super::labels::LabelMap;
+use super::label_map::LabelMap;
 use super::limits::{MAX_FILE, MAX_VOXELS, check_ratio, check_size};
 use super::modality::Modality;
 use super::padding;
-use super::path::first_bytes;
+use super::path::{first_bytes, has_ending};
 use super::source::Source;
 use super::voxel_set::VoxelSet;
 use super::voxels::{Volume, Voxels};
@@ -34,6 +35,18 @@ const PIECE: usize = 1 << 20;
 /// Largest distance of a label from a whole number: slopes that are not exactly 1 leave one.
 const LABEL_TOLERANCE: f64 = 1e-3;
 const TRUNCATED: &str = "copy or download the file again";
+
+/// First bytes of a gzip file.
+pub(crate) const GZIP: &[u8; 2] = &[0x1f, 0x8b];
+
+/// The first bytes of the content of a gzip file; fewer if it is damaged.
+pub(crate) fn decompressed_start(path: &Path) -> Vec<u8> {
+    let mut start = Vec::new();
+    // a damaged file is an error when it is read
+    let read = Bytes::open(path).map(|(bytes, _)| bytes.take(132).read_to_end(&mut start));
+    drop(read);
+    start
+}
 
 /// True for a NIfTI file that is not compressed, by its first four bytes.
 pub(crate) fn is_nifti(start: &[u8]) -> bool {
@@ -95,18 +108,9 @@ pub(crate) fn open(path: &Path, selected: Option<u32>, geometry: Option<Geometry
     let (affine, mut notes) = geometry::affine(path, &file.header, file.size, geometry)?;
     let mut padding = VoxelSet::default();
     notes.extend(padding::add_undeclared(&voxels, &Modality::Unknown, &mut padding));
-    Ok(Volume {
-        voxels,
-        grid: Grid { size: file.size, affine },
-        modality: Modality::Unknown,
-        windows: Vec::new(),
-        inverted: false,
-        is_8_bit: false,
-        display: Display { padding, ..Display::default() },
-        frame_of_reference: None,
-        notes,
-        source: Source::Nifti(Forms::of_header(&file.header)),
-    })
+    let source = Source::Nifti(Forms::of_header(&file.header));
+    let display = Display { padding, ..Display::default() };
+    Ok(Volume { display, notes, ..Volume::new(voxels, Grid { size: file.size, affine }, source) })
 }
 
 /// Reads a label map; the arguments are those of [`open`].
@@ -274,7 +278,7 @@ impl Bytes {
     /// A file and its size.
     fn open(path: &Path) -> Result<(Self, u64)> {
         let mut start = [0; 2];
-        let gzip = first_bytes(path, &mut start)? == 2 && start == [0x1f, 0x8b];
+        let gzip = first_bytes(path, &mut start)? == 2 && start == *GZIP;
         let file = files::open(path).map_err(Error::io(path, "read"))?;
         let num_bytes = file.metadata().map_err(Error::io(path, "read"))?.len();
         if num_bytes > MAX_FILE {
@@ -428,9 +432,6 @@ fn read_header(path: &Path, bytes: &mut Bytes, is_pair: bool) -> Result<NiftiHea
             "save it as NIfTI-1, for example with nibabel: `nibabel.save(nibabel.Nifti1Image.from_image(image), path)`";
         return Err(Error::data(path, "it is a NIfTI-2 file; NIfTI-1 can be read", hint));
     }
-    if let Some(error) = format::find(path, &buffer).and_then(|format| format.refusal(path, &buffer)) {
-        return Err(error);
-    }
     if !size.contains(&348) {
         let hint = "use a NIfTI file (`.nii`, `.nii.gz`), or DICOM files";
         return Err(Error::data(path, "it is not a NIfTI file", hint));
@@ -445,11 +446,7 @@ fn read_header(path: &Path, bytes: &mut Bytes, is_pair: bool) -> Result<NiftiHea
         _ => {
             let conversion = "nibabel: `nibabel.save(nibabel.load(\"FILE\"), \"FILE.nii.gz\")`; check left and right, \
                               which Analyze does not store";
-            return Err(format::refused(
-                path,
-                "it is an Analyze 7.5 file, or a NIfTI file with a damaged header",
-                conversion,
-            ));
+            return Err(refused(path, "it is an Analyze 7.5 file, or a NIfTI file with a damaged header", conversion));
         }
     }
     let read = NiftiHeader::from_reader(buffer.as_slice());

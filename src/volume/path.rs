@@ -63,6 +63,15 @@ pub(crate) fn first_bytes(path: &Path, buffer: &mut [u8]) -> Result<usize> {
     Ok(done)
 }
 
+/// True for a name that ends with a dot and one of the endings, in small or capital letters.
+pub(crate) fn has_ending(path: &Path, endings: &[&str]) -> bool {
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+    endings.iter().any(|ending| {
+        let stem = name.len().checked_sub(ending.len() + 1).filter(|length| *length > 0);
+        stem.is_some_and(|at| name[at] == b'.' && name[at + 1..].eq_ignore_ascii_case(ending.as_bytes()))
+    })
+}
+
 /// The first bytes of a regular file, by which [`super::format::FORMATS`] are known.
 pub(crate) fn start_of(path: &Path) -> Result<Vec<u8>> {
     let mut start = vec![0; 132];

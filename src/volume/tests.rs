@@ -404,3 +404,15 @@ fn a_panic_of_a_decoder_is_an_error_of_its_volume() {
     assert!(error.to_string().contains("panics.nii: its decoder failed: a panic of a test"), "{error}");
     assert!(error.hint().contains("dcm2niix"), "{}", error.hint());
 }
+
+#[test]
+fn toy_format_is_read_and_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [image, mask] = ["image", "mask.toy"].map(|name| folder.path().join(name));
+    fs::write(&image, "TOY 2 2 1\n0 5 70 900\n").expect("written");
+    let volume = open(&image).expect("a volume");
+    assert_eq!((volume.grid.size, volume.voxels.get(3)), ([2, 2, 1], Some(900.0)));
+    write::segments(&mask, &[Segment { name: "a", mask: &[0, 1, 0, 1] }], &volume).expect("written");
+    assert_eq!(labels::open(&mask).expect("labels").values, [0, 1, 0, 1]);
+    assert!(is_volume(&mask).expect("readable") && only_volume(folder.path()).expect("read").is_none());
+}

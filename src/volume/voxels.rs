@@ -35,6 +35,22 @@ pub struct Volume {
 }
 
 impl Volume {
+    /// A volume of which nothing but its voxels is known.
+    pub fn new(voxels: Voxels, grid: Grid, source: Source) -> Self {
+        Self {
+            voxels,
+            grid,
+            modality: Modality::Unknown,
+            windows: Vec::new(),
+            inverted: false,
+            is_8_bit: false,
+            display: Display::default(),
+            frame_of_reference: None,
+            notes: Vec::new(),
+            source,
+        }
+    }
+
     /// True for a colour image, which has one slice and no window.
     pub fn is_colour(&self) -> bool {
         matches!(self.voxels, Voxels::Rgb(_))

@@ -1,22 +1,13 @@
 //! Writing of masks, in a format of [`super::format::FORMATS`] by the ending of the name, and of NIfTI files.
 
-use std::io::Write;
 use std::path::Path;
 
-use flate2::Compression;
-use flate2::write::GzEncoder;
-
 use super::dicom::seg::Segment;
-use super::format::{self, Writer, has_ending};
-use super::grid::{Affine, Grid};
-use super::nifti::geometry::Forms;
-use super::source::Source;
+use super::format::{self, Writer};
+pub use super::nifti::mask::{check_probabilities, nifti, nifti_f32, nifti_i16, nifti_labels};
 use super::voxels::Volume;
 use prsmed_base::error::{Error, Result};
 use prsmed_base::files;
-
-/// Bytes of the header with the flag that says that no extension follows.
-const HEADER: usize = 352;
 
 /// Checks that a mask of `volume` can be written to `path`, before the expensive work.
 ///
@@ -51,150 +42,4 @@ pub fn segments(path: &Path, segments: &[Segment], volume: &Volume) -> Result<()
 pub fn encoded(path: &Path, segments: &[Segment], volume: &Volume) -> Result<Vec<u8>> {
     check(path, volume)?;
     (format_of(path)?.encode)(path, segments, volume)
-}
-
-pub(crate) fn check_nifti(path: &Path, volume: &Volume) -> Result<()> {
-    header_like(path, volume).map(drop)
-}
-
-pub(crate) fn encode_nifti(path: &Path, segments: &[Segment], volume: &Volume) -> Result<Vec<u8>> {
-    encoded_nifti(path, &header_like(path, volume)?, &labels_of(segments, &volume.grid)?)
-}
-
-/// Labels 1, 2, ... of the segments in their order; a later segment wins where they overlap.
-///
-/// # Errors
-/// [`Error::Shape`] for a mask of another size than the grid.
-pub(crate) fn labels_of(segments: &[Segment], grid: &Grid) -> Result<Vec<u8>> {
-    let mut labels = vec![0_u8; grid.num_voxels()];
-    for (segment, label) in segments.iter().zip(1..=u8::MAX) {
-        grid.check(segment.mask.len())?;
-        let pairs = labels.iter_mut().zip(segment.mask);
-        pairs.filter(|(_, value)| **value != 0).for_each(|(voxel, _)| *voxel = label);
-    }
-    Ok(labels)
-}
-
-/// Writes labels (one value for each voxel) as NIfTI-1 with the position of their volume and voxels of type uint8. The
-/// affines of a NIfTI volume are copied as they are, so that every program shows the mask on its volume. A path that ends
-/// with `.gz` is compressed.
-///
-/// # Errors
-/// [`Error::Shape`] for another number of values; [`Error::Data`] for a grid that NIfTI cannot hold; [`Error::Io`].
-pub fn nifti(path: &Path, labels: &[u8], volume: &Volume) -> Result<()> {
-    volume.grid.check(labels.len())?;
-    write_nifti(path, &header_like(path, volume)?, labels)
-}
-
-/// The header of a mask of `volume`.
-fn header_like(path: &Path, volume: &Volume) -> Result<[u8; HEADER]> {
-    header(path, &volume.grid, &forms(volume))
-}
-
-/// Writes labels on a grid as [`nifti()`] does, without a volume.
-///
-/// # Errors
-/// As [`nifti()`].
-pub fn nifti_labels(path: &Path, labels: &[u8], grid: &Grid) -> Result<()> {
-    grid.check(labels.len())?;
-    write_nifti(path, &header(path, grid, &Forms::of_grid(grid))?, labels)
-}
-
-/// Writes voxels as NIfTI-1 of type int16. A path that ends with `.gz` is compressed.
-///
-/// # Errors
-/// As [`nifti()`].
-pub fn nifti_i16(path: &Path, values: &[i16], grid: &Grid) -> Result<()> {
-    grid.check(values.len())?;
-    let mut header = header(path, grid, &Forms::of_grid(grid))?;
-    // int16, 16 bits
-    header[70..72].copy_from_slice(&4_i16.to_le_bytes());
-    header[72..74].copy_from_slice(&16_i16.to_le_bytes());
-    let description = b"image by prsmed";
-    header[148..148 + description.len()].copy_from_slice(description);
-    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    write_nifti(path, &header, &bytes)
-}
-
-/// Writes a number for each voxel as NIfTI-1 of type float32 with the position of their volume. A path that ends with
-/// `.gz` is compressed.
-///
-/// # Errors
-/// As [`nifti()`].
-pub fn nifti_f32(path: &Path, values: &[f32], volume: &Volume) -> Result<()> {
-    volume.grid.check(values.len())?;
-    let mut header = header_like(path, volume)?;
-    // float32, 32 bits
-    header[70..72].copy_from_slice(&16_i16.to_le_bytes());
-    header[72..74].copy_from_slice(&32_i16.to_le_bytes());
-    let description = b"probabilities by prsmed";
-    header[148..148 + description.len()].copy_from_slice(description);
-    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    write_nifti(path, &header, &bytes)
-}
-
-/// Checks that probabilities of `volume` can be written to `path`, before the expensive work.
-///
-/// # Errors
-/// [`Error::Config`] for another ending than `.nii.gz` and `.nii`; [`Error::Data`] for a volume that NIfTI cannot hold.
-pub fn check_probabilities(path: &Path, volume: &Volume) -> Result<()> {
-    if has_ending(path, &["nii.gz", "nii"]) {
-        return check_nifti(path, volume);
-    }
-    let reason = format!("`{}` has the wrong file extension for probabilities of a volume", path.display());
-    Err(Error::config("--probabilities", reason, "use a file name that ends with `.nii.gz` or `.nii`"))
-}
-
-fn write_nifti(path: &Path, header: &[u8; HEADER], voxels: &[u8]) -> Result<()> {
-    let bytes = encoded_nifti(path, header, voxels)?;
-    files::write_output(path, &bytes).map_err(Error::io(path, "write"))
-}
-
-fn encoded_nifti(path: &Path, header: &[u8; HEADER], voxels: &[u8]) -> Result<Vec<u8>> {
-    if !has_ending(path, &["gz"]) {
-        return Ok([header, voxels].concat());
-    }
-    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
-    let written = encoder.write_all(header).and_then(|()| encoder.write_all(voxels));
-    written.and_then(|()| encoder.finish()).map_err(Error::io(path, "write"))
-}
-
-/// The header of a mask, little-endian. Offsets are those of nifti1.h.
-#[expect(clippy::cast_possible_truncation, reason = "NIfTI stores f32")]
-fn header(path: &Path, grid: &Grid, forms: &Forms) -> Result<[u8; HEADER]> {
-    let mut header = [0; HEADER];
-    let mut put = |offset: usize, bytes: &[u8]| header[offset..offset + bytes.len()].copy_from_slice(bytes);
-    put(0, &348_i32.to_le_bytes());
-    let mut dim = [1_i16; 8];
-    dim[0] = 3;
-    for (axis, side) in grid.size.iter().enumerate() {
-        dim[axis + 1] = i16::try_from(*side).map_err(|_| {
-            let reason = format!("NIfTI-1 has at most {} voxels along an axis, and the mask has {side}", i16::MAX);
-            Error::data(path, reason, "crop the volume, or write a DICOM SEG")
-        })?;
-    }
-    dim.iter().enumerate().for_each(|(index, side)| put(40 + 2 * index, &side.to_le_bytes()));
-    // uint8, 8 bits
-    put(70, &2_i16.to_le_bytes());
-    put(72, &8_i16.to_le_bytes());
-    let stored = Affine(grid.affine.0.map(|row| row.map(|value| f64::from(value as f32))));
-    if stored.inverse().is_none() {
-        let reason = "NIfTI cannot hold its affine, whose numbers are too large or too small for 32 bits";
-        return Err(Error::data(path, reason, "correct the spacing of the volume, for example with nibabel"));
-    }
-    put(108, &(HEADER as f32).to_le_bytes());
-    // slope 1
-    put(112, &1_f32.to_le_bytes());
-    put(148, b"mask by prsmed");
-    put(344, b"n+1\0");
-    forms.put(&mut header);
-    Ok(header)
-}
-
-/// The forms of a volume's file, or those of its grid.
-fn forms(volume: &Volume) -> Forms {
-    match &volume.source {
-        Source::Nifti(forms) => forms.clone(),
-        Source::Dicom(_) => Forms::of_grid(&volume.grid),
-    }
 }

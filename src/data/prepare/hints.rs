@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::grouping;
 use super::item::{EMPTY, IS_A, ITS_IMAGE, NO_IMAGE, NO_MASK, NOT_AN_IMAGE, OTHER_IMAGE, Skipped, by_kind};
-use super::pairs::without_suffix;
+use super::layouts::without_suffix;
 use crate::annotation::is_image;
 use crate::annotation_file;
 use crate::volume::format::is_other_image;

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::location::LocationWords;
 use crate::decode;
+use crate::manifest::Split;
 use crate::marks::Mark;
 use prsmed_base::{Error, files};
 
@@ -75,6 +76,10 @@ pub(super) struct Item {
     pub(super) stem: String,
     /// Patient, if patients are known.
     pub(super) patient: Option<String>,
+    /// Split, if the table of pairs gives it.
+    pub(super) split: Option<Split>,
+    /// Question and answer, if the table of pairs gives them.
+    pub(super) text: Option<(String, String)>,
     /// Name of the structure.
     pub(super) target: String,
     /// `None` if the structure is not in the image.
@@ -91,6 +96,11 @@ impl Item {
     /// The name of the volume or image that it is from.
     pub(super) fn source(&self) -> &str {
         self.slice.as_ref().map_or(&self.image, |(volume, _)| volume)
+    }
+
+    /// The number of its slice; 0 for an image.
+    pub(super) fn slice_number(&self) -> usize {
+        self.slice.as_ref().map_or(0, |(_, number)| *number)
     }
 
     /// Items of one unit are in one split.

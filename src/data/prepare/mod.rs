@@ -11,16 +11,19 @@
 //! class never write at once.
 
 mod existing;
+mod found;
 mod grouping;
 mod hints;
+mod images;
 mod item;
+mod layouts;
 mod location;
 mod options;
-mod pairs;
 mod patients;
 mod rows;
 mod splits;
 mod structures;
+mod table;
 mod volumes;
 mod work;
 mod write;
@@ -31,15 +34,17 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use self::existing::Existing;
-use self::item::{IS_A, Item, OTHER_IMAGE};
+use self::found::FoundItems;
+use self::item::{IS_A, Item, NO_MASK, OTHER_IMAGE};
 pub use self::item::{Skipped, by_kind};
 pub use self::options::{MASK_SUFFIXES, Negatives, PrepareOptions, Several, SliceOptions};
-use self::pairs::UsablePair;
 use self::patients::Finder;
 pub use self::patients::Patients;
 use self::splits::Known;
 pub use self::structures::NamedLabels;
+pub use self::table::{Pair, PairKind, PairTable};
 use self::work::Work;
+use crate::annotation::is_image;
 use crate::bit_depth::DepthReport;
 use crate::findings::Findings;
 use crate::manifest::Split;
@@ -54,7 +59,7 @@ use prsmed_base::{Error, Result};
 /// The name of a mask file without its extension (`.nii.gz` is one) and without one of [`MASK_SUFFIXES`].
 pub fn stem_without_suffix(name: &str) -> &str {
     let stem = stem_of(name);
-    pairs::without_suffix(stem).unwrap_or(stem)
+    layouts::without_suffix(stem).unwrap_or(stem)
 }
 
 /// Results of [`prepare`].
@@ -105,99 +110,127 @@ pub struct PrepareReport {
 /// [`Error::Config`] for options out of range or an invalid template file, [`Error::Data`] when the modality exists
 /// in `out`, a stem is ambiguous or no pair is usable, [`Error::Io`] when a folder cannot be read or written.
 pub fn prepare(options: &PrepareOptions, observer: &dyn Observer) -> Result<PrepareReport> {
-    let templates = match &options.templates {
-        Some(path) => Templates::open(path)?,
-        None => Templates::embedded(),
-    };
-    options::check(options, &templates)?;
-    let work = Work {
-        options,
-        templates,
-        finder: Finder::open(&options.patients)?,
-        existing: Existing::read(options)?,
-        structures: structures::structures(&options.named_labels, &options.target, options.labels),
-        observer,
-    };
-    hints::refuse_folders_of_images(&options.images)?;
-    if volumes::are_volumes(&options.images)? { work.volumes() } else { work.images() }
+    let work = Work::new(options, observer)?;
+    work.run(layouts::table(options)?)
+}
+
+/// As [`prepare`], for the pairs of a table instead of those in `options.images` and `options.masks`, which only messages
+/// name.
+///
+/// # Errors
+/// As [`prepare`].
+pub fn prepare_pairs(table: PairTable, options: &PrepareOptions, observer: &dyn Observer) -> Result<PrepareReport> {
+    Work::new(options, observer)?.run(table)
+}
+
+impl<'a> Work<'a> {
+    fn new(options: &'a PrepareOptions, observer: &'a dyn Observer) -> Result<Self> {
+        let templates = match &options.templates {
+            Some(path) => Templates::open(path)?,
+            None => Templates::embedded(),
+        };
+        options::check(options, &templates)?;
+        Ok(Self {
+            options,
+            templates,
+            finder: Finder::open(&options.patients)?,
+            existing: Existing::read(options)?,
+            structures: structures::structures(&options.named_labels, &options.target, options.labels),
+            observer,
+        })
+    }
 }
 
 impl Work<'_> {
-    fn images(&self) -> Result<PrepareReport> {
-        hints::refuse_file_of_masks(&self.options.masks[0])?;
-        for (key, paths) in [("--images", &self.options.images), ("--masks", &self.options.masks)] {
-            if paths.len() != 1 {
-                let reason = format!("{} paths were given", paths.len());
-                return Err(Error::config(key, reason, "give one folder of images and one folder of masks"));
-            }
+    /// Prepares the images and volumes of a table.
+    fn run(&self, table: PairTable) -> Result<PrepareReport> {
+        let PairTable { rows, mut skipped, notes, kind } = table;
+        let (images, volumes): (Vec<Pair>, Vec<Pair>) = rows.into_iter().partition(Pair::is_image);
+        let class = self.options.out.join(&self.options.modality);
+        let mut found = FoundItems { notes, ..FoundItems::default() };
+        if !images.is_empty() {
+            images::read(self, images, &mut found)?;
         }
-        if self.options.slices != SliceOptions::default() || self.options.series.is_some() {
-            let reason = format!("`{}` is a folder of images, not of volumes", self.options.images[0].display());
-            return Err(Error::config(
-                "--axis, --every, --window, --resample, --geometry, --series",
-                reason,
-                "leave these flags out",
-            ));
+        let mut intensity = None;
+        if !volumes.is_empty() {
+            let window = volumes::read(self, volumes, window(self.options, &class)?, &mut found)?;
+            intensity = Some(Intensity { axis: self.options.slices.axis, window });
         }
-        let mut found = pairs::read(self)?;
-        let mut report = PrepareReport { known: found.known, ..PrepareReport::default() };
-        report.absent_left_out = self.limit_negatives(&mut found.pairs, |pair| &pair.item, None);
-        report.skipped = std::mem::take(&mut found.skipped);
-        if self.is_nothing_new(found.pairs.is_empty(), &report)? {
+        skipped.append(&mut found.skipped);
+        if kind == PairKind::Images {
+            skipped.sort_by(|a, b| a.path.cmp(&b.path));
+        }
+        let are_volumes = kind == PairKind::Volumes || intensity.is_some();
+        let mut report = PrepareReport {
+            volumes: are_volumes.then(|| found.sources.iter().filter(|source| source.volume.is_some()).count()),
+            intensity,
+            known: found.known,
+            absent_left_out: self.limit_negatives(&mut found.items, are_volumes.then_some(1.0)),
+            skipped,
+            notes: std::mem::take(&mut found.notes),
+            findings: std::mem::take(&mut found.findings),
+            ..PrepareReport::default()
+        };
+        if self.is_nothing_new(found.items.is_empty(), kind, &report)? {
             return Ok(report);
         }
-        let (num_read, num_bad, num_alone) = (found.num_read, found.bad.len(), found.alone.len());
-        let is_mostly_alone = 2 * (num_bad + num_alone) > num_read + found.known + num_alone;
-        if (2 * num_bad > num_read || is_mostly_alone) && !self.options.skip_bad_pairs {
-            return Err(self.too_many_bad(&found, &report.skipped));
-        }
-        report.findings = found.findings;
-        self.refuse_all_foreground(&report.findings)?;
-        if let Some(finder) = &self.finder {
-            let paths: Vec<&Path> = found.pairs.iter().map(|pair| pair.image.as_path()).collect();
-            let (patients, own) = finder.patients(&paths)?;
-            found.pairs.iter_mut().zip(patients).for_each(|(pair, patient)| pair.item.patient = Some(patient));
-            report.own_patients = own.into_iter().collect::<BTreeSet<_>>().into_iter().collect();
-        }
-        report.depth = pairs::depths(&found.pairs);
-        let items: Vec<Item> = found.pairs.iter().map(|UsablePair { item, .. }| item.clone()).collect();
+        self.refuse_bad_pairs(&found, &report)?;
+        report.own_patients = self.find_patients(&mut found)?;
+        report.depth = images::depths(&found);
+        let items: Vec<Item> = found.items.iter().map(|usable| usable.item.clone()).collect();
         if items.iter().all(|item| item.location.is_none()) {
             let note = "no image shows its target: a model cannot learn its masks from these images";
             report.notes.push(note.to_owned());
         }
-        self.write(items, report, |splits| pairs::copy(&found.pairs, splits, self.options, self.observer))
+        self.write(items, report, |splits| {
+            if found.sources.iter().any(|source| source.volume.is_none()) {
+                images::write(&found, splits, self)?;
+            }
+            let Some(intensity) = intensity else { return Ok(()) };
+            volumes::write(&found, splits, self)?;
+            Prepared::new(intensity, self.targets(&found)).merged_with(&class)?.write(&class)
+        })
     }
 
-    fn volumes(&self) -> Result<PrepareReport> {
-        let class = self.options.out.join(&self.options.modality);
-        let mut found = volumes::read(self, window(self.options, &class)?)?;
-        let intensity = Intensity { axis: self.options.slices.axis, window: found.window };
-        let mut report = PrepareReport {
-            volumes: Some(found.volumes.len()),
-            intensity: Some(intensity),
-            known: found.known,
-            ..PrepareReport::default()
-        };
-        report.absent_left_out = self.limit_negatives(&mut found.slices, |slice| &slice.item, Some(1.0));
-        report.skipped.append(&mut found.skipped);
-        report.notes.append(&mut found.notes);
-        report.findings = std::mem::take(&mut found.findings);
-        if self.is_nothing_new(found.slices.is_empty(), &report)? {
-            return Ok(report);
+    /// Gives the items the patients that the options know. Returns the files without one.
+    fn find_patients(&self, found: &mut FoundItems) -> Result<Vec<PathBuf>> {
+        let Some(finder) = &self.finder else { return Ok(Vec::new()) };
+        let used: BTreeSet<usize> = found.items.iter().map(|usable| usable.source).collect();
+        let sources = found.sources.iter().enumerate();
+        let sources: Vec<_> =
+            sources.filter(|(number, source)| source.volume.is_some() || used.contains(number)).collect();
+        let paths: Vec<&Path> = sources.iter().map(|(_, source)| source.path.as_path()).collect();
+        let (patients, mut own) = finder.patients(&paths)?;
+        let patients: BTreeMap<usize, String> = sources.into_iter().map(|(number, _)| number).zip(patients).collect();
+        for usable in &mut found.items {
+            usable.item.patient = patients.get(&usable.source).cloned();
         }
-        if let Some(finder) = &self.finder {
-            let paths: Vec<PathBuf> = found.volumes.iter().map(|volume| volumes::named_by(&volume.pair)).collect();
-            let (patients, own) = finder.patients(&paths)?;
-            found.slices.iter_mut().for_each(|slice| slice.item.patient = Some(patients[slice.volume].clone()));
-            report.own_patients = own;
+        own.sort();
+        Ok(own)
+    }
+
+    /// The labels of the targets of volumes by their names.
+    fn targets(&self, found: &FoundItems) -> BTreeMap<String, String> {
+        let volumes = found.sources.iter().filter_map(|source| source.volume.as_ref());
+        let structures = volumes.flat_map(|volume| volume.pair.structures(&self.structures));
+        structures.map(|(structure, _)| (structure.name, structure.labels.to_string())).collect()
+    }
+
+    /// Refuses image pairs of which most cannot be used, and masks without any background, of which nothing can be learned.
+    fn refuse_bad_pairs(&self, found: &FoundItems, report: &PrepareReport) -> Result<()> {
+        let is_alone = |skip: &&Skipped| skip.reason == NO_MASK && is_image(&skip.path);
+        let alone: Vec<Skipped> = report.skipped.iter().filter(is_alone).cloned().collect();
+        let (num_read, num_bad, num_alone) = (found.num_read, found.bad.len(), alone.len());
+        let is_mostly_alone = 2 * (num_bad + num_alone) > num_read + found.known + num_alone;
+        if (2 * num_bad > num_read || is_mostly_alone) && !self.options.skip_bad_pairs && report.volumes.is_none() {
+            return Err(self.too_many_bad(found, &alone, &report.skipped));
         }
-        let items: Vec<Item> = found.slices.iter().map(|slice| slice.item.clone()).collect();
-        let targets = self.structures.iter().map(|structure| (structure.name.clone(), structure.labels.to_string()));
-        let prepared = Prepared::new(intensity, targets.collect());
-        self.write(items, report, |splits| {
-            volumes::write(&found, splits, self)?;
-            prepared.merged_with(&class)?.write(&class)
-        })
+        if report.volumes.is_none() && report.findings.is_all_foreground() {
+            let hint = "their export failed: foreground must be white (255) and background black (0)";
+            let reason = "every mask is foreground only; nothing was written";
+            return Err(Error::data(&self.options.masks[0], reason, hint));
+        }
+        Ok(())
     }
 
     /// Divides the items into splits, lets `write_files` write their files, and writes the annotation file last.
@@ -278,21 +311,18 @@ impl Work<'_> {
     ///
     /// # Errors
     /// [`Error::Data`] if nothing is usable at all.
-    fn is_nothing_new(&self, is_empty: bool, report: &PrepareReport) -> Result<bool> {
+    fn is_nothing_new(&self, is_empty: bool, kind: PairKind, report: &PrepareReport) -> Result<bool> {
         if !is_empty || report.known > 0 {
             return Ok(is_empty);
         }
         let (images, masks) = (&self.options.images[0], &self.options.masks[0]);
-        let (pair, mask) = match report.volumes {
-            Some(_) => ("volume and label map", volumes::SAME_NAMES),
-            None => ("image and mask", "a mask must have its image's stem"),
-        };
+        let (pair, mask) = kind.words();
         let needs = format!("{mask}, optionally with one of {}", MASK_SUFFIXES.join(", "));
         let first = report.skipped.iter().find(|skip| skip.reason.starts_with(IS_A)).or(report.skipped.first());
         let first = first.map_or_else(String::new, |s| format!("; first: {}: {}", s.path.display(), s.reason));
         let folders = [images, masks].into_iter().find_map(|folder| hints::folders_in(folder));
         let is_other = report.skipped.iter().any(|skip| skip.reason.starts_with(OTHER_IMAGE));
-        let is_one_folder = images == masks && report.volumes.is_none() && !is_other;
+        let is_one_folder = images == masks && kind == PairKind::Images && !is_other;
         let remedy = if is_one_folder {
             Some("images and masks are the same folder: give the folder of the masks with `--masks`")
         } else {
@@ -305,29 +335,16 @@ impl Work<'_> {
         Err(Error::data(images, reason, folders.or_else(|| remedy.map(str::to_owned)).unwrap_or(needs)))
     }
 
-    /// Refuses masks of which none has background: nothing can be learned from them.
-    fn refuse_all_foreground(&self, findings: &Findings) -> Result<()> {
-        if findings.is_all_foreground() {
-            let hint = "their export failed: foreground must be white (255) and background black (0)";
-            return Err(Error::data(
-                &self.options.masks[0],
-                "every mask is foreground only; nothing was written",
-                hint,
-            ));
-        }
-        Ok(())
-    }
-
-    fn too_many_bad(&self, found: &pairs::Found, skipped: &[Skipped]) -> Error {
-        let bad = if found.bad.is_empty() { &found.alone } else { &found.bad };
-        let num_images = found.num_read + found.alone.len();
+    fn too_many_bad(&self, found: &FoundItems, alone: &[Skipped], skipped: &[Skipped]) -> Error {
+        let bad = if found.bad.is_empty() { alone } else { &found.bad };
+        let num_images = found.num_read + alone.len();
         let others = skipped.iter().filter(|skip| skip.reason.starts_with(IS_A));
-        let unusable: Vec<Skipped> = found.bad.iter().chain(&found.alone).chain(others).cloned().collect();
+        let unusable: Vec<Skipped> = found.bad.iter().chain(alone).chain(others).cloned().collect();
         let named = bad.iter().take(hints::MAX_NAMED).map(|bad| format!("{}: {}", bad.path.display(), bad.reason));
         let named = named.collect::<Vec<_>>().join("; ");
         Error::data(
             &self.options.images[0],
-            match found.alone.len() {
+            match alone.len() {
                 0 => format!(
                     "{} of {num_images} pairs of image and mask cannot be used; nothing was written; {named}",
                     bad.len()

@@ -103,6 +103,9 @@ fn questions(
     templates: &Templates,
     rng: &mut ChaCha8Rng,
 ) -> Vec<(String, String)> {
+    if let Some(text) = &item.text {
+        return vec![text.clone()];
+    }
     let drawn = templates::draw(&templates.one, options.rows_per_image, rng);
     let words = Words { target: &item.target, image: &options.image_word, ..Words::default() };
     let Some(LocationWords { zone, second_zone, count, near }) = &item.location else {

@@ -27,10 +27,10 @@ pub(super) struct Known<'a> {
 ///
 /// The units are patients, or images if patients are not known; units with the pixels of one image are one unit. Their
 /// fractions are exact, in shuffled order. Of three patients or more, at least one is in each split with a fraction above
-/// 0. A unit that the data root contains keeps its split.
+/// 0. A unit that the data root contains keeps its split, and one whose pairs have a split has that one.
 ///
 /// # Errors
-/// [`Error::Data`] for a unit that the data root has in two splits.
+/// [`Error::Data`] for a unit in two splits.
 pub(super) fn splits(items: &[Item], options: &PrepareOptions, known: &Known) -> Result<Vec<Split>> {
     let units = units(items);
     let mut fixed: BTreeMap<usize, (Split, String)> = BTreeMap::new();
@@ -39,7 +39,8 @@ pub(super) fn splits(items: &[Item], options: &PrepareOptions, known: &Known) ->
         let patient = patient.map(|(patient, split)| (*split, format!("patient `{patient}` is in `{split}`")));
         let copied = item.pixels.and_then(|pixels| known.pixels.get(&pixels));
         let copied = copied.map(|(path, split)| (*split, format!("`{}` is in `{split}`", path.display())));
-        for (split, reason) in patient.into_iter().chain(copied) {
+        let given = item.split.map(|split| (split, format!("`{}` is to be in `{split}`", item.stem)));
+        for (split, reason) in patient.into_iter().chain(copied).chain(given) {
             let (first, other) = fixed.entry(*unit).or_insert_with(|| (split, reason.clone()));
             if *first != split {
                 let reason = format!(

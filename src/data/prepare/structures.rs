@@ -54,13 +54,19 @@ pub(super) struct Structure {
     pub(super) suffix: String,
 }
 
+impl Structure {
+    /// One of several structures.
+    pub(super) fn named(name: &str, labels: Labels) -> Self {
+        Self { name: name.to_owned(), labels, suffix: suffix(name) }
+    }
+}
+
 /// The structures of a preparation: the named labels, or else one structure with `labels`.
 pub(super) fn structures(named: &NamedLabels, target: &str, labels: Labels) -> Vec<Structure> {
     if named.is_empty() {
         return vec![Structure { name: target.to_owned(), labels, suffix: String::new() }];
     }
-    let of = |(name, labels): (&str, Labels)| Structure { name: name.to_owned(), labels, suffix: suffix(name) };
-    named.iter().map(of).collect()
+    named.iter().map(|(name, labels)| Structure::named(name, labels)).collect()
 }
 
 /// `Left Kidney` becomes `_left_kidney`.

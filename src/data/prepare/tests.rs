@@ -556,3 +556,25 @@ fn each_named_label_is_a_target_of_its_own() {
     let again = prepare(&PrepareOptions { append: true, ..options }, &Silent).unwrap();
     assert_eq!((again.known, again.images), (2, 0));
 }
+
+#[test]
+fn toy_layout_goes_through_prepare() {
+    let f = folders();
+    fs::create_dir(f.images.join("toy")).unwrap();
+    let files = [("P1", "train", "a"), ("P1", "train", "b"), ("P2", "val", "c"), ("P3", "test", "d")];
+    for (patient, split, name) in files {
+        let folder = f.images.join(patient).join(split);
+        fs::create_dir_all(&folder).unwrap();
+        GrayImage::new(60, 40).save(folder.join(format!("{name}.scan.png"))).unwrap();
+        mask(255, &[(2, 2, 9, 9)]).save(folder.join(format!("{name}.spot.png"))).unwrap();
+    }
+    let report = prepare(&f.options(), &Silent).unwrap();
+    assert_eq!((report.images, report.patients, report.skipped), (4, Some(3), Vec::new()));
+    let manifest = Manifest::open(&f.out, None).unwrap();
+    for (patient, split, name) in files {
+        let stem = format!("{name}_spot");
+        let row = manifest.rows.iter().find(|row| row.mask_path.file_stem() == Some(stem.as_ref())).unwrap();
+        assert_eq!((row.patient.as_deref(), row.split.name()), (Some(patient), split));
+        assert!(row.question.contains("spot"), "{}", row.question);
+    }
+}

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use super::super::layouts::are_volumes;
 use super::*;
 use crate::check;
 use crate::fixture::{checkout, shared};
@@ -9,8 +10,9 @@ use crate::labels::Labels;
 use crate::manifest::{Manifest, Row, Target};
 use crate::prepare::{Negatives, Patients, prepare};
 use crate::prepared::Prepared;
+use crate::volume::format::stem_of;
 use crate::volume::nifti::geometry::Forms;
-use crate::volume::{Affine, Axis, Display, Grid, Modality, Source, Voxels};
+use crate::volume::{Affine, Axis, Grid, Source, Voxels};
 use prsmed_base::event::Silent;
 
 const SIZE: [usize; 3] = [8, 6, 5];
@@ -18,18 +20,9 @@ const SIZE: [usize; 3] = [8, 6, 5];
 /// An empty volume whose voxel axes point to the right, to the front and up.
 fn volume(size: [usize; 3]) -> Volume {
     let affine = Affine::from_columns([[0.7, 0.0, 0.0], [0.0, 0.8, 0.0], [0.0, 0.0, 2.5]], [1.0, 2.0, 3.0]);
-    Volume {
-        voxels: Voxels::I16(vec![0; size.iter().product()]),
-        grid: Grid { size, affine },
-        modality: Modality::Unknown,
-        windows: Vec::new(),
-        inverted: false,
-        is_8_bit: false,
-        display: Display::default(),
-        frame_of_reference: None,
-        notes: Vec::new(),
-        source: Source::Nifti(Forms::of_grid(&Grid { size, affine })),
-    }
+    let grid = Grid { size, affine };
+    let source = Source::Nifti(Forms::of_grid(&grid));
+    Volume::new(Voxels::I16(vec![0; size.iter().product()]), grid, source)
 }
 
 struct Folders(tempfile::TempDir);

@@ -7,7 +7,7 @@ use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
 use super::existing::Existing;
-use super::item::Item;
+use super::found::UsableItem;
 use super::options::{Negatives, PrepareOptions};
 use super::patients::Finder;
 use super::structures::Structure;
@@ -28,7 +28,7 @@ pub(super) struct Work<'a> {
 impl Work<'_> {
     /// Removes absent targets beyond the limit and returns their number. `usual` is the limit of
     /// [`Negatives::Usual`] for each image with the target.
-    pub(super) fn limit_negatives<T>(&self, all: &mut Vec<T>, item: impl Fn(&T) -> &Item, usual: Option<f64>) -> usize {
+    pub(super) fn limit_negatives(&self, all: &mut Vec<UsableItem>, usual: Option<f64>) -> usize {
         let ratio = match self.options.negatives {
             Negatives::PerPositive(ratio) => Some(ratio),
             Negatives::Usual => usual,
@@ -37,7 +37,7 @@ impl Work<'_> {
         let Some(ratio) = ratio else { return 0 };
         let mut absent: BTreeMap<String, Vec<usize>> = BTreeMap::new();
         let mut present: BTreeMap<String, usize> = BTreeMap::new();
-        for (index, item) in all.iter().map(item).enumerate() {
+        for (index, UsableItem { item, .. }) in all.iter().enumerate() {
             if item.location.is_some() {
                 *present.entry(item.target.clone()).or_default() += 1;
             } else {

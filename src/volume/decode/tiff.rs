@@ -50,7 +50,7 @@ impl From<TiffError> for Failure {
 }
 
 /// True for TIFF and for BigTIFF, whose offsets have 64 bits.
-pub(super) fn is_tiff(bytes: &[u8]) -> bool {
+pub(crate) fn is_tiff(bytes: &[u8]) -> bool {
     [b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"].iter().any(|magic| bytes.starts_with(*magic))
 }
 

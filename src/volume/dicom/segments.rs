@@ -8,7 +8,7 @@ use std::path::Path;
 use dicom_dictionary_std::{tags, uids};
 
 use super::super::grid::{Affine, Grid, cross, dot, length, scale, subtract, swap_lps_ras};
-use super::super::labels::{LabelMap, LabelNames};
+use super::super::label_map::{LabelMap, LabelNames};
 use super::super::limits::{MAX_FILE, check_size};
 use super::super::voxel_set::VoxelSet;
 use super::header::Groups;

@@ -5,6 +5,8 @@ use std::fs;
 use image::codecs::png::PngEncoder;
 use image::{GrayImage, ImageEncoder, Luma};
 
+use super::super::item::{NO_IMAGE, NO_MASK};
+use super::super::layouts::without_number;
 use super::super::tests::{Folders, folders, mask};
 use super::super::{PrepareOptions, PrepareReport, by_kind, prepare};
 use super::*;

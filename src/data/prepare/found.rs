@@ -1,0 +1,74 @@
+//! What can be used of a table of pairs, before it is written.
+
+use std::path::PathBuf;
+
+use super::item::{Item, Skipped};
+use super::table::Pair;
+use crate::findings::Findings;
+use crate::volume::Levels;
+
+/// An image or a volume with usable masks.
+pub(super) struct UsableSource {
+    /// By which it is called; of an image its file.
+    pub(super) path: PathBuf,
+    /// Smallest and largest value of a 16-bit image.
+    pub(super) range: Option<[u16; 2]>,
+    /// `None` for an image.
+    pub(super) volume: Option<UsableVolume>,
+}
+
+/// A volume with usable label maps.
+pub(super) struct UsableVolume {
+    pub(super) pair: Pair,
+    /// `None` for a colour image.
+    pub(super) levels: Option<Levels>,
+}
+
+/// Where the mask of an item comes from.
+pub(super) enum ItemMask {
+    /// The bytes of its PNG file.
+    Png(Vec<u8>),
+    /// A slice of a structure with this number of the volume's pair.
+    Structure(usize),
+}
+
+/// An item with its files.
+pub(super) struct UsableItem {
+    pub(super) item: Item,
+    /// Index in [`FoundItems::sources`].
+    pub(super) source: usize,
+    pub(super) mask: ItemMask,
+}
+
+/// A usable pair.
+pub(super) struct UsablePair {
+    pub(super) source: UsableSource,
+    pub(super) items: Vec<(Item, ItemMask)>,
+    pub(super) findings: Findings,
+}
+
+/// What the pairs contain.
+#[derive(Default)]
+pub(super) struct FoundItems {
+    pub(super) sources: Vec<UsableSource>,
+    pub(super) items: Vec<UsableItem>,
+    pub(super) skipped: Vec<Skipped>,
+    /// Number of images and slices that the data root already contains.
+    pub(super) known: usize,
+    /// Number of pairs of image and mask that the data root does not contain.
+    pub(super) num_read: usize,
+    /// Those that cannot be used, other than for an empty mask.
+    pub(super) bad: Vec<Skipped>,
+    /// What was assumed, in sentences for the user.
+    pub(super) notes: Vec<String>,
+    pub(super) findings: Findings,
+}
+
+impl FoundItems {
+    pub(super) fn add(&mut self, UsablePair { source, items, findings }: UsablePair) {
+        let number = self.sources.len();
+        self.items.extend(items.into_iter().map(|(item, mask)| UsableItem { item, source: number, mask }));
+        self.sources.push(source);
+        self.findings.merge(findings);
+    }
+}

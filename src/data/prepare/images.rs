@@ -1,0 +1,203 @@
+//! Pairs of image and mask files: decoding and copying.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use image::{DynamicImage, GrayImage};
+use rayon::prelude::*;
+
+use super::found::{FoundItems, ItemMask, UsableItem, UsablePair, UsableSource};
+use super::item::{EMPTY, ITS_IMAGE, Item, Skipped, png, reason_of};
+use super::location::describe;
+use super::structures::Structure;
+use super::table::Pair;
+use super::work::Work;
+use super::write;
+use crate::bit_depth::DepthReport;
+use crate::decode::{self, Refusal, StoredMask};
+use crate::findings::Findings;
+use crate::manifest::Split;
+use crate::marks::pixel_mark;
+use prsmed_base::event::Event;
+use prsmed_base::{Error, Result};
+
+/// Reads all pairs of image files, in parallel.
+///
+/// # Errors
+/// [`Error::Io`] for an image that the data root may already have.
+pub(super) fn read(work: &Work, pairs: Vec<Pair>, found: &mut FoundItems) -> Result<()> {
+    let mut new = Vec::new();
+    for pair in pairs {
+        match is_known(&pair, work)? {
+            Ok(true) => found.known += 1,
+            Ok(false) => new.push(pair),
+            Err(skip) => found.skipped.push(skip),
+        }
+    }
+    work.observer.on(&Event::Started { phase: "read masks".into(), total: new.len() as u64, unit: "images" });
+    let done = AtomicU64::new(0);
+    let read: Vec<_> = new
+        .into_par_iter()
+        .map(|pair| {
+            let usable = read_pair(&pair, work);
+            work.observer.on(&Event::Advanced { done: done.fetch_add(1, Ordering::Relaxed) + 1 });
+            usable
+        })
+        .collect();
+    work.observer.on(&Event::Finished);
+    found.num_read = read.len();
+    for result in read {
+        match result {
+            Ok(usable) => found.add(usable),
+            Err(skip) => {
+                found.bad.extend((skip.reason != EMPTY).then(|| skip.clone()));
+                found.skipped.push(skip);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether the data root has this image with all structures.
+fn is_known(pair: &Pair, work: &Work) -> Result<Result<bool, Skipped>> {
+    let mut all = true;
+    for (structure, _) in pair.structures(&work.structures) {
+        match work.existing.has(&format!("{}{}", pair.name, structure.suffix), &pair.image)? {
+            Ok(known) => all &= known,
+            Err(skip) => return Ok(Err(skip)),
+        }
+    }
+    Ok(Ok(all))
+}
+
+fn read_pair(pair: &Pair, work: &Work) -> Result<UsablePair, Skipped> {
+    let skip = |path: &Path, reason: String| Skipped { path: path.to_owned(), reason };
+    let unreadable = |path: &Path, error: &Error| skip(path, format!("cannot be read: {}", reason_of(error)));
+    // the image is decoded completely, so that a truncated file is found now and not during a training
+    let image = decode::image_file(&pair.image).map_err(|error| unreadable(&pair.image, &error))?;
+    let mut findings = Findings::default();
+    findings.add_image(&pair.image, &image);
+    let expected = (image.pixels.width(), image.pixels.height());
+    let mut masks = Vec::new();
+    for (_, path) in &pair.masks {
+        let mask = decode::stored_mask(path).map_err(|error| unreadable(path, &error))?;
+        let found = mask.dimensions();
+        if found != expected {
+            let turned = decode::turned_by_90(found, expected);
+            let reason = format!("is {} x {}{ITS_IMAGE}{} x {}{turned}", found.0, found.1, expected.0, expected.1);
+            return Err(skip(path, reason));
+        }
+        findings.add_stored(path, &mask);
+        masks.push((path, mask));
+    }
+    let pixels = pixel_mark(&image.pixels);
+    let (mut items, mut is_joined) = (Vec::new(), false);
+    for (structure, files) in pair.structures(&work.structures) {
+        is_joined |= files.len() > 1;
+        let files: Vec<_> = files.iter().map(|file| &masks[*file]).collect();
+        let mask = joined(&files, &structure).map_err(|(path, reason)| skip(path, reason))?;
+        let location = describe(&mask, work.options.zones, work.options.several);
+        let stem = format!("{}{}", pair.name, structure.suffix);
+        if (location.is_none() && !work.options.negatives.are_wanted()) || work.existing.has_stem(&stem) {
+            continue;
+        }
+        let path = files[0].0;
+        if location.is_some() {
+            findings.add_mask(path, &mask);
+        }
+        let mask = png(&DynamicImage::ImageLuma8(mask)).map_err(|reason| skip(path, reason))?;
+        let target = structure.name;
+        items.push((
+            Item { image: pair.name.clone(), stem, target, location, pixels, ..pair.item() },
+            ItemMask::Png(mask),
+        ));
+    }
+    if is_joined {
+        findings.add(format!("images with {} mask files, which were joined", masks.len()), &pair.image);
+    }
+    if items.is_empty() {
+        return Err(skip(&pair.masks[0].1, EMPTY.into()));
+    }
+    let source = UsableSource { path: pair.image.clone(), range: image.range, volume: None };
+    Ok(UsablePair { source, items, findings })
+}
+
+/// The foreground of all mask files of a structure.
+///
+/// # Errors
+/// A file and the reason.
+fn joined<'a>(masks: &[&(&'a PathBuf, StoredMask)], structure: &Structure) -> Result<GrayImage, (&'a Path, String)> {
+    let mut all: Option<GrayImage> = None;
+    let mut first_label = None;
+    for (path, mask) in masks {
+        let path: &Path = path;
+        let selected = select(mask, structure).map_err(|reason| (path, reason))?;
+        if structure.labels.is_empty() && masks.len() > 1 {
+            match (first_label, mask.only_label()) {
+                (Some((first, other)), Some(label)) if first != label => {
+                    let other: &Path = other;
+                    let reason = format!(
+                        "has the label {label}, but another mask of its image, `{}`, has {first}; choose with `--labels`",
+                        other.display()
+                    );
+                    return Err((path, reason));
+                }
+                (None, Some(label)) => first_label = Some((label, path)),
+                _ => {}
+            }
+        }
+        match &mut all {
+            Some(all) => all.iter_mut().zip(selected.iter()).for_each(|(value, other)| *value |= other),
+            None => all = Some(selected),
+        }
+    }
+    Ok(all.unwrap_or_default())
+}
+
+/// The mask of a structure as 0 and 255.
+fn select(mask: &StoredMask, structure: &Structure) -> Result<GrayImage, String> {
+    mask.check(structure.labels).map_err(|refusal| match refusal {
+        Refusal::SeveralLabels(reason) => format!("{reason}; choose with `--labels`"),
+        Refusal::Colours(_) | Refusal::Photograph(_) => format!("{refusal}; {}", refusal.hint()),
+    })?;
+    Ok(if structure.labels.is_empty() { mask.binary() } else { mask.select(structure.labels) })
+}
+
+/// Copies the images and writes the masks.
+///
+/// # Errors
+/// [`Error::Io`]; [`Error::Data`] for a file that exists with another content.
+pub(super) fn write(found: &FoundItems, splits: &[Split], work: &Work) -> Result<()> {
+    let all = found.items.iter().zip(splits).filter_map(|(usable, split)| {
+        let UsableItem { item, source, mask: ItemMask::Png(mask) } = usable else { return None };
+        Some((&item.stem, &found.sources[*source].path, mask, split))
+    });
+    let all: Vec<_> = all.collect();
+    let root = work.options.out.join(&work.options.modality);
+    work.observer.on(&Event::Started { phase: "copy images".into(), total: all.len() as u64, unit: "images" });
+    for ((stem, source, mask, split), done) in all.into_iter().zip(1..) {
+        let extension = source.extension().unwrap_or_default().to_string_lossy();
+        let image = root.join(format!("{split}_images")).join(format!("{stem}.{extension}"));
+        write::new_file(&image, &decode::bytes_of(source)?, work.options.append)?;
+        let path = root.join(format!("{split}_masks")).join(format!("{stem}.png"));
+        write::new_file(&path, mask, work.options.append)?;
+        work.observer.on(&Event::Advanced { done });
+    }
+    work.observer.on(&Event::Finished);
+    Ok(())
+}
+
+/// Bit depths of those images that have items.
+pub(super) fn depths(found: &FoundItems) -> DepthReport {
+    let mut depth = DepthReport::default();
+    let used: BTreeSet<usize> = found.items.iter().map(|usable| usable.source).collect();
+    for source in used.into_iter().map(|number| &found.sources[number]).filter(|source| source.volume.is_none()) {
+        depth.add(&source.path, source.range);
+    }
+    depth
+}
+
+#[cfg(test)]
+#[path = "images_tests.rs"]
+mod tests;

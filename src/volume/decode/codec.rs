@@ -1,0 +1,126 @@
+//! Decoders of flat images, each with the palette and the noise that masks need.
+
+use std::io::Cursor;
+
+use ::image::metadata::Orientation;
+use ::image::{DynamicImage, ImageFormat, ImageReader, Rgb, RgbImage};
+
+use super::shared::{Failure, Indexed, MAX_PIXELS, MAX_SIDE};
+use super::{jpeg, png, tiff, unpack_lzw};
+
+/// A decoded file, upright.
+pub(crate) struct Decoded {
+    pub(crate) image: DynamicImage,
+    /// Red, green, blue and alpha of each index; the image then has the indexes.
+    pub(crate) palette: Option<Vec<[u8; 4]>>,
+    /// Differences up to this many levels are noise of the compression.
+    pub(crate) noise: u8,
+    /// The EXIF orientation was not upright.
+    pub(crate) is_turned: bool,
+}
+
+/// What happens with the palette of a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Palette {
+    /// Each pixel gets the colour of its index.
+    Expand,
+    Keep,
+}
+
+type SizeResult = Result<(u32, u32), Failure>;
+
+/// How files of one format become images.
+#[derive(Clone, Copy)]
+pub(crate) struct Codec {
+    pub(super) decode: fn(&[u8], Palette) -> Result<Decoded, Failure>,
+    /// Width and height as the file stores them, before its orientation is applied.
+    pub(super) size: fn(&[u8]) -> SizeResult,
+    /// The orientation of the EXIF block, or of the tag of a TIFF file; `None` also for an invalid one.
+    pub(super) orientation: fn(&[u8]) -> Option<Orientation>,
+}
+
+pub(crate) const PNG: Codec = Codec {
+    decode: png_file,
+    size: |bytes| Ok(ImageReader::with_format(Cursor::new(bytes), ImageFormat::Png).into_dimensions()?),
+    orientation: |bytes| png::exif(bytes).and_then(Orientation::from_exif_chunk),
+};
+
+pub(crate) const JPEG: Codec = Codec {
+    decode: |bytes, _| jpeg_file(bytes),
+    size: |bytes| Ok(ImageReader::with_format(Cursor::new(bytes), ImageFormat::Jpeg).into_dimensions()?),
+    orientation: |bytes| jpeg::header(bytes)?.exif.and_then(Orientation::from_exif_chunk),
+};
+
+pub(crate) const TIFF: Codec = Codec {
+    decode: tiff_file,
+    size: |bytes| Ok(tiff::header(bytes)?.size),
+    orientation: |bytes| Orientation::from_exif(tiff::header(bytes).ok()?.orientation),
+};
+
+fn png_file(bytes: &[u8], palette: Palette) -> Result<Decoded, Failure> {
+    if palette == Palette::Keep
+        && let Some(indexed) = png::indexed(bytes)?
+    {
+        return Ok(indexed.keep());
+    }
+    usual(bytes, ImageFormat::Png)
+}
+
+fn jpeg_file(bytes: &[u8]) -> Result<Decoded, Failure> {
+    let header = jpeg::header(bytes).ok_or_else(|| "the JPEG is truncated".to_owned())?;
+    match jpeg::decode(bytes, header.scans, jpeg::Colours::Rgb)? {
+        Some(image) => Ok(Decoded { noise: header.noise(), ..Decoded::from(image) }),
+        None => usual(bytes, ImageFormat::Jpeg),
+    }
+}
+
+fn tiff_file(bytes: &[u8], palette: Palette) -> Result<Decoded, Failure> {
+    let decoded = tiff_page(bytes, palette);
+    if !matches!(decoded, Err(Failure::Corrupt(_))) {
+        return decoded;
+    }
+    match unpack_lzw::uncompressed(bytes) {
+        Some(plain) => tiff_page(&plain, palette).or(decoded),
+        None => decoded,
+    }
+}
+
+fn tiff_page(bytes: &[u8], palette: Palette) -> Result<Decoded, Failure> {
+    let header = tiff::header(bytes)?;
+    let decoded = match header.page(bytes)? {
+        Some(tiff::Page::Indexed(indexed)) if palette == Palette::Keep => indexed.keep(),
+        Some(tiff::Page::Indexed(indexed)) => indexed.expand(),
+        Some(tiff::Page::Pixels(pixels)) => pixels.into(),
+        None => usual(bytes, ImageFormat::Tiff)?,
+    };
+    Ok(Decoded { noise: header.noise, ..decoded })
+}
+
+/// Decodes with the `image` crate.
+fn usual(bytes: &[u8], format: ImageFormat) -> Result<Decoded, Failure> {
+    let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
+    let mut limits = ::image::Limits::default();
+    (limits.max_image_width, limits.max_image_height) = (Some(MAX_SIDE), Some(MAX_SIDE));
+    limits.max_alloc = Some(MAX_PIXELS as u64);
+    reader.limits(limits);
+    Ok(reader.decode()?.into())
+}
+
+impl From<DynamicImage> for Decoded {
+    fn from(image: DynamicImage) -> Self {
+        Self { image, palette: None, noise: 0, is_turned: false }
+    }
+}
+
+impl Indexed {
+    fn keep(self) -> Decoded {
+        Decoded { palette: Some(self.palette), ..DynamicImage::ImageLuma8(self.image).into() }
+    }
+
+    fn expand(self) -> Decoded {
+        let colour = |index: u8| self.palette.get(usize::from(index)).map_or([0; 3], |&[r, g, b, _]| [r, g, b]);
+        let (width, height) = self.image.dimensions();
+        let rgb = RgbImage::from_fn(width, height, |x, y| Rgb(colour(self.image.get_pixel(x, y).0[0])));
+        DynamicImage::ImageRgb8(rgb).into()
+    }
+}
