@@ -85,7 +85,7 @@ fn tiff_file(bytes: &[u8], palette: Palette) -> Result<Decoded, Failure> {
     }
 }
 
-fn tiff_page(bytes: &[u8], palette: Palette) -> Result<Decoded, Failure> {
+pub(super) fn tiff_page(bytes: &[u8], palette: Palette) -> Result<Decoded, Failure> {
     let header = tiff::header(bytes)?;
     let decoded = match header.page(bytes)? {
         Some(tiff::Page::Indexed(indexed)) if palette == Palette::Keep => indexed.keep(),

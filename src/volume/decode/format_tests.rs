@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use ::image::codecs::jpeg::JpegEncoder;
 use ::image::codecs::png::PngEncoder;
-use ::image::{ImageEncoder, Luma};
+use ::image::{ImageEncoder, Luma, Rgb};
 use ::tiff::encoder::{TiffEncoder, TiffKindBig, TiffKindStandard, colortype};
 use ::tiff::tags::Tag;
 
+use super::codec::tiff_page;
 use super::*;
 use crate::fixture::Root;
 use prsmed_data::image::foreground;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use ::image::{ImageBuffer, Luma, LumaA, Rgba};
+use ::image::{ImageBuffer, Luma, LumaA, Rgb, RgbImage, Rgba};
 
 use super::jpeg::stop_at_corrupt_data;
 use super::*;
