@@ -79,7 +79,7 @@ pub const FORMATS: &[Format] = &[
         has_voxels_only: Some(|path| has_header(path, "mhd")),
         ..unreadable("a MetaImage file (`.mha`, `.mhd`)", &["mha", "mhd"], |_, start| is_meta_image(start), SIMPLE_ITK)
     },
-    unreadable("a MINC file", &["mnc"], |path, start| is_minc(path, start), "`mnc2nii FILE FILE.nii`"),
+    unreadable("a MINC file", &["mnc"], is_minc, "`mnc2nii FILE FILE.nii`"),
     unreadable("an HDF5 file, as MINC 2 is", &[], |_, start| is_hdf5(start), MNC2NII),
     unreadable("a netCDF file, as MINC 1 is", &[], |_, start| is_netcdf(start), MNC2NII),
     unreadable("an MGH file of FreeSurfer (`.mgh`, `.mgz`)", &["mgh", "mgz"], |_, start| is_mgh(start), MRI_CONVERT),
