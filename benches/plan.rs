@@ -2,21 +2,20 @@
 
 #![expect(clippy::expect_used, clippy::print_stdout, reason = "a benchmark")]
 
-use prsmed::config::{RunConfig, Sources};
-use prsmed::job::training_plan::Searched;
+use prsmed::config::{Resolved, Sources};
+use prsmed::job::training_settings::search_for;
 use prsmed::plan::device_terms::DeviceUsage;
 use prsmed::plan::dry_run::Job;
 use prsmed::plan::gpus;
 use prsmed::plan::machine::Machine;
 use prsmed::plan::report::Plan;
-use prsmed::plan::search::{Space, Use, search};
 use prsmed::tensor::ledger;
 use serde_json::json;
 use std::time::Instant;
 
-fn full(sets: &[&str]) -> RunConfig {
+fn full(sets: &[&str]) -> Resolved {
     let sets = sets.iter().map(|set| ((*set).to_owned(), "--set".to_owned())).collect();
-    Sources { preset: Some("full".into()), sets, ..Sources::default() }.resolve().expect("a preset").config
+    Sources { preset: Some("full".into()), sets, ..Sources::default() }.resolve().expect("a preset")
 }
 
 /// Milliseconds of `work`, the minimum of five runs.
@@ -42,7 +41,7 @@ fn main() {
     let anonymous_before = status("RssAnon:");
     let budget = gpus::find("141gb").expect("a size");
     let machine = Machine::Cuda(budget, DeviceUsage::default());
-    let config = full(&[]);
+    let config = full(&[]).config;
     let first = Instant::now();
     config.plan_for(Job::Train, &machine).expect("a plan");
     let first = first.elapsed().as_secs_f64() * 1e3;
@@ -61,18 +60,9 @@ fn main() {
     }
     let dry_run = config.dry_run(Job::Train, config.longest_example(), &machine, true).expect("a plan");
     times.push(("replay and report", best(|| drop(Plan::of(&dry_run, &machine)))));
-    let space = Space {
-        effective_batch: 5040,
-        questions: vec![1],
-        image_sizes: vec![1024],
-        cache_features: Use::Possible,
-        use_graphs: true,
-        custom_kernels: true,
-        headroom_frac: 0.03,
-    };
+    let resolved = full(&["data.questions_per_image=1"]);
     let start = Instant::now();
-    let problem = Searched::new(&config, &machine).expect("sizes");
-    let found = search(&problem, &space).expect("plans");
+    let found = search_for(&resolved, &machine, 5040, false).expect("plans");
     let seconds = start.elapsed().as_secs_f64();
     println!(
         "{}",

@@ -50,13 +50,38 @@ pub struct Setting {
     pub old_names: Vec<&'static str>,
     /// The value that saves memory, and what it costs.
     pub saving: Option<(&'static str, &'static str)>,
+    /// Values that the search for settings tries.
+    pub searched: Option<Searched>,
+}
+
+/// Values that the search for settings tries, with their descriptions: the fastest value first, the one that needs the
+/// least memory last. In a description, `{}` stands for a number of layers.
+pub type Values = &'static [(&'static str, &'static str)];
+
+/// Part of a setting in the search for settings that fit a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Searched {
+    /// Settings with a lower number are tried first.
+    pub order: u8,
+    /// The values that are tried.
+    pub values: Values,
 }
 
 impl Setting {
     /// A setting without effect on memory and without a range. `help` is the text of its doc comment.
     pub fn new(key: &'static str, help: &str, results: Results, resume: Resume) -> Self {
         let help = help.lines().map(str::trim).collect::<Vec<_>>().join(" ");
-        Self { key, help, results, resume, memory: "", range: None, old_names: Vec::new(), saving: None }
+        Self {
+            key,
+            help,
+            results,
+            resume,
+            memory: "",
+            range: None,
+            old_names: Vec::new(),
+            saving: None,
+            searched: None,
+        }
     }
 
     /// Its effect on memory.
@@ -83,6 +108,12 @@ impl Setting {
     #[must_use]
     pub fn saves_at(self, value: &'static str, cost: &'static str) -> Self {
         Self { saving: Some((value, cost)), ..self }
+    }
+
+    /// The search for settings tries these values. If the setting changes results, only where nothing fits otherwise.
+    #[must_use]
+    pub fn searched(self, order: u8, values: Values) -> Self {
+        Self { searched: Some(Searched { order, values }), ..self }
     }
 
     /// Refuses a number out of range.

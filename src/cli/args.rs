@@ -14,7 +14,7 @@ use std::path::PathBuf;
 /// Settings of a job.
 #[derive(Debug, clap::Args)]
 pub(super) struct SettingsArgs {
-    /// Named settings: tiny, full, cpu, gpu-24gb, ...
+    /// Named settings: tiny, full, cpu, gpu-24gb, ... [default: full; of `plan` for other tasks: the task's preset]
     #[arg(long, value_name = "NAME")]
     pub(super) preset: Option<String>,
     /// TOML file whose values override the preset
@@ -26,11 +26,11 @@ pub(super) struct SettingsArgs {
 }
 
 impl SettingsArgs {
-    /// Where the settings come from; `flags` have the highest priority.
+    /// These settings, overridden by `flags`.
     pub(super) fn sources(&self, default_preset: &str, flags: impl IntoIterator<Item = (String, String)>) -> Sources {
-        let sets = self.sets.iter().map(|set| (set.clone(), "--set".to_owned())).chain(flags).collect();
-        let (preset, file, default_preset) = (self.preset.clone(), self.config.clone(), default_preset.into());
-        Sources { preset, default_preset, file, sets, ..Sources::default() }
+        let given = self.sets.iter().map(|set| (set.clone(), "--set".to_owned()));
+        let (preset, file, sets) = (self.preset.clone(), self.config.clone(), given.chain(flags).collect());
+        Sources { preset, default_preset: default_preset.into(), file, sets, ..Sources::default() }
     }
 
     /// Adds these flags to another command.
@@ -38,6 +38,12 @@ impl SettingsArgs {
         let command = command.flag("--preset", &self.preset).flag("--config", &self.config);
         command.flag("--set", &self.sets)
     }
+}
+
+/// Assignments to settings by other flags than `--set`, of those that are given, with the flags.
+pub(super) fn assignments<const N: usize>(flags: [(&str, &str, Option<String>); N]) -> Vec<(String, String)> {
+    let given = flags.into_iter();
+    given.filter_map(|(key, flag, value)| Some((format!("{key}={}", value?), flag.to_owned()))).collect()
 }
 
 /// The labels of a flag.

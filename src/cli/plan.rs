@@ -25,11 +25,6 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 
 impl SettingsArgs {
-    /// The settings, overridden by `flags`.
-    pub(super) fn resolve(&self, flags: Vec<(String, String)>) -> Result<RunConfig> {
-        Ok(self.resolved(flags)?.config)
-    }
-
     /// The settings, overridden by `flags`, with the origin of each value.
     pub(super) fn resolved(&self, flags: Vec<(String, String)>) -> Result<Resolved> {
         self.resolve_as("full", flags)

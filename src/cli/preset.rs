@@ -1,11 +1,12 @@
 //! `prsmed preset`: searches for the fastest settings that fit a GPU.
 
-use super::args::SettingsArgs;
+use super::args::{SettingsArgs, assignments};
 use super::context::Context;
 use super::next;
 use super::plan::{MachineArgs, no_rates};
 use super::report::Outcome;
 use crate::Error;
+use crate::config::Settings as _;
 use crate::config::learning_rate::{Suggestion, suggestion};
 use crate::event::Event;
 use crate::job::advice::{self, EvenBatch, OnGpu};
@@ -16,7 +17,6 @@ use crate::job::{finetuning, found, generator, weight_files};
 use crate::plan::dry_run::Job;
 use crate::plan::duration::{Duration, Samples};
 use crate::plan::machine::Machine;
-use crate::plan::search::HEADROOM_FRAC;
 use crate::shell::{ShellCommand, path_word};
 use serde_json::json;
 use std::fs;
@@ -77,6 +77,19 @@ pub(super) struct Args {
     objective: Objective,
 }
 
+impl Args {
+    /// The side of the image as a setting of this section.
+    fn side_of(&self, section: &str) -> Vec<(String, String)> {
+        let key = format!("{section}.image_size");
+        assignments([(&key, "--image-size", self.image_size.map(|side| side.to_string()))])
+    }
+
+    /// Whether smaller images may be used if nothing fits.
+    fn may_shrink(&self) -> bool {
+        self.image_size.is_none() && self.objective == Objective::Speed
+    }
+}
+
 /// The task whose settings are searched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Task {
@@ -102,13 +115,8 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 
 /// The fastest settings of a training that fit.
 fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let mut flags = Vec::new();
-    if let Some(side) = args.image_size {
-        flags.push((format!("model.image_size={side}"), "--image-size".to_owned()));
-    }
-    if args.objective == Objective::Quality {
-        flags.push(("train.ema_decay=0.999".to_owned(), "--objective".to_owned()));
-    }
+    let average = (args.objective == Objective::Quality).then(|| "0.999".to_owned());
+    let flags = [args.side_of("model"), assignments([("train.ema_decay", "--objective", average)])].concat();
     if args.machine.gpu == "all" {
         return all_gpus(args, flags, context);
     }
@@ -116,21 +124,22 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let mut resolved = args.settings.resolved_with_note(flags, &machine, context)?;
     weight_files::check_architectures(&mut resolved.config, &context.runtime)?;
     let config = &resolved.config;
-    let may_shrink = args.image_size.is_none() && args.objective == Objective::Speed;
     let effective_batch = args.effective_batch.map_or(config.samples_of_a_step(), usize::from);
-    let search = || search_for(&resolved, &machine, effective_batch, may_shrink);
+    let search = || search_for(&resolved, &machine, effective_batch, args.may_shrink());
     let searched = context.runtime.with_patience(SEARCHING, search)?;
     let device = machine.offer().device;
     let Some(best) = searched.fitting.first() else {
         context.progress.on(&Event::Warning(found::nothing_fits(&searched, &device)));
-        context.output.record(&json!({ "kind": "preset", "fits": false, "smallest": searched.smallest }))?;
+        context.output.record(
+            &json!({ "kind": "preset", "fits": false, "smallest": searched.smallest.as_ref().map(found::record) }),
+        )?;
         return Ok(Outcome::No);
     };
-    let chosen = config.with(&best.choice).divided_among(machine.num_ranks())?;
+    let chosen = config.with_sets(&best.sets)?.divided_among(machine.num_ranks())?;
     let toml = chosen.to_commented_preset(&best.plan);
     context.output.line(shown(&toml))?;
     let learning_rate = suggestion(&resolved, chosen.samples_of_a_step());
-    let even = || advice::even_batches(&resolved, &machine, best, may_shrink);
+    let even = || advice::even_batches(&resolved, &machine, best, args.may_shrink());
     let even = context.runtime.with_patience("comparing batches that the GPUs divide evenly", even)?;
     let of = args.samples.map(|samples| Samples::even(samples, chosen.data.questions_per_image));
     let training = of.zip(best.step_seconds()).map(|(of, seconds)| Duration::new(of, &chosen.train, seconds));
@@ -148,10 +157,10 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     context.output.record(&json!({
         "kind": "preset",
         "fits": true,
-        "choice": best.choice,
+        "choice": found::choice(best),
         "plan": best.plan,
         "tried": best.tried,
-        "runner_up": searched.fitting.get(1),
+        "runner_up": searched.fitting.get(1).map(found::record),
         "considered": searched.num_considered,
         "planned": searched.num_planned,
         "learning_rate": learning_rate,
@@ -171,8 +180,8 @@ fn all_gpus(args: &Args, flags: Vec<(String, String)>, context: &Context) -> any
         return Err(Error::config(flag, "belongs to one GPU: each has its own built-in preset here", hint).into());
     }
     let count = args.machine.ranks();
-    let given = args.settings.sources("full", flags);
-    let found = advice::all_gpus(&given.sets, args.samples, count, context.progress.as_ref())?;
+    let sets = args.settings.sources("", flags).sets;
+    let found = advice::all_gpus(&sets, args.samples, count, context.progress.as_ref())?;
     context.output.line(OnGpu::table(&found).trim_end())?;
     let epochs = found.iter().find_map(|on| on.training).map(|training| format!(", {} epochs in all", training.epochs));
     let gpus = if count > 1 {
@@ -221,18 +230,16 @@ fn augment(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         let hint = "leave it out: the search chooses the batch";
         return Err(Error::config("--effective-batch", "is for training, not for `--task augment`", hint).into());
     }
-    let side = args.image_size.map(|side| (format!("augment.image_size={side}"), "--image-size".to_owned()));
     let machine = args.machine.machine(context)?;
-    let run = args.settings.resolve_augment(side.into_iter().collect(), &machine, context)?;
+    let run = args.settings.resolve_augment(args.side_of("augment"), &machine, context)?;
     let sizes = generator::planned(&run, &context.runtime)?;
     fitted(&run, &sizes, (Job::Augment, &machine), args, context, |_| Vec::new())
 }
 
 /// The fastest settings of a fine-tuning that fit.
 fn finetune(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let side = args.image_size.map(|side| (format!("finetune.image_size={side}"), "--image-size".to_owned()));
     let machine = args.machine.machine(context)?;
-    let mut run = args.settings.resolve_finetune(side.into_iter().collect(), &machine, context)?;
+    let mut run = args.settings.resolve_finetune(args.side_of("finetune"), &machine, context)?;
     if let Some(wanted) = args.effective_batch {
         (run.train.micro_batch, run.train.accumulation) = (1, wanted.into());
     }
@@ -249,8 +256,7 @@ fn fitted<T: Fitted>(
     context: &Context,
     changes: impl FnOnce(&T) -> Vec<String>,
 ) -> anyhow::Result<Outcome> {
-    let may_shrink = args.image_size.is_none() && args.objective == Objective::Speed;
-    let Some((fitted, plan)) = settings.fitted(facts, machine, HEADROOM_FRAC, may_shrink)? else {
+    let Some((fitted, plan)) = settings.fitted(facts, machine, args.may_shrink())? else {
         let least = settings.plan_of(facts, job, machine)?;
         let helping = settings.remedies(facts, job, machine, &least);
         let text = format!(

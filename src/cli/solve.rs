@@ -86,16 +86,16 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let mut config = args.settings.resolved_with_note(Vec::new(), &machine, context)?.config;
     weight_files::check_architectures(&mut config, &context.runtime)?;
     let number = match args.unknown {
-        Unknown::MicroBatch => Number::MicroBatch,
-        Unknown::ImageSize => Number::ImageSize,
-        Unknown::LoraRank => Number::LoraRank,
-        Unknown::Tokens => Number::Tokens,
+        Unknown::MicroBatch => Number::MICRO_BATCH,
+        Unknown::ImageSize => Number::IMAGE_SIZE,
+        Unknown::LoraRank => Number::LORA_RANK,
+        Unknown::Tokens => Number::TOKENS,
         Unknown::Gpu | Unknown::Gpus => return fewest_gpus(args, &config, &machine, context),
     };
-    let (key, offer) = (number.key(), machine.offer());
+    let (key, offer) = (number.key, machine.offer());
     let Some((value, plan, is_last)) = number.largest(&config, &machine, args.headroom_frac())? else {
         let reserve = if args.no_reserve { "" } else { " with 3 % of its memory free (`--no-reserve`)" };
-        let least = number.least();
+        let least = number.least;
         context.output.line(format!("{key}={least} does not fit {}{reserve}; try `prsmed preset`", offer.device))?;
         context.output.record(&json!({ "kind": "solve", "key": key, "value": null, "budget": offer }))?;
         return Ok(Outcome::No);

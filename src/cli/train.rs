@@ -1,6 +1,6 @@
 //! `prsmed train`: plans memory, then trains.
 
-use super::args::{LeakArgs, PlanArgs, ResumeArgs, RootArgs, SettingsArgs};
+use super::args::{LeakArgs, PlanArgs, ResumeArgs, RootArgs, SettingsArgs, assignments};
 use super::context::Context;
 use super::memory::ProfileArgs;
 use super::plan;
@@ -32,6 +32,7 @@ use std::path::{Path, PathBuf};
 /// Without `--preset` and `--config` the fastest settings of the full model that fit this machine's GPU are searched;
 /// without a GPU the preset `tiny` is used.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("preset", |arg| arg.help("Named settings: tiny, full, cpu, gpu-24gb, ...")))]
 #[command(after_help = "Examples:
   prsmed train --data-root data --preset tiny --out runs/a
   prsmed train --data-root data --out runs/a --resume
@@ -274,9 +275,8 @@ fn resolve(args: &Args, how: &How, context: &Context) -> Result<Resolved> {
         ("data.folds", "--fold", args.fold.map(|(_, folds)| folds.to_string())),
         ("data.synthetic_ratio", "--synthetic-ratio", args.synthetic_ratio.as_ref().map(ToString::to_string)),
     ];
-    let flags = flags.into_iter().filter_map(|(key, flag, value)| Some((format!("{key}={}", value?), flag.to_owned())));
-    let mut given = args.settings.sources("tiny", flags);
-    given.sets.splice(..0, init.into_iter().map(|setting| (setting, "--init".to_owned())));
+    let mut given = args.settings.sources("tiny", assignments(flags));
+    given.sets.splice(0..0, init.into_iter().map(|setting| (setting, "--init".to_owned())));
     // settings that are newer than the run's file have their defaults
     let sources = how.resume.sources::<RunConfig>(&args.out, given, context.progress.as_ref())?;
     let nothing_asked = sources.preset.is_none() && sources.file.is_none();

@@ -18,8 +18,8 @@ pub use crate::augment::finetune::FinetuneRun;
 use crate::augment::settings::AugmentConfig;
 use crate::plan::machine::Machine;
 pub use crate::segment::RunConfig;
-use crate::setting::Setting;
 use crate::setting::table::{self, leaves, nested, parse_value, renamed, replace, value_at, widen};
+use crate::setting::{Searched, Setting};
 use crate::{Error, Result, files};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -123,6 +123,25 @@ pub trait Settings: Default + Clone + serde::Serialize + serde::de::DeserializeO
         let (own, others) = (table_of(self), table_of(other));
         let differing = leaves(&own).into_iter().filter(|(key, value)| value_at(&others, key) != Some(*value));
         differing.map(|(key, value)| format!("{key}={value}")).collect()
+    }
+
+    /// The settings that a search may change, in the order in which it tries them, of those for which `is_meant` is true.
+    fn searched_settings(&self, is_meant: impl Fn(&Setting) -> bool) -> Vec<(&'static str, Searched)> {
+        let all = Self::settings().into_iter().filter(is_meant);
+        let mut found: Vec<_> = all.filter_map(|setting| Some((setting.key, setting.searched?))).collect();
+        found.sort_by_key(|(_, searched)| searched.order);
+        found
+    }
+
+    /// The value of the setting `key` as text.
+    ///
+    /// # Panics
+    /// For a key that does not exist.
+    fn value_of(&self, key: &str) -> String {
+        match value_at(&table_of(self), key).expect("a declared setting") {
+            Value::String(text) => text.clone(),
+            value => value.to_string(),
+        }
     }
 
     /// The settings that differ from the declared defaults, as TOML for `--config`.

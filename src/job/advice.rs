@@ -2,7 +2,7 @@
 
 use super::training_settings::search_for;
 use crate::Result;
-use crate::config::{PRESETS, Resolved, Sources};
+use crate::config::{PRESETS, Resolved, Settings as _, Sources};
 use crate::event::{Event, Observer};
 use crate::metrics::text_table;
 use crate::plan::device_terms::DeviceUsage;
@@ -162,13 +162,12 @@ pub fn even_batches(
     best: &Candidate,
     may_shrink: bool,
 ) -> Result<Vec<EvenBatch>> {
-    let (ranks, choice) = (machine.num_ranks(), &best.choice);
-    let Some(seconds) =
-        best.step_seconds().filter(|_| !(choice.micro_batch * choice.accumulation).is_multiple_of(ranks))
-    else {
+    let ranks = machine.num_ranks();
+    let samples = best.batch.samples;
+    let questions = resolved.config.with_sets(&best.sets)?.data.questions_per_image;
+    let Some(seconds) = best.step_seconds().filter(|_| !(samples / questions).is_multiple_of(ranks)) else {
         return Ok(Vec::new());
     };
-    let samples = choice.samples();
     let packed = resolved.config.data.questions_per_image;
     let mut near = vec![samples / ranks * ranks, samples.next_multiple_of(ranks), ranks * packed];
     near.sort_unstable();

@@ -119,7 +119,7 @@ impl<'a> GeneratorFinetuning<'a> {
     /// one found.
     fn search(&mut self, planned: Option<&Plan>) -> Result<Option<Plan>> {
         let (ranks, machine, wanted) = (self.how.ranks, &self.how.machine, self.settings.config.clone());
-        let search = || Ok(wanted.fitted(self.sizes(), machine, HEADROOM_FRAC, true)?.map(|(run, _)| run));
+        let search = || Ok(wanted.fitted(self.sizes(), machine, true)?.map(|(run, _)| run));
         let fitted = ranks.gather_if_all(main_only(ranks, search).map(Option::flatten))?.swap_remove(0);
         let Some(fitted) = fitted else { return Ok(None) };
         for note in changes(&wanted, &fitted) {

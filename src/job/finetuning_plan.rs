@@ -1,7 +1,7 @@
 //! Plans of a [`FinetuneRun`]: dry runs of encoding and training, the settings that fit a GPU, and changes that save
 //! memory.
 
-use super::planned::{Change, Fitted, Planned};
+use super::planned::{Change, Fitted, Planned, Searched};
 use crate::Result;
 use crate::augment::finetune::Mode;
 use crate::augment::finetune::dry_run::{self as finetuning, FinetuneDryRun};
@@ -11,16 +11,14 @@ use crate::config::{FinetuneRun, Settings as _};
 use crate::plan::dry_run::{self, Buffers, DryRun, Job, Measured, Meter, Phase};
 use crate::plan::machine::Machine;
 use crate::plan::report::Plan;
-use crate::plan::search;
+use crate::plan::search::{Batch, Effort, Ladder, Problem, Saving, Space};
 use crate::tensor::{Device, META, kernels};
 use crate::trainer::Ranks;
 use crate::trainer::precision::Precision;
 
-/// Savings in the order in which the search tries them, as `key=value` assignments.
-///
-/// The first two change no result but rounding, so the fastest settings with one of them are taken. Each further one is
-/// tried only if nothing fits without it.
+/// Savings that change no result but rounding.
 const FREE: [&str; 2] = ["train.checkpointing=none", "train.checkpointing=full"];
+/// Savings that are tried only if nothing fits without them, each alone.
 const COSTLY: [&str; 5] = [
     "train.optimizer=adamw8bit",
     "train.optimizer=adamw8bit train.clip_norm=0 train.step_in_backward=true",
@@ -30,6 +28,8 @@ const COSTLY: [&str; 5] = [
 ];
 /// Savings of several processes, tried before the [`COSTLY`] ones.
 const DIVIDED: [&str; 2] = ["train.zero_stage=2", "train.zero_stage=2 train.offload_optimizer=true"];
+/// Samples are made one by one, which costs the training nothing.
+const ONE_BY_ONE: &str = "finetune.sample_batch=1";
 /// Smaller images, tried if nothing fits with all savings.
 const SMALLER: [i64; 3] = [1024, 768, 512];
 
@@ -113,44 +113,43 @@ impl FinetuneRun {
     pub fn effective_batch(&self) -> usize {
         self.train.micro_batch * self.train.accumulation
     }
+}
 
-    /// The largest micro-batch that fits with `saving`.
-    fn fastest_with(
-        &self,
-        saving: &str,
-        pipeline_config: &PipelineConfig,
-        machine: &Machine,
-        headroom_frac: f64,
-    ) -> Result<Option<(Self, Plan)>> {
-        let whole = self.effective_batch();
-        let ranks = machine.num_ranks();
-        // each process needs a micro-batch
-        let divisors: Vec<usize> =
-            (1..=whole).filter(|count| whole.is_multiple_of(*count) && whole / count >= ranks).collect();
-        let is_for_one = saving.contains("step_in_backward") || saving.contains("offload_weights");
-        if divisors.is_empty() || (is_for_one && ranks > 1) {
-            return Ok(None);
-        }
-        let with = |micro_batch: usize| {
-            let steps_at_once = saving.contains("step_in_backward") && micro_batch < whole;
-            let sets = format!("train.micro_batch={micro_batch} train.accumulation={} {saving}", whole / micro_batch);
-            // a step of several micro-batches cannot update in the backward pass
-            (!steps_at_once).then(|| self.with_sets(&sets).ok()).flatten()
+/// The search for the fastest settings of a fine-tuning that fit a machine. The effective batch stays the same.
+impl Problem for Searched<'_, FinetuneRun> {
+    fn plan(&self, sets: &str, effort: Effort) -> Result<Plan> {
+        let run = self.settings.with_sets(sets)?.divided_among(self.machine.num_ranks())?;
+        let dry_run = run.dry_run(self.facts, Job::Train, self.machine, effort != Effort::Memory)?;
+        Ok(Plan::of(&dry_run, self.machine))
+    }
+
+    fn ladders(&self, compromise: &str) -> Result<Vec<Ladder>> {
+        let (whole, ranks) = (self.settings.effective_batch(), self.machine.num_ranks());
+        // each process needs a micro-batch, and a step of several cannot update in the backward pass
+        let least = if compromise.contains("step_in_backward") { whole } else { 1 };
+        let divides = |count: &usize| whole.is_multiple_of(*count) && whole / count >= ranks;
+        let batch = |micro_batch: usize| {
+            let sets = format!("train.micro_batch={micro_batch} train.accumulation={}", whole / micro_batch);
+            Batch { sets, micro_batch, samples: whole }
         };
-        let fits = |number: usize| -> Result<bool> {
-            let Some(run) = with(divisors[number]) else { return Ok(false) };
-            let dry_run = run.divided_among(ranks)?.dry_run(pipeline_config, Job::Train, machine, false)?;
-            Ok(search::has_headroom(&Plan::of(&dry_run, machine), headroom_frac))
-        };
-        let number = if saving.contains("step_in_backward") {
-            let last = divisors.len() - 1;
-            fits(last)?.then_some(last)
-        } else {
-            search::largest(0..=divisors.len() - 1, fits)?
-        };
-        let Some(run) = number.and_then(|number| with(divisors[number])) else { return Ok(None) };
-        let plan = run.divided_among(ranks)?.plan_of(pipeline_config, Job::Train, machine)?;
-        Ok(Some((run, plan)))
+        let batches: Vec<Batch> = (least..=whole).filter(divides).map(batch).collect();
+        let savings = if compromise.contains(FREE[1]) { &[""][..] } else { &FREE };
+        let saving = |sets: &&str| Saving { sets: (*sets).to_owned(), ..Saving::default() };
+        let is_possible = |first: &Batch| self.settings.with_sets(&format!("{compromise} {}", first.sets)).is_ok();
+        let ladder = Ladder { savings: savings.iter().map(saving).collect(), batches: vec![batches.clone()] };
+        Ok(batches.first().is_some_and(is_possible).then_some(ladder).into_iter().collect())
+    }
+
+    fn has_all_phases(&self) -> bool {
+        true
+    }
+
+    fn compared(&self, unhindered: usize, possible: usize) -> Vec<usize> {
+        [Some(unhindered), (possible > unhindered).then_some(possible)]
+            .into_iter()
+            .flatten()
+            .filter_map(|count| count.checked_sub(1))
+            .collect()
     }
 }
 
@@ -186,42 +185,26 @@ impl Planned for FinetuneRun {
 }
 
 impl Fitted for FinetuneRun {
-    /// The effective batch stays the same. Savings that change results are used only if nothing fits without them.
     fn fitted(
         &self,
         pipeline_config: &PipelineConfig,
         machine: &Machine,
-        headroom_frac: f64,
         may_shrink: bool,
     ) -> Result<Option<(Self, Plan)>> {
         let size = self.finetune.image_size;
         let smaller = SMALLER.into_iter().filter(|&side| may_shrink && side < size);
-        for side in std::iter::once(size).chain(smaller) {
-            let sized = self.with_sets(&format!("finetune.image_size={side}"))?;
-            // samples one by one: that costs the training nothing
-            let one_by_one = sized.with_sets("finetune.sample_batch=1")?;
-            for run in [&sized, &one_by_one] {
-                let mut found = Vec::new();
-                for saving in FREE {
-                    found.extend(run.fastest_with(saving, pipeline_config, machine, headroom_frac)?);
-                }
-                if !found.is_empty() {
-                    let seconds = |(_, plan): &(Self, Plan)| plan.compared_time.map_or(0.0, |time| time.seconds);
-                    return Ok(found.into_iter().min_by(|one, other| seconds(one).total_cmp(&seconds(other))));
-                }
-                if self.finetune.samples == 0 {
-                    break;
-                }
-            }
-            let checkpointed = one_by_one.with_sets(FREE[1])?;
-            let divided = DIVIDED.into_iter().filter(|_| machine.num_ranks() > 1);
-            for saving in divided.chain(COSTLY) {
-                if let Some(found) = checkpointed.fastest_with(saving, pipeline_config, machine, headroom_frac)? {
-                    return Ok(Some(found));
-                }
-            }
-        }
-        Ok(None)
+        let is_together = machine.num_ranks() > 1;
+        let is_for_one = |saving: &str| saving.contains("step_in_backward") || saving.contains("offload_weights");
+        let divided = DIVIDED.into_iter().filter(|_| is_together);
+        let costly = divided.chain(COSTLY.into_iter().filter(|saving| !(is_together && is_for_one(saving))));
+        let costly = costly.map(|saving| format!("{ONE_BY_ONE} {} {saving}", FREE[1]));
+        let one_by_one = (self.finetune.samples > 0).then(|| ONE_BY_ONE.to_owned());
+        let space = Space {
+            sizes: std::iter::once(size).chain(smaller).map(|side| format!("finetune.image_size={side}")).collect(),
+            compromises: std::iter::once(String::new()).chain(one_by_one).chain(costly).collect(),
+            ..Space::default()
+        };
+        Searched { settings: self, facts: pipeline_config, machine }.best_of(space)
     }
 }
 

@@ -1,22 +1,26 @@
 //! What a search for settings has found, in words.
 
-use crate::config::RunConfig;
+use crate::config::{RunConfig, Settings as _};
 use crate::nn::Quantization;
-use crate::plan::search::{Candidate, Choice, Compromise, Found, MUCH_FASTER, Tried};
+use crate::plan::search::{Candidate, Found, MUCH_FASTER, Tried, value_of};
 use crate::plan::time;
 use crate::segment::setup::BatchNorm;
 use crate::segment::task::CacheVision;
-use crate::trainer::{FirstLayers, OptimizerKind};
+use crate::setting::{Results, Searched, Setting};
+use crate::trainer::FirstLayers;
 use crate::units::{Bytes, counted};
+use serde_json::{Map, Value, json};
 
 /// The message if nothing fits: what is needed, and what would help.
 pub fn nothing_fits(found: &Found, device: &str) -> String {
     let least = found.smallest.as_ref().map_or_else(String::new, |smallest| {
+        let accumulation = value_of(&smallest.sets, "train.accumulation").and_then(|count| count.parse().ok());
+        let accumulation = accumulation.unwrap_or(1);
         format!(
             "; the smallest settings need {} of {} ({})",
             smallest.plan.device_peak,
             smallest.plan.budget.bytes,
-            described(smallest, (smallest.choice.micro_batch, smallest.choice.accumulation), 1)
+            described(smallest, (smallest.batch.micro_batch, accumulation), 1)
         )
     });
     format!(
@@ -25,85 +29,114 @@ pub fn nothing_fits(found: &Found, device: &str) -> String {
     )
 }
 
+/// The setting of the vision feature cache.
+pub(super) const CACHE: &str = "data.cache_vision";
+/// The setting of CUDA graphs.
+pub(super) const GRAPH: &str = "train.graph";
+/// The setting of custom CUDA kernels.
+pub(super) const KERNELS: &str = "train.fused_kernels";
+
+/// Names of settings in the record of a candidate.
+const NAMES: [(&str, &str); 16] = [
+    ("image_size", "model.image_size"),
+    ("questions", "data.questions_per_image"),
+    ("micro_batch", "train.micro_batch"),
+    ("accumulation", "train.accumulation"),
+    ("cache_features", CACHE),
+    ("use_graphs", GRAPH),
+    ("custom_kernels", KERNELS),
+    ("step_in_backward", "train.step_in_backward"),
+    ("checkpointing", "train.checkpointing"),
+    ("checkpoint_encoder", "train.checkpoint_encoder"),
+    ("checkpoint_decoder", "train.checkpoint_decoder"),
+    ("stream_layers", "model.stream_layers"),
+    ("stream_vision", "model.stream_vision"),
+    ("offload_optimizer", "train.offload_optimizer"),
+    ("quantization", "model.quantization"),
+    ("optimizer", "train.optimizer"),
+];
+
+/// The settings of a candidate as JSON. Whether a cache, CUDA graphs or custom kernels are used is true or false.
+pub fn choice(candidate: &Candidate) -> Value {
+    let value = |key: &str| {
+        let value = value_of(&candidate.sets, key);
+        match key {
+            CACHE => json!(value.is_some_and(|value| value != "off")),
+            GRAPH | KERNELS => json!(value.is_some()),
+            _ => value.map_or(Value::Null, |text| serde_json::from_str(text).unwrap_or_else(|_| text.into())),
+        }
+    };
+    NAMES.iter().map(|(name, key)| ((*name).to_owned(), value(key))).collect::<Map<_, _>>().into()
+}
+
+/// A candidate as JSON.
+pub fn record(candidate: &Candidate) -> Value {
+    json!({ "choice": choice(candidate), "plan": candidate.plan, "tried": candidate.tried })
+}
+
 /// A candidate in one line, without its memory. `batch` are the micro-batch and the accumulation of a step, which `ranks`
 /// processes divide.
 pub fn described(candidate: &Candidate, (micro_batch, accumulation): (usize, usize), ranks: usize) -> String {
-    let choice = &candidate.choice;
-    let Choice { saving, compromise, .. } = choice;
-    let mut checkpointed = Vec::new();
-    if saving.checkpoint_encoder != FirstLayers::None {
-        checkpointed.push("encoder".to_owned());
-    }
-    match saving.checkpointing {
-        FirstLayers::None => {}
-        FirstLayers::Count(layers) => checkpointed.push(format!("{layers} layers")),
-        FirstLayers::Full => checkpointed.push("all layers".to_owned()),
-    }
-    if saving.checkpoint_decoder {
-        checkpointed.push("decoder".to_owned());
-    }
-    let mut parts = vec![match checkpointed.as_slice() {
-        [] => "no checkpointing".to_owned(),
-        parts => format!("checkpointing of {}", parts.join(", ")),
-    }];
-    if saving.step_in_backward && choice.accumulation == 1 {
-        parts.push("updates in the backward pass".to_owned());
-    }
-    match saving.stream_layers {
-        FirstLayers::None => {}
-        FirstLayers::Count(layers) => parts.push(format!("weights of {layers} layers in host memory")),
-        FirstLayers::Full => parts.push("weights of all layers in host memory".to_owned()),
-    }
-    if saving.stream_vision {
-        parts.push("vision tower in host memory".to_owned());
-    }
-    if saving.offload_optimizer {
-        parts.push("optimizer state offloaded to the CPU".to_owned());
-    }
-    if choice.cache_features {
-        parts.push("vision feature cache".to_owned());
-    }
-    if choice.use_graphs {
-        parts.push("CUDA graphs".to_owned());
-    }
-    match compromise.quantization {
-        Quantization::None => {}
-        Quantization::Nf4 => parts.push("frozen layers in 4 bits".to_owned()),
-        Quantization::Nf4Double => parts.push("frozen layers in 4 bits with 8-bit scales".to_owned()),
-    }
-    if compromise.optimizer == OptimizerKind::AdamW8bit {
-        parts.push("8-bit optimizer state".to_owned());
-    }
+    const CHECKPOINTING: &str = "checkpointing of ";
+    let value = |key: &str| value_of(&candidate.sets, key).unwrap_or_default();
+    let words = |is_meant: &dyn Fn(&Setting) -> bool| {
+        let settings = RunConfig::default().searched_settings(is_meant);
+        settings.into_iter().filter_map(|(key, searched)| words(searched, value(key))).collect::<Vec<_>>()
+    };
+    let mut parts = words(&|setting| setting.results != Results::Changes);
+    let checkpointed: Vec<String> = parts.extract_if(.., |part| part.starts_with(CHECKPOINTING)).collect();
+    let checkpointed: Vec<&str> = checkpointed.iter().map(|part| &part[CHECKPOINTING.len()..]).collect();
+    parts.insert(
+        0,
+        match checkpointed.as_slice() {
+            [] => "no checkpointing".to_owned(),
+            parts => format!("{CHECKPOINTING}{}", parts.join(", ")),
+        },
+    );
+    parts.extend((value(CACHE) != "off").then(|| "vision feature cache".to_owned()));
+    parts.extend(candidate.captures.then(|| "CUDA graphs".to_owned()));
+    parts.extend(words(&|setting| setting.results == Results::Changes));
     let time = candidate.step_seconds().map_or_else(String::new, |s| format!("{} a step: ", time::text(s)));
     let batch = match ranks {
         0 | 1 => format!("micro-batch {micro_batch} x {accumulation}"),
         _ => format!("{accumulation} micro-batches of {} over {ranks} GPUs", counted(micro_batch, "image")),
     };
+    let questions = value("data.questions_per_image").parse().unwrap_or(1);
     format!(
         "{time}{batch} with {} per image, {}, {} pixels",
-        counted(choice.questions, "question"),
+        counted(questions, "question"),
         parts.join(", "),
-        choice.image_size,
+        value("model.image_size"),
     )
+}
+
+/// The description of a value that the search chose; `None` for the first one, which saves nothing.
+fn words(searched: Searched, value: &str) -> Option<String> {
+    let of = |value: &str| searched.values.iter().find(|(known, _)| *known == value);
+    let (layers, (_, text)) = match of(value) {
+        Some(known) => ("all layers".to_owned(), known),
+        None => (format!("{value} layers"), searched.values.last()?),
+    };
+    (!text.is_empty()).then(|| text.replace("{}", &layers))
 }
 
 /// What the search changed, if the user should know: `chosen` are the settings `config` with the choice of `best`.
 pub fn notes(config: &RunConfig, best: &Candidate, chosen: &RunConfig, ranks: usize) -> Vec<String> {
     let mut notes = Vec::new();
-    notes.extend(compromise_notes(config, best.choice.compromise));
+    notes.extend(compromise_notes(config, chosen));
     notes.extend(best.tried.iter().filter(|tried| tried.is_used).map(tried_note));
     notes.extend(changed_notes(config, chosen));
-    if best.choice.image_size < config.model.image_size {
-        let (wanted, now) = (config.model.image_size, best.choice.image_size);
+    let (wanted, now) = (config.model.image_size, chosen.model.image_size);
+    if now < wanted {
         notes.push(format!("nothing fits with images of {wanted} pixels: using {now}, which makes masks coarser"));
     }
-    if config.model.batch_norm == BatchNorm::Batch && best.choice.micro_batch != config.train.micro_batch {
+    if config.model.batch_norm == BatchNorm::Batch && best.batch.micro_batch != config.train.micro_batch {
         let note = "`model.batch_norm=batch` computes statistics per micro-batch, whose size changed: results change";
         notes.push(note.to_owned());
     }
     notes.extend(fewer_questions(
         config.data.questions_per_image,
-        (best.choice.samples(), best.choice.questions),
+        (best.batch.samples, chosen.data.questions_per_image),
         ranks,
     ));
     notes
@@ -123,17 +156,17 @@ fn fewer_questions(packed: usize, (samples, questions): (usize, usize), ranks: u
     })
 }
 
-/// Notes about changes of the arithmetic.
-pub fn compromise_notes(config: &RunConfig, compromise: Compromise) -> Vec<String> {
+/// Notes about changes of the arithmetic between `config` and `chosen`.
+pub fn compromise_notes(config: &RunConfig, chosen: &RunConfig) -> Vec<String> {
     let mut notes = Vec::new();
-    if compromise.quantization != config.model.quantization {
-        let scales = if compromise.quantization == Quantization::Nf4Double { ", with 8-bit scales" } else { "" };
+    if chosen.model.quantization != config.model.quantization {
+        let scales = if chosen.model.quantization == Quantization::Nf4Double { ", with 8-bit scales" } else { "" };
         notes.push(format!(
             "frozen layers of the language model use 4 bits{scales}: nothing fits otherwise, or only with frozen layers in \
              host memory and steps that take more than {MUCH_FASTER} times as long"
         ));
     }
-    if compromise.optimizer != config.train.optimizer {
+    if chosen.train.optimizer != config.train.optimizer {
         notes.push("the optimizer state uses 8 bits: nothing else fits, or only much slower settings".to_owned());
     }
     notes
@@ -142,14 +175,14 @@ pub fn compromise_notes(config: &RunConfig, compromise: Compromise) -> Vec<Strin
 /// What a compromise would save that the search did not make.
 pub fn not_made(found: &Found) -> Option<String> {
     let (chosen, faster) = (found.fitting.first()?, found.a_little_faster.as_ref()?);
-    let [before, quantization] = [chosen, faster].map(|candidate| candidate.choice.compromise.quantization);
-    let is_worth_saying = before == Quantization::None && quantization != before;
+    let [before, quantization] = [chosen, faster].map(|candidate| value_of(&candidate.sets, "model.quantization"));
+    let is_worth_saying = before == Some("none") && quantization != before;
     let seconds = faster.step_seconds().filter(|seconds| chosen.step_seconds().is_some_and(|chosen| *seconds < chosen));
     let seconds = seconds.filter(|_| is_worth_saying)?;
     Some(format!(
         "{} a step with frozen layers in 4 bits, which rounds their weights: `--set model.quantization={}`",
         time::text(seconds),
-        quantization.name()
+        quantization.unwrap_or_default()
     ))
 }
 

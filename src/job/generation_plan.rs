@@ -1,16 +1,16 @@
 //! Plans of an [`AugmentRun`]: dry runs of the generator, the fastest batch that fits a GPU, and changes that save
 //! memory.
 
-use super::planned::{Change, Fitted, Planned};
+use super::planned::{Change, Fitted, Planned, Searched};
 use crate::Result;
 use crate::augment::dry_run::{GenerationDryRun, SHOWN_STEPS};
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::settings::{AugmentConfig, Decode, Mode, RANDOM};
-use crate::config::AugmentRun;
+use crate::config::{AugmentRun, Settings as _};
 use crate::plan::dry_run::{self, Buffers, DryRun, Job, Measured, Meter, Phase, Steps};
 use crate::plan::machine::Machine;
 use crate::plan::report::Plan;
-use crate::plan::search;
+use crate::plan::search::{Batch, Candidate, Effort, Ladder, Problem, Saving, Space};
 use crate::tensor::{Device, META};
 use crate::trainer::precision::Precision;
 
@@ -93,61 +93,61 @@ impl Planned for AugmentRun {
     }
 }
 
+/// The search for the fastest batch that fits a machine.
+impl Problem for Searched<'_, AugmentRun> {
+    fn plan(&self, sets: &str, effort: Effort) -> Result<Plan> {
+        let run = self.settings.with_sets(sets)?;
+        let dry_run = run.dry_run(self.facts, PROMPTS, self.machine, effort != Effort::Memory)?;
+        Ok(Plan::of(&dry_run, self.machine))
+    }
+
+    /// Images are decoded all at once where that fits, else one by one, else in tiles.
+    fn ladders(&self, compromise: &str) -> Result<Vec<Ladder>> {
+        let decodings: &[&str] = if compromise.is_empty() { &["whole", "sliced"] } else { &["tiled"] };
+        let saving = |decode: &&str| Saving { sets: format!("augment.decode={decode}"), ..Saving::default() };
+        let batch = |size: usize| Batch { sets: format!("augment.batch={size}"), micro_batch: size, samples: size };
+        let batches = vec![(1..=MOST).map(batch).collect()];
+        Ok(vec![Ladder { savings: decodings.iter().map(saving).collect(), batches }])
+    }
+
+    fn has_all_phases(&self) -> bool {
+        true
+    }
+
+    fn compared(&self, _unhindered: usize, possible: usize) -> Vec<usize> {
+        let sizes = std::iter::successors(Some(1), |size| Some(size * 2)).take_while(|&size| size < possible);
+        sizes.chain((possible > 0).then_some(possible)).map(|size| size - 1).collect()
+    }
+
+    /// The smallest batch whose time per image is at most 2 % above the best; without times the largest.
+    fn sort(&self, candidates: &mut [Candidate]) {
+        candidates.sort_by_key(|one| one.batch.micro_batch);
+        let best = candidates.iter().map(Candidate::seconds).min_by(f64::total_cmp).filter(|best| *best > 0.0);
+        let chosen = best.and_then(|best| candidates.iter().position(|one| one.seconds() <= best * 1.02));
+        if let Some(chosen) = chosen.or_else(|| candidates.len().checked_sub(1)) {
+            candidates.swap(0, chosen);
+        }
+    }
+}
+
 impl Fitted for AugmentRun {
-    /// Of equally fast batches the smallest is taken. Images are decoded all at once where that fits, else one by one,
-    /// else in tiles.
     fn fitted(
         &self,
         pipeline_config: &PipelineConfig,
         machine: &Machine,
-        headroom_frac: f64,
         _may_shrink: bool,
     ) -> Result<Option<(Self, Plan)>> {
-        let with = |batch: usize, decode: Decode| {
-            // tiles of half the side where one tile would cover the image
-            let half = (self.augment.image_size / 2).max(64) / 64 * 64;
-            let tile_px = if decode == Decode::Tiled { self.augment.tile_px.min(half) } else { self.augment.tile_px };
-            let augment = AugmentConfig { batch, decode, tile_px, ..self.augment.clone() };
-            Self { augment, ..self.clone() }
+        // tiles of half the side where one tile would cover the image
+        let half = (self.augment.image_size / 2).max(64) / 64 * 64;
+        let tiled =
+            (self.augment.image_size >= 128).then(|| format!("augment.tile_px={}", self.augment.tile_px.min(half)));
+        let space = Space {
+            sizes: vec![String::new()],
+            compromises: std::iter::once(String::new()).chain(tiled).collect(),
+            ..Space::default()
         };
-        let fits = |run: &Self, costs: bool| -> Result<Option<Plan>> {
-            let plan = Plan::of(&run.dry_run(pipeline_config, PROMPTS, machine, costs)?, machine);
-            Ok(search::has_headroom(&plan, headroom_frac).then_some(plan))
-        };
-        let tiles = self.augment.image_size >= 128;
-        for decode in [Decode::Sliced, Decode::Tiled] {
-            if decode == Decode::Tiled && !tiles {
-                continue;
-            }
-            let largest = search::largest(1..=MOST, |batch| Ok(fits(&with(batch, decode), false)?.is_some()))?;
-            let Some(largest) = largest else { continue };
-            let mut found = Vec::new();
-            let sizes = std::iter::successors(Some(1), |size| Some(size * 2)).take_while(|&size| size < largest);
-            for batch in sizes.chain([largest]) {
-                for decode in [Decode::Whole, decode] {
-                    let run = with(batch, decode);
-                    if let Some(plan) = fits(&run, true)? {
-                        found.push((run, plan));
-                        break;
-                    }
-                }
-            }
-            return Ok(as_fast_as_the_fastest(found));
-        }
-        Ok(None)
+        Searched { settings: self, facts: pipeline_config, machine }.best_of(space)
     }
-}
-
-/// The first batch whose time per image is at most 2 % above the best; without times the last, the largest.
-fn as_fast_as_the_fastest(found: Vec<(AugmentRun, Plan)>) -> Option<(AugmentRun, Plan)> {
-    let seconds =
-        |(run, plan): &(AugmentRun, Plan)| plan.compared_time.map(|time| time.seconds / run.augment.batch as f64);
-    let best = found.iter().filter_map(seconds).min_by(f64::total_cmp);
-    let chosen = match best {
-        Some(best) => found.iter().position(|candidate| seconds(candidate).is_some_and(|s| s <= best * 1.02))?,
-        None => found.len().checked_sub(1)?,
-    };
-    found.into_iter().nth(chosen)
 }
 
 /// Steps of a batch, and those that its plan runs.

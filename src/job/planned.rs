@@ -8,6 +8,7 @@ use crate::config::Settings;
 use crate::plan::dry_run::Job;
 use crate::plan::machine::Machine;
 use crate::plan::report::Plan;
+use crate::plan::search::{HEADROOM_FRAC, Problem, Space, search};
 use crate::setting::Results;
 use crate::setting::table::wrapped;
 use crate::units::Bytes;
@@ -109,20 +110,32 @@ pub trait Planned: Settings + PartialEq + 'static {
     }
 }
 
-/// Settings whose fastest values for a machine are found by trying changes one after another.
+/// Settings whose fastest values for a machine are found from the settings and the generator's sizes alone.
 pub trait Fitted: Planned {
-    /// The fastest settings that leave `headroom_frac` of the machine free; `None` if nothing fits. With `may_shrink`,
+    /// The fastest settings that leave [`HEADROOM_FRAC`] of the machine free; `None` if nothing fits. With `may_shrink`,
     /// smaller images are tried last.
     ///
     /// # Errors
     /// Those of [`Planned::plan_of`].
-    fn fitted(
-        &self,
-        facts: &Self::Facts,
-        machine: &Machine,
-        headroom_frac: f64,
-        may_shrink: bool,
-    ) -> Result<Option<(Self, Plan)>>;
+    fn fitted(&self, facts: &Self::Facts, machine: &Machine, may_shrink: bool) -> Result<Option<(Self, Plan)>>;
+}
+
+/// A search that starts from these settings.
+pub(super) struct Searched<'a, T: Planned> {
+    pub(super) settings: &'a T,
+    pub(super) facts: &'a T::Facts,
+    pub(super) machine: &'a Machine,
+}
+
+impl<T: Planned> Searched<'_, T>
+where
+    Self: Problem,
+{
+    /// The best settings of `space`.
+    pub(super) fn best_of(&self, space: Space) -> Result<Option<(T, Plan)>> {
+        let best = search(self, &Space { headroom_frac: HEADROOM_FRAC, ..space })?.fitting.into_iter().next();
+        best.map(|best| Ok((self.settings.with_sets(&best.sets)?, best.plan))).transpose()
+    }
 }
 
 /// A change that reduces the memory of a job.

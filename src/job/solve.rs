@@ -4,7 +4,6 @@ use super::found::compromise_notes;
 use super::training_settings::search_for;
 use crate::Result;
 use crate::config::{Resolved, RunConfig, Settings as _};
-use crate::models::tiny_vit::STRIDE;
 use crate::plan::device_terms::DeviceUsage;
 use crate::plan::dry_run::Job;
 use crate::plan::gpus::{self, Gpu};
@@ -25,43 +24,26 @@ const SIZES: [u32; 9] = [4, 6, 8, 12, 16, 24, 32, 40, 48];
 
 /// A setting whose largest value is searched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Number {
-    /// `train.micro_batch`.
-    MicroBatch,
-    /// `model.image_size`, in steps of 16 pixels.
-    ImageSize,
-    /// `lora.rank`.
-    LoraRank,
-    /// `model.max_text_tokens`.
-    Tokens,
+pub struct Number {
+    /// Its key.
+    pub key: &'static str,
+    /// The least value that is tried.
+    pub least: usize,
+    /// The largest value that is tried.
+    most: usize,
+    /// Step between values.
+    step: usize,
 }
 
 impl Number {
-    /// Its key.
-    pub fn key(self) -> &'static str {
-        match self {
-            Self::MicroBatch => "train.micro_batch",
-            Self::ImageSize => "model.image_size",
-            Self::LoraRank => "lora.rank",
-            Self::Tokens => "model.max_text_tokens",
-        }
-    }
-
-    /// First and last value that are tried, in units.
-    fn range(self) -> (usize, usize, usize) {
-        match self {
-            Self::MicroBatch => (1, 1024, 1),
-            Self::ImageSize => (4, 512, usize::try_from(STRIDE).expect("a small number")),
-            Self::LoraRank => (1, 4096, 1),
-            Self::Tokens => (32, 8192, 1),
-        }
-    }
-
-    /// The least value that is tried.
-    pub fn least(self) -> usize {
-        let (first, _, unit) = self.range();
-        first * unit
-    }
+    /// Images of a forward and backward pass.
+    pub const MICRO_BATCH: Self = Self { key: "train.micro_batch", least: 1, most: 1024, step: 1 };
+    /// Side of the segmenter's image.
+    pub const IMAGE_SIZE: Self = Self { key: "model.image_size", least: 64, most: 8192, step: 16 };
+    /// Rank of the LoRA adapters.
+    pub const LORA_RANK: Self = Self { key: "lora.rank", least: 1, most: 4096, step: 1 };
+    /// Ids of a text.
+    pub const TOKENS: Self = Self { key: "model.max_text_tokens", least: 32, most: 8192, step: 1 };
 
     /// The largest value with which `config` fits `machine` and leaves `headroom_frac` of it free, and its plan; `None` if
     /// not even the least one does. True if no larger value was tried.
@@ -74,30 +56,18 @@ impl Number {
         machine: &Machine,
         headroom_frac: f64,
     ) -> Result<Option<(usize, Plan, bool)>> {
-        let (first, last, unit) = self.range();
+        let Self { key, least, most, step } = self;
         let mut best: Option<(usize, Plan)> = None;
-        let found = largest(first..=last, |steps| {
-            let value = steps * unit;
-            let plan = self.set(config, value).plan_for(Job::Train, machine)?;
+        let found = largest(least / step..=most / step, |steps| {
+            let value = steps * step;
+            let plan = config.with_sets(&format!("{key}={value}"))?.plan_for(Job::Train, machine)?;
             let fits = has_headroom(&plan, headroom_frac);
             if fits && best.as_ref().is_none_or(|(known, _)| *known < value) {
                 best = Some((value, plan));
             }
             Ok(fits)
         })?;
-        Ok(best.filter(|_| found.is_some()).map(|(value, plan)| (value, plan, found == Some(last))))
-    }
-
-    fn set(self, config: &RunConfig, value: usize) -> RunConfig {
-        let mut config = config.clone();
-        let number = i64::try_from(value).unwrap_or(i64::MAX);
-        match self {
-            Self::MicroBatch => config.train.micro_batch = value,
-            Self::ImageSize => config.model.image_size = number,
-            Self::LoraRank => config.lora.rank = number,
-            Self::Tokens => config.model.max_text_tokens = value,
-        }
-        config
+        Ok(best.filter(|_| found.is_some()).map(|(value, plan)| (value, plan, value == most)))
     }
 }
 
@@ -170,7 +140,7 @@ pub fn smallest_with_preset(resolved: &Resolved, gb: u32) -> Result<Option<(u32,
         let machine = Machine::Cuda(budget, DeviceUsage::default());
         let found = search_for(resolved, &machine, resolved.config.samples_of_a_step(), false)?;
         if let Some(best) = found.fitting.first() {
-            return Ok(Some((size, compromise_notes(&resolved.config, best.choice.compromise))));
+            return Ok(Some((size, compromise_notes(&resolved.config, &resolved.config.with_sets(&best.sets)?))));
         }
     }
     Ok(None)

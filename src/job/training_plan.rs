@@ -3,7 +3,7 @@
 
 use super::planned::{Change, Planned};
 use crate::Result;
-use crate::config::RunConfig;
+use crate::config::{RunConfig, Settings as _};
 use crate::data::classical::Augment;
 use crate::data::manifest::{Manifest, Split};
 use crate::data::split::spread;
@@ -12,13 +12,14 @@ use crate::plan::dry_run::{self, Buffers, DryRun, Job, Measured, Phase};
 use crate::plan::duration::{Duration, Samples};
 use crate::plan::machine::Machine;
 use crate::plan::report::Plan;
-use crate::plan::search::{Choice, Compromise, Effort, Problem, Saving, Use};
+use crate::plan::search::{self, Batch, Candidate, Effort, Extra, Ladder, Problem, Saving, value_of};
 use crate::runtime::Runtime;
 use crate::segment::dry_run::{Example, SegmentDryRun};
 use crate::segment::init;
-use crate::segment::setup::{self, BatchNorm, ModelConfig};
+use crate::segment::setup::{self, BatchNorm};
 use crate::segment::task::CacheVision;
 use crate::segment::vision_features;
+use crate::setting::{self, Results};
 use crate::tensor::meta::Target;
 use crate::tensor::{Device, META, kernels};
 use crate::trainer::precision::Precision;
@@ -250,37 +251,6 @@ impl RunConfig {
         Ok(self)
     }
 
-    /// These settings with those of `choice`.
-    #[must_use]
-    pub fn with(&self, choice: &Choice) -> Self {
-        let mut config = self.clone();
-        config.model.image_size = choice.image_size;
-        config.train.micro_batch = choice.micro_batch;
-        config.train.step_in_backward = choice.saving.step_in_backward && choice.accumulation == 1;
-        config.train.accumulation = choice.accumulation;
-        config.data.questions_per_image = choice.questions;
-        config.train.checkpointing = choice.saving.checkpointing;
-        config.train.checkpoint_encoder = choice.saving.checkpoint_encoder;
-        config.train.checkpoint_decoder = choice.saving.checkpoint_decoder;
-        config.train.offload_optimizer = choice.saving.offload_optimizer;
-        config.model.stream_layers = choice.saving.stream_layers;
-        config.model.stream_vision = choice.saving.stream_vision;
-        config.train.optimizer = choice.compromise.optimizer;
-        config.model.quantization = choice.compromise.quantization;
-        if choice.use_graphs && config.train.graph == Switch::Off {
-            config.train.graph = Switch::Auto;
-        }
-        if choice.custom_kernels && config.train.fused_kernels == Switch::Off {
-            config.train.fused_kernels = Switch::Auto;
-        }
-        config.data.cache_vision = match (choice.cache_features, config.data.cache_vision) {
-            (false, _) => CacheVision::Off,
-            (true, CacheVision::Off) => CacheVision::Disk,
-            (true, place) => place,
-        };
-        config
-    }
-
     /// Images whose vision features fit in `data.cache_vision_mib`.
     pub fn images_kept(&self) -> usize {
         let bytes =
@@ -288,14 +258,9 @@ impl RunConfig {
         self.planned_sizes().map_or(0, |sizes| (self.data.cache_vision_mib << 20) / bytes(sizes).max(1))
     }
 
-    /// True if vision features are cached, or if a cache is possible and useful in later epochs.
-    pub fn with_feature_cache(&self) -> Use {
-        let can = !self.model.train_base && self.data.augment != Augment::Classical && self.train.epochs > 1;
-        match (can, self.data.caches_features()) {
-            (_, true) => Use::Wanted,
-            (true, false) => Use::Possible,
-            (false, false) => Use::Never,
-        }
+    /// True if a vision feature cache is possible, and useful in later epochs.
+    pub fn can_cache_features(&self) -> bool {
+        !self.model.train_base && self.data.augment != Augment::Classical && self.train.epochs > 1
     }
 }
 
@@ -366,41 +331,103 @@ fn step_in_backward(train: &TrainConfig) -> Option<Change> {
 
 /// The search for the fastest settings of a training that fit a machine.
 #[derive(Debug)]
-pub struct Searched<'a> {
-    /// The settings to start from.
-    pub config: &'a RunConfig,
-    /// The machine to fit.
-    pub machine: &'a Machine,
-    /// Layers of its language model.
-    llm_layers: usize,
+pub(super) struct TrainingSearch<'a> {
+    pub(super) config: &'a RunConfig,
+    pub(super) machine: &'a Machine,
+    /// Samples of an optimizer step. With several questions per image, the number of images is rounded up.
+    pub(super) effective_batch: usize,
+    /// Allowed numbers of questions per image, the largest first.
+    pub(super) questions: Vec<usize>,
     /// Whether the layers in host memory stay as the settings say.
-    keeps_host_layers: bool,
+    pub(super) keeps_host_layers: bool,
 }
 
-impl<'a> Searched<'a> {
-    /// # Errors
-    /// [`crate::Error::Config`] for sizes that do not fit.
-    pub fn new(config: &'a RunConfig, machine: &'a Machine) -> Result<Self> {
-        let sizes = config.planned_sizes()?;
-        let llm_layers = usize::try_from(sizes.llm.num_hidden_layers).unwrap_or(0);
-        Ok(Self { config, machine, llm_layers, keeps_host_layers: false })
+/// The setting whose layers are recomputed one after another; with them go those of [`HOST_LAYERS`].
+const CHECKPOINTING: &str = "train.checkpointing";
+/// The layers in host memory.
+const HOST_LAYERS: &str = "model.stream_layers";
+
+impl TrainingSearch<'_> {
+    /// What may be tried if nothing fits: the settings that change results, each from its present value on.
+    pub(super) fn compromises(&self) -> Vec<String> {
+        let changing = self.config.searched_settings(|setting| setting.results == Results::Changes);
+        let values = |(key, searched): &(&'static str, setting::Searched)| {
+            let now = self.config.value_of(key);
+            let all = searched.values.iter().map(|(value, _)| (*value).to_owned());
+            let mut values: Vec<String> = all.skip_while(|value| *value != now).collect();
+            // trained weights are never quantized
+            if *key == "model.quantization" && self.config.model.train_base {
+                values.truncate(1);
+            }
+            (*key, values)
+        };
+        search::steps(&changing.iter().map(values).collect::<Vec<_>>())
     }
 
-    /// The same search, in which the layers in host memory stay as the settings say.
-    #[must_use]
-    pub fn keeping_host_layers(self) -> Self {
-        Self { keeps_host_layers: true, ..self }
+    /// The savings, the cheapest first. At most `most` layers may be in host memory: 0, or as many as possible before
+    /// other layers are recomputed.
+    fn savings(&self, layers: usize, most: usize) -> Vec<Saving> {
+        let model = &self.config.model;
+        let first = |count: usize| match count {
+            0 => FirstLayers::None,
+            count if count == layers => FirstLayers::Full,
+            count => FirstLayers::Count(count),
+        };
+        let host = |count: usize| if self.keeps_host_layers { model.stream_layers } else { first(count.min(most)) };
+        let recomputed = |count: usize| format!("{} {HOST_LAYERS}={}", first(count), host(count));
+        let values = |(key, searched): (&'static str, setting::Searched)| match key {
+            "train.step_in_backward" => (key, self.stepping()),
+            CHECKPOINTING => (key, (0..=layers).map(recomputed).collect()),
+            "model.stream_vision" if self.keeps_host_layers => (key, vec![model.stream_vision.to_string()]),
+            "model.stream_vision" if most == 0 => (key, vec!["false".to_owned()]),
+            _ => (key, searched.values.iter().map(|(value, _)| (*value).to_owned()).collect()),
+        };
+        let same = self.config.searched_settings(|setting| setting.results != Results::Changes);
+        let settings = same.into_iter().filter(|(key, _)| *key != HOST_LAYERS).map(values);
+        let is_not = |sets: &str, key: &str| value_of(sets, key) != Some("none");
+        let saving = |sets: String| Saving {
+            recomputes: is_not(&sets, CHECKPOINTING),
+            copies_weights: is_not(&sets, HOST_LAYERS),
+            sets,
+        };
+        search::steps(&settings.collect::<Vec<_>>()).into_iter().map(saving).collect()
     }
-}
 
-impl Searched<'_> {
+    /// Values of `train.step_in_backward` that are tried.
+    fn stepping(&self) -> Vec<String> {
+        let train = &self.config.train;
+        let changes_results = train.clip_norm > 0.0 || train.precision == Precision::Fp16;
+        // CUDA graphs keep gradients
+        let is_out = changes_results || train.graph == Switch::On || self.machine.num_ranks() > 1;
+        let values: &[&str] = match (train.step_in_backward, is_out) {
+            (true, _) => &["true"],
+            (false, true) => &["false"],
+            (false, false) => &["false", "true"],
+        };
+        values.iter().map(|value| (*value).to_owned()).collect()
+    }
+
+    /// The batches with so many questions about each image.
+    fn batches(&self, questions: usize) -> Vec<Batch> {
+        let images = self.effective_batch.div_ceil(questions);
+        let batch = |micro_batch: usize| {
+            let accumulation = images / micro_batch;
+            // several micro-batches need gradient accumulation
+            let added = if accumulation > 1 { " train.step_in_backward=false" } else { "" };
+            let sets = format!(
+                "data.questions_per_image={questions} train.micro_batch={micro_batch} \
+                 train.accumulation={accumulation}{added}"
+            );
+            Batch { sets, micro_batch, samples: questions * images }
+        };
+        (1..=images).filter(|micro_batch| images.is_multiple_of(*micro_batch)).map(batch).collect()
+    }
+
     /// Number of layers whose frozen weights the host has memory for.
-    fn layers_on_the_host(&self, compromise: Compromise) -> Result<usize> {
+    fn layers_on_the_host(&self, compromise: &str) -> Result<usize> {
         let Some(limit) = self.machine.host_limit().filter(|_| !self.config.model.train_base) else { return Ok(0) };
-        let mut config = self.config.clone();
-        config.model.quantization = compromise.quantization;
         let needed = |layers: usize, stream_vision: bool| -> Result<u64> {
-            let mut config = config.clone();
+            let mut config = self.config.with_sets(compromise)?;
             config.model.stream_layers = FirstLayers::Count(layers);
             config.model.stream_vision = stream_vision;
             let job = config.dry_run(Job::Step, config.longest_example(), self.machine, false)?;
@@ -411,9 +438,9 @@ impl Searched<'_> {
     }
 }
 
-impl Problem for Searched<'_> {
-    fn plan(&self, choice: &Choice, effort: Effort) -> Result<Plan> {
-        let config = self.config.with(choice).divided_among(self.machine.num_ranks())?;
+impl Problem for TrainingSearch<'_> {
+    fn plan(&self, sets: &str, effort: Effort) -> Result<Plan> {
+        let config = self.config.with_sets(sets)?.divided_among(self.machine.num_ranks())?;
         let costs = match effort {
             Effort::Whole => return config.plan_for(Job::Train, self.machine),
             Effort::Memory => false,
@@ -423,68 +450,100 @@ impl Problem for Searched<'_> {
         Ok(Plan::of(&dry_run, self.machine))
     }
 
-    fn ladders(&self, compromise: Compromise) -> Result<Vec<Vec<Saving>>> {
-        let train = &self.config.train;
-        let changes_results = train.clip_norm > 0.0 || train.precision == Precision::Fp16;
-        // CUDA graphs keep gradients
-        let is_out = changes_results || train.graph == Switch::On || self.machine.num_ranks() > 1;
-        let stepping = match (train.step_in_backward, is_out) {
-            (true, _) => Use::Wanted,
-            (false, true) => Use::Never,
-            (false, false) => Use::Possible,
-        };
-        let resident = Saving::ladder(self.llm_layers, 0, stepping);
-        if self.keeps_host_layers {
-            let ModelConfig { stream_layers, stream_vision, .. } = self.config.model;
-            return Ok(vec![resident.into_iter().map(|one| Saving { stream_layers, stream_vision, ..one }).collect()]);
-        }
+    fn ladders(&self, compromise: &str) -> Result<Vec<Ladder>> {
+        let layers = usize::try_from(self.config.planned_sizes()?.llm.num_hidden_layers).unwrap_or(0);
+        let batches: Vec<_> = self.questions.iter().map(|questions| self.batches(*questions)).collect();
         // captured steps cannot copy weights
-        let most = if train.graph == Switch::On { 0 } else { self.layers_on_the_host(compromise)? };
-        let on_the_host = (most > 0).then(|| Saving::ladder(self.llm_layers, most, stepping));
-        Ok([Some(resident), on_the_host].into_iter().flatten().collect())
-    }
-
-    fn compromises(&self) -> Vec<Compromise> {
-        let (model, train) = (&self.config.model, &self.config.train);
-        let wanted = Compromise { quantization: model.quantization, optimizer: train.optimizer };
-        Compromise::ladder(wanted, !model.train_base)
+        let is_resident = self.keeps_host_layers || self.config.train.graph == Switch::On;
+        let most = if is_resident { 0 } else { self.layers_on_the_host(compromise)? };
+        let on_the_host = (most > 0).then_some(most);
+        let ladder = |most| Ladder { savings: self.savings(layers, most), batches: batches.clone() };
+        Ok(std::iter::once(0).chain(on_the_host).map(ladder).collect())
     }
 
     fn parallel(&self) -> bool {
         // one thread at a time measures what the CPU's operators need
         self.machine.target() == Target::Cuda
     }
+
+    fn num_kept(&self) -> usize {
+        2
+    }
+
+    fn may_try(&self, extra: &Extra, candidate: &Candidate) -> bool {
+        let steps_at_once = value_of(&candidate.sets, "train.step_in_backward") == Some("true");
+        let can_capture = !steps_at_once && !candidate.saving.copies_weights;
+        !extra.captures || can_capture && candidate.plan.compared_time.is_some_and(|time| time.host_bound)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Settings as _;
 
     /// The planner's search changes nothing in its first part, by the declarations.
     #[test]
     fn savings_of_the_search_keep_results_and_compromises_change_them() {
         let config = RunConfig::default().with_sets("train.clip_norm=0 train.accumulation=1").unwrap();
-        let wanted = Compromise { quantization: config.model.quantization, optimizer: config.train.optimizer };
-        let savings = Saving::ladder(2, 2, Use::Possible);
-        let choice = |saving: Saving, compromise: Compromise| Choice {
-            image_size: config.model.image_size,
-            questions: config.data.questions_per_image,
-            micro_batch: 1,
-            accumulation: 1,
-            cache_features: false,
-            use_graphs: false,
-            custom_kernels: false,
-            saving,
-            compromise,
+        let machine = Machine::named("24gb").unwrap();
+        let searched = searched(&config, &machine);
+        let compromises = searched.compromises();
+        let with = |saving: &Saving, compromise: &str| {
+            config.with_sets(&format!("{compromise} {} train.micro_batch=1", saving.sets)).unwrap()
         };
-        let first = config.with(&choice(savings[0], wanted));
+        let savings = searched.savings(2, 2);
+        let first = with(&savings[0], &compromises[0]);
         for saving in &savings {
-            let with = config.with(&choice(*saving, wanted));
+            let with = with(saving, &compromises[0]);
             assert!(first.keeps_results(&with), "{:?}", with.changes_from(&first));
         }
-        for compromise in &Compromise::ladder(wanted, true)[1..] {
-            assert!(!first.keeps_results(&config.with(&choice(savings[0], *compromise))));
+        assert_eq!(compromises.len(), 4);
+        for compromise in &compromises[1..] {
+            assert!(!first.keeps_results(&with(&savings[0], compromise)));
         }
+    }
+
+    fn searched<'a>(config: &'a RunConfig, machine: &'a Machine) -> TrainingSearch<'a> {
+        TrainingSearch { config, machine, effective_batch: 4, questions: vec![1], keeps_host_layers: false }
+    }
+
+    #[test]
+    fn savings_grow_from_nothing_to_everything() {
+        let machine = Machine::named("24gb").unwrap();
+        let config = RunConfig::default();
+        let column = |config: &RunConfig, (layers, most): (usize, usize), key: &str| -> Vec<String> {
+            let savings = searched(config, &machine).savings(layers, most);
+            savings.iter().map(|saving| value_of(&saving.sets, key).unwrap().to_owned()).collect()
+        };
+        let clipped = |key: &str| column(&config, (2, 0), key);
+        assert_eq!(clipped("train.checkpointing"), ["none", "none", "1", "full", "full", "full"]);
+        assert_eq!(clipped("train.checkpoint_encoder"), ["none", "full", "full", "full", "full", "full"]);
+        assert_eq!(clipped("train.checkpoint_decoder"), ["false", "false", "false", "false", "true", "true"]);
+        assert_eq!(clipped("train.offload_optimizer"), ["false", "false", "false", "false", "false", "true"]);
+        assert_eq!(clipped("train.step_in_backward"), ["false"; 6]);
+        let free = config.with_sets("train.clip_norm=0").unwrap();
+        let stepped = column(&free, (2, 0), "train.step_in_backward");
+        assert_eq!(stepped, ["false", "true", "true", "true", "true", "true", "true"]);
+        let wanted = free.with_sets("train.accumulation=1 train.step_in_backward=true").unwrap();
+        assert_eq!(column(&wanted, (2, 0), "train.step_in_backward"), ["true"; 6]);
+        let host = |most: usize| column(&config, (3, most), "model.stream_layers");
+        assert_eq!(host(2), ["none", "none", "1", "2", "2", "2", "2", "2"], "recomputed, and in host memory");
+        assert_eq!(host(9), ["none", "none", "1", "2", "full", "full", "full", "full"]);
+        let vision = column(&config, (3, 2), "model.stream_vision");
+        assert_eq!(vision, ["false", "false", "false", "false", "false", "true", "true", "true"]);
+    }
+
+    #[test]
+    fn compromises_begin_with_the_given_settings() {
+        let machine = Machine::named("24gb").unwrap();
+        let all = |sets: &str| searched(&RunConfig::default().with_sets(sets).unwrap(), &machine).compromises();
+        let double = "model.quantization=nf4-double train.optimizer";
+        let expected =
+            ["model.quantization=none train.optimizer=adamw", "model.quantization=nf4 train.optimizer=adamw"];
+        let larger = [format!("{double}=adamw"), format!("{double}=adamw8bit")];
+        assert_eq!(all(""), [&expected.map(str::to_owned)[..], &larger].concat());
+        assert_eq!(all(&larger[1]), larger[1..]);
+        let trained = all("model.train_base=true model.base=random model.image_encoder=random");
+        assert_eq!(trained, [expected[0], "model.quantization=none train.optimizer=adamw8bit"]);
     }
 }

@@ -1,14 +1,14 @@
 //! Settings of a training that depend on the machine or on another run.
 
-use super::found::nothing_fits;
+use super::found::{CACHE, GRAPH, KERNELS, nothing_fits};
 use super::together::main_only;
-use super::training_plan::Searched;
+use super::training_plan::TrainingSearch;
 use super::{How, weight_files};
-use crate::config::{Resolved, Settings as _, Sources};
+use crate::config::{Resolved, RunConfig, Settings as _, Sources};
 use crate::hub::Spec;
 use crate::plan::detect;
 use crate::plan::machine::Machine;
-use crate::plan::search::{Found, HEADROOM_FRAC, Space, Use, search};
+use crate::plan::search::{Extra, Found, HEADROOM_FRAC, Space, search, smallest};
 use crate::runtime::Runtime;
 use crate::segment::setup::Build;
 use crate::segment::{init, needs};
@@ -34,27 +34,49 @@ pub fn search_for(resolved: &Resolved, machine: &Machine, effective_batch: usize
         let reason = format!("a step has {effective_batch} samples, too few for {ranks} GPUs");
         return Err(Error::config("--gpus", reason, "use fewer GPUs, or give a larger `--effective-batch`"));
     }
-    // each GPU needs an image
+    // numbers of questions that divide the effective batch, so that a step has exactly as many samples; each GPU needs an
+    // image
     let divides = |questions: usize| effective_batch.is_multiple_of(questions) && effective_batch / questions >= ranks;
+    let questions = (1..=packed).rev().filter(|questions| divides(*questions)).collect();
+    let keeps_host_layers =
+        ["model.stream_layers", "model.stream_vision"].iter().any(|key| resolved.is_from_a_flag(key));
+    let searched = TrainingSearch { config, machine, effective_batch, questions, keeps_host_layers };
     let space = Space {
-        effective_batch,
-        // numbers of questions that divide the effective batch, so that a step has exactly as many samples
-        questions: (1..=packed).rev().filter(|questions| divides(*questions)).collect(),
-        image_sizes: std::iter::once(wanted).chain(smaller).collect(),
-        cache_features: match config.with_feature_cache() {
-            Use::Possible if resolved.is_from_a_flag("data.cache_vision") => Use::Never,
-            permitted => permitted,
-        },
-        use_graphs: on_a_gpu
-            && ranks == 1
-            && config.model.semantics.hides_answer()
-            && !resolved.is_from_a_flag("train.graph"),
-        custom_kernels: on_a_gpu && !resolved.is_from_a_flag("train.fused_kernels"),
+        base: base(resolved, on_a_gpu),
+        sizes: std::iter::once(wanted).chain(smaller).map(|side| format!("model.image_size={side}")).collect(),
+        compromises: searched.compromises(),
+        extras: extras(resolved, on_a_gpu && ranks == 1),
         headroom_frac: HEADROOM_FRAC,
     };
-    let searched = Searched::new(config, machine)?;
-    let is_given = ["model.stream_layers", "model.stream_vision"].iter().any(|key| resolved.is_from_a_flag(key));
-    search(&if is_given { searched.keeping_host_layers() } else { searched }, &space)
+    let mut found = search(&searched, &space)?;
+    if found.fitting.is_empty() {
+        found.smallest = smallest(&searched, &space)?;
+    }
+    Ok(found)
+}
+
+/// Assignments of every candidate.
+fn base(resolved: &Resolved, on_a_gpu: bool) -> String {
+    let config = &resolved.config;
+    let cache = if config.data.caches_features() { config.value_of(CACHE) } else { "off".to_owned() };
+    let kernels = if on_a_gpu && !resolved.is_from_a_flag(KERNELS) { auto(config, KERNELS) } else { String::new() };
+    format!("{CACHE}={cache} {kernels}")
+}
+
+/// What is tried on the result.
+fn extras(resolved: &Resolved, may_capture: bool) -> Vec<Extra> {
+    let config = &resolved.config;
+    let can_cache = !config.data.caches_features() && config.can_cache_features() && !resolved.is_from_a_flag(CACHE);
+    let cache = Extra { what: "data.cache_vision=disk", sets: format!("{CACHE}=disk"), captures: false };
+    let captures = may_capture && config.model.semantics.hides_answer() && !resolved.is_from_a_flag(GRAPH);
+    let graph = Extra { what: "train.graph=auto", sets: auto(config, GRAPH), captures: true };
+    [can_cache.then_some(cache), captures.then_some(graph)].into_iter().flatten().collect()
+}
+
+/// `auto` for a switch that is off, else its value.
+fn auto(config: &RunConfig, key: &str) -> String {
+    let value = config.value_of(key);
+    format!("{key}={}", if value == "off" { "auto" } else { &value })
 }
 
 /// The settings that a training takes from the run whose weights it starts from, a path or `hub:...`, and the setting that
@@ -113,7 +135,7 @@ pub fn for_this_gpu(sets: Vec<(String, String)>, how: &How, checks_files: bool) 
             let hint = "use a larger GPU, or skip this check with `--preset` and `--no-plan`";
             return Err(Error::config("train", reason, hint));
         };
-        let config = fitted.config.with(&best.choice).divided_among(machine.num_ranks())?;
+        let config = fitted.config.with_sets(&best.sets)?.divided_among(machine.num_ranks())?;
         let origin = format!("preset for {}", machine.offer().device);
         let chosen = config.changes_from(&fitted.config).into_iter();
         Ok(chosen.map(|assignment| (assignment, origin.clone())).collect::<Vec<_>>())

@@ -1,16 +1,16 @@
 //! Searches for the fastest settings that fit a device, and for the largest value of one setting that fits.
 //!
-//! Every candidate is planned by a full dry run; nothing is interpolated. The search tries memory savings in this
-//! order:
+//! The search knows settings as `key=value` assignments only, separated by spaces. A job says which assignments to try
+//! ([`Space`], [`Ladder`]) and plans them ([`Problem`]). Every candidate is planned by a full dry run; nothing is
+//! interpolated. The search tries memory savings in this order:
 //!
-//! 1. [`Saving`]: changes no result (activation checkpointing, frozen weights and optimizer state in host memory).
-//! 2. [`Compromise`]: changes the arithmetic (4-bit frozen layers, 8-bit optimizer state). Tried only if nothing fits, or
-//!    if only settings fit that copy weights from host memory; then it is used if it is [`MUCH_FASTER`].
-//! 3. Smaller images. Tried only if nothing fits with all of that.
+//! 1. [`Ladder::savings`]: change no result (activation checkpointing, frozen weights and optimizer state in host memory).
+//! 2. [`Space::compromises`]: change the arithmetic (4-bit frozen layers, 8-bit optimizer state). Tried only if nothing
+//!    fits, or if only settings fit that copy weights from host memory; then used if [`MUCH_FASTER`].
+//! 3. [`Space::sizes`]: smaller images. Tried only if nothing fits with all of that.
 //!
-//! Two more settings are tried on the result ([`Tried`]). The vision feature cache is worth its disk space if the
-//! vision tower takes a part of the step's time. CUDA graphs are worth their memory if the CPU limits the speed of a
-//! step.
+//! Some settings are tried on the result ([`Extra`]). The vision feature cache is worth its disk space if the vision
+//! tower takes a part of the step's time. CUDA graphs are worth their memory if the CPU limits the speed of a step.
 //!
 //! Not every candidate is planned, because some cannot be the fastest:
 //!
@@ -22,148 +22,64 @@
 
 use super::report::{GraphPlan, Plan};
 use crate::Result;
-use crate::nn::Quantization;
-use crate::trainer::{FirstLayers, OptimizerKind};
 use crate::units::Bytes;
 use rayon::prelude::*;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Values of the settings that the search chooses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-pub struct Choice {
-    /// Side of the segmenter's image, pixels.
-    pub image_size: i64,
-    /// Maximum number of questions about one image that are packed into one sequence.
-    pub questions: usize,
+/// The value that assignments give to `key`; the last one counts.
+pub fn value_of<'a>(sets: &'a str, key: &str) -> Option<&'a str> {
+    sets.rsplit(' ').filter_map(|set| set.split_once('=')).find(|(known, _)| *known == key).map(|(_, value)| value)
+}
+
+/// Assignments to settings, one after another: first every setting has its first value, and then one setting after the
+/// other takes its further values.
+pub fn steps(settings: &[(&str, Vec<String>)]) -> Vec<String> {
+    let mut now: Vec<String> = settings.iter().map(|(key, values)| format!("{key}={}", values[0])).collect();
+    let mut all = vec![now.join(" ")];
+    for (place, (key, values)) in settings.iter().enumerate() {
+        for value in &values[1..] {
+            now[place] = format!("{key}={value}");
+            all.push(now.join(" "));
+        }
+    }
+    all
+}
+
+/// Memory savings and batches that are searched together.
+#[derive(Debug, Clone, Default)]
+pub struct Ladder {
+    /// Assignments that save memory and cost time, the cheapest first.
+    pub savings: Vec<Saving>,
+    /// Batches, each list with the smallest first.
+    pub batches: Vec<Vec<Batch>>,
+}
+
+/// A memory saving that costs time and does not change results.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Saving {
+    /// Its assignments.
+    pub sets: String,
+    /// Whether layers are computed again in the backward pass. Only then a later ladder is tried.
+    pub recomputes: bool,
+    /// Whether weights are copied from host memory.
+    pub copies_weights: bool,
+}
+
+/// Samples of a step.
+#[derive(Debug, Clone)]
+pub struct Batch {
+    /// Its assignments.
+    pub sets: String,
     /// Images of a forward and backward pass.
     pub micro_batch: usize,
-    /// Micro-batches of an optimizer step.
-    pub accumulation: usize,
-    /// Whether the vision features of each image are cached for later epochs.
-    pub cache_features: bool,
-    /// Whether CUDA graphs are tried in the first steps.
-    pub use_graphs: bool,
-    /// Whether custom CUDA kernels are tried in the first steps.
-    pub custom_kernels: bool,
-    /// Memory savings that do not change results.
-    #[serde(flatten)]
-    pub saving: Saving,
-    /// Memory savings that change the arithmetic.
-    #[serde(flatten)]
-    pub compromise: Compromise,
-}
-
-impl Choice {
-    /// Samples of an optimizer step, if each image has as many questions as are packed.
-    pub fn samples(&self) -> usize {
-        self.questions * self.micro_batch * self.accumulation
-    }
-}
-
-/// Memory savings that cost time and do not change results.
-#[expect(clippy::struct_excessive_bools, reason = "independent switches")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-pub struct Saving {
-    /// Whether parameters are updated in the backward pass, in steps of one micro-batch.
-    pub step_in_backward: bool,
-    /// Language model layers with activation checkpointing.
-    pub checkpointing: FirstLayers,
-    /// Image encoder blocks with activation checkpointing.
-    pub checkpoint_encoder: FirstLayers,
-    /// Whether the mask decoder uses activation checkpointing.
-    pub checkpoint_decoder: bool,
-    /// Language model layers with frozen weights in host memory.
-    pub stream_layers: FirstLayers,
-    /// Whether the vision tower is in host memory.
-    pub stream_vision: bool,
-    /// Whether the optimizer state is offloaded to the CPU.
-    pub offload_optimizer: bool,
-}
-
-impl Saving {
-    /// Savings for a language model of `layers` layers, the cheapest first. At most `most` layers may be in host memory:
-    /// 0, or as many as possible before other layers are recomputed.
-    pub fn ladder(layers: usize, most: usize, stepping: Use) -> Vec<Self> {
-        let none = Self {
-            step_in_backward: stepping == Use::Wanted,
-            checkpointing: FirstLayers::None,
-            checkpoint_encoder: FirstLayers::None,
-            checkpoint_decoder: false,
-            stream_layers: FirstLayers::None,
-            stream_vision: false,
-            offload_optimizer: false,
-        };
-        let stepped = Self { step_in_backward: stepping != Use::Never, ..none };
-        let encoder = Self { checkpoint_encoder: FirstLayers::Full, ..stepped };
-        let first = |count: usize| match count {
-            0 => FirstLayers::None,
-            count if count == layers => FirstLayers::Full,
-            count => FirstLayers::Count(count),
-        };
-        let partly = (1..=layers).map(|count| Self {
-            checkpointing: first(count),
-            stream_layers: first(count.min(most)),
-            ..encoder
-        });
-        let possible = stepping == Use::Possible;
-        let start = [Some(none), possible.then_some(stepped), Some(encoder)];
-        let mut all: Vec<Self> = start.into_iter().flatten().chain(partly).collect();
-        let last = *all.last().expect("not empty");
-        let vision = Self { stream_vision: most > 0, ..last };
-        let decoder = Self { checkpoint_decoder: true, ..vision };
-        all.extend((most > 0).then_some(vision));
-        all.extend([decoder, Self { offload_optimizer: true, ..decoder }]);
-        all
-    }
-}
-
-/// Permission of the search to use a setting.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Use {
-    /// No: it is impossible, or it would change results.
-    Never,
-    /// Yes, if it helps: it does not change results.
-    Possible,
-    /// Always: the given settings ask for it.
-    Wanted,
-}
-
-/// Memory savings that use fewer bits and so change the arithmetic.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-pub struct Compromise {
-    /// Storage of frozen layers.
-    pub quantization: Quantization,
-    /// Storage of the optimizer state.
-    pub optimizer: OptimizerKind,
-}
-
-impl Compromise {
-    /// `wanted` and what to try if nothing fits with it, the smallest change first. Trained weights are never
-    /// quantized.
-    pub fn ladder(wanted: Self, may_quantize: bool) -> Vec<Self> {
-        let mut found = vec![wanted];
-        let mut add = |next: Self| {
-            if found.last() != Some(&next) {
-                found.push(next);
-            }
-        };
-        let mut now = wanted;
-        if may_quantize && now.quantization == Quantization::None {
-            now.quantization = Quantization::Nf4;
-            add(now);
-        }
-        if may_quantize {
-            now.quantization = Quantization::Nf4Double;
-            add(now);
-        }
-        add(Self { optimizer: OptimizerKind::AdamW8bit, ..now });
-        found
-    }
+    /// Samples of an optimizer step.
+    pub samples: usize,
 }
 
 /// Part of a job that a plan covers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
 pub enum Effort {
     /// The memory of a step.
     Memory,
@@ -175,49 +91,89 @@ pub enum Effort {
 
 /// A job whose settings are searched.
 pub trait Problem: Sync {
-    /// The plan of the job with these settings.
+    /// The plan of the job with these assignments.
     ///
     /// # Errors
     /// Errors of the task.
-    fn plan(&self, choice: &Choice, effort: Effort) -> Result<Plan>;
+    fn plan(&self, sets: &str, effort: Effort) -> Result<Plan>;
 
-    /// Ladders of savings with `compromise`, each with the cheapest first. The last ladder saves most.
+    /// Ladders with a compromise. The last ladder saves most.
     ///
     /// # Errors
     /// Errors of the task.
-    fn ladders(&self, compromise: Compromise) -> Result<Vec<Vec<Saving>>>;
-
-    /// All compromises: first what the settings ask for, then what to try if nothing fits.
-    fn compromises(&self) -> Vec<Compromise>;
+    fn ladders(&self, compromise: &str) -> Result<Vec<Ladder>>;
 
     /// Whether several threads may plan at the same time.
-    fn parallel(&self) -> bool;
+    fn parallel(&self) -> bool {
+        false
+    }
+
+    /// Whether a plan with time has every phase.
+    fn has_all_phases(&self) -> bool {
+        false
+    }
+
+    /// Number of results that a search keeps.
+    fn num_kept(&self) -> usize {
+        1
+    }
+
+    /// Indices of the micro-batches whose time is compared, the smallest first: `unhindered` of them fit without a saving,
+    /// and `possible` with the last one.
+    fn compared(&self, unhindered: usize, possible: usize) -> Vec<usize> {
+        (unhindered.saturating_sub(self.num_kept())..possible).collect()
+    }
+
+    /// Sorts candidates, the best first.
+    fn sort(&self, candidates: &mut [Candidate]) {
+        candidates.sort_by(faster);
+    }
+
+    /// Whether an [`Extra`] can be tried on a candidate.
+    fn may_try(&self, _extra: &Extra, _candidate: &Candidate) -> bool {
+        true
+    }
 }
 
-/// The search space.
-#[derive(Debug, Clone, PartialEq)]
+/// The search space. All lists begin with what the settings ask for.
+#[derive(Debug, Clone, Default)]
 pub struct Space {
-    /// Samples of an optimizer step. With several questions per image, the number of images is rounded up.
-    pub effective_batch: usize,
-    /// Allowed numbers of questions per image.
-    pub questions: Vec<usize>,
-    /// Sides of the segmenter's image, best first; a later one is tried only if nothing fits with the earlier ones.
-    pub image_sizes: Vec<i64>,
-    /// Whether vision features are cached.
-    pub cache_features: Use,
-    /// Whether CUDA graphs may be tried.
-    pub use_graphs: bool,
-    /// Whether custom CUDA kernels may be tried.
-    pub custom_kernels: bool,
+    /// Assignments of every candidate.
+    pub base: String,
+    /// Sizes of images, best first; a later one is tried only if nothing fits with the earlier ones.
+    pub sizes: Vec<String>,
+    /// Assignments that change the arithmetic, the smallest change first.
+    pub compromises: Vec<String>,
+    /// Tried on the result.
+    pub extras: Vec<Extra>,
     /// Fraction of the budget that must stay free, 0..1.
     pub headroom_frac: f64,
 }
 
+/// A setting that is tried on the result of a search.
+#[derive(Debug, Clone)]
+pub struct Extra {
+    /// Its name.
+    pub what: &'static str,
+    /// Its assignments.
+    pub sets: String,
+    /// Whether it captures steps as CUDA graphs.
+    pub captures: bool,
+}
+
 /// Settings with their plan.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[derive(Debug, Clone)]
 pub struct Candidate {
-    /// The settings.
-    pub choice: Choice,
+    /// The settings as assignments; the last one of a key counts.
+    pub sets: String,
+    /// Its batch.
+    pub batch: Batch,
+    /// Its saving.
+    pub saving: Saving,
+    /// Whether steps are captured as CUDA graphs.
+    pub captures: bool,
+    /// Its place in the search.
+    pub(super) point: GridPoint,
     /// Their plan.
     pub plan: Plan,
     /// Further settings that were tried on them.
@@ -247,16 +203,18 @@ pub const HEADROOM_FRAC: f64 = 0.03;
 pub const MUCH_FASTER: f64 = 1.3;
 
 impl Candidate {
-    /// The candidate with `choice`, if that fits and saves enough; else this one.
-    fn or(self, what: &'static str, choice: Choice, problem: &dyn Problem, headroom_frac: f64) -> Result<Self> {
-        let then = Self { choice, plan: problem.plan(&choice, Effort::Whole)?, tried: Vec::new() };
+    /// The candidate with `extra`, if that fits and saves enough; else this one.
+    fn or(self, extra: &Extra, problem: &dyn Problem, headroom_frac: f64) -> Result<Self> {
+        let sets = format!("{} {}", self.sets, extra.sets);
+        let plan = problem.plan(&sets, Effort::Whole)?;
+        let then = Self { sets, plan, captures: self.captures || extra.captures, ..self.clone() };
         let part = |then: f64, now: f64| if now > 0.0 { 1.0 - then / now } else { 0.0 };
         let by_time = part(then.seconds(), self.seconds());
         let saves_frac = if self.plan.compared_time.is_some() { by_time } else { part(then.flops(), self.flops()) };
         let fits = leaves(then.device_peak(), &then.plan, headroom_frac);
         let is_used = fits && saves_frac >= WORTH;
-        let mut kept = if is_used { Self { tried: self.tried, ..then } } else { self };
-        kept.tried.push(Tried { what, saves_frac, fits, is_used });
+        let mut kept = if is_used { then } else { self };
+        kept.tried.push(Tried { what: extra.what, saves_frac, fits, is_used });
         Ok(kept)
     }
 
@@ -264,7 +222,7 @@ impl Candidate {
     pub fn seconds(&self) -> f64 {
         let with_graphs = self.graph_plan().and_then(|graphs| graphs.compared_seconds);
         let step = with_graphs.or_else(|| self.plan.compared_time.map(|time| time.seconds));
-        step.map_or(0.0, |seconds| seconds / self.choice.samples() as f64)
+        step.map_or(0.0, |seconds| seconds / self.batch.samples as f64)
     }
 
     /// Predicted seconds of a step, with CUDA graphs if they are tried; `None` if the rates of the device are not known.
@@ -279,16 +237,16 @@ impl Candidate {
     }
 
     fn graph_plan(&self) -> Option<GraphPlan> {
-        self.plan.with_graphs.filter(|_| self.choice.use_graphs)
+        self.plan.with_graphs.filter(|_| self.captures)
     }
 
     fn flops(&self) -> f64 {
-        self.plan.flops / self.choice.samples() as f64
+        self.plan.flops / self.batch.samples as f64
     }
 }
 
 /// Result of a search.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[derive(Debug, Clone, Default)]
 pub struct Found {
     /// The fastest settings that fit, and the runner-up with another micro-batch.
     pub fitting: Vec<Candidate>,
@@ -312,39 +270,27 @@ fn leaves(peak: Bytes, plan: &Plan, headroom_frac: f64) -> bool {
 }
 
 /// A search over micro-batch and saving; all other settings are fixed.
-struct Search<'a> {
-    problem: &'a dyn Problem,
-    headroom_frac: f64,
-    image_size: i64,
-    compromise: Compromise,
-    questions: usize,
-    cache_features: bool,
-    custom_kernels: bool,
-    /// Images of a step.
-    images: usize,
+struct Grid<'a> {
+    stage: &'a Stage<'a>,
     savings: &'a [Saving],
-    micro_batches: Vec<usize>,
-    planned: &'a AtomicUsize,
+    batches: &'a [Batch],
+    known: Mutex<HashMap<(usize, usize), (Effort, Plan)>>,
 }
 
-impl Search<'_> {
+impl Grid<'_> {
     fn candidate(&self, point: GridPoint, effort: Effort) -> Result<Candidate> {
-        self.planned.fetch_add(1, Ordering::Relaxed);
-        let micro_batch = self.micro_batches[point.micro_batch];
-        let (accumulation, saving) = (self.images / micro_batch, self.savings[point.saving]);
-        let choice = Choice {
-            image_size: self.image_size,
-            questions: self.questions,
-            micro_batch,
-            accumulation,
-            cache_features: self.cache_features,
-            use_graphs: false,
-            custom_kernels: self.custom_kernels,
-            // several micro-batches need gradient accumulation
-            saving: Saving { step_in_backward: saving.step_in_backward && accumulation == 1, ..saving },
-            compromise: self.compromise,
-        };
-        Ok(Candidate { choice, plan: self.problem.plan(&choice, effort)?, tried: Vec::new() })
+        let (stage, key) = (self.stage, (point.micro_batch, point.saving));
+        stage.planned.fetch_add(1, Ordering::Relaxed);
+        let (batch, saving) = (self.batches[point.micro_batch].clone(), self.savings[point.saving].clone());
+        let sets = format!("{} {} {}", stage.sets, saving.sets, batch.sets);
+        let is_enough = |known: Effort| known >= effort || known == Effort::Time && stage.problem.has_all_phases();
+        let known = lock(&self.known).get(&key).filter(|(known, _)| is_enough(*known)).map(|(_, plan)| plan.clone());
+        let is_new = known.is_none();
+        let plan = known.map_or_else(|| stage.problem.plan(&sets, effort), Ok)?;
+        if is_new {
+            lock(&self.known).insert(key, (effort, plan.clone()));
+        }
+        Ok(Candidate { sets, batch, saving, captures: false, point, plan, tried: Vec::new() })
     }
 
     fn fits(&self, point: GridPoint) -> Result<bool> {
@@ -352,7 +298,7 @@ impl Search<'_> {
     }
 
     fn has_headroom(&self, candidate: &Candidate) -> bool {
-        has_headroom(&candidate.plan, self.headroom_frac)
+        has_headroom(&candidate.plan, self.stage.space.headroom_frac)
     }
 
     /// How many of the first `count` micro-batches fit with a saving.
@@ -365,14 +311,13 @@ impl Search<'_> {
     }
 
     /// The cheapest saving with which a micro-batch fits, with its time. The micro-batch fits with the last saving.
-    fn cheapest(&self, micro_batch: usize, needs_none: bool) -> Result<(GridPoint, Candidate)> {
+    fn cheapest(&self, micro_batch: usize, needs_none: bool) -> Result<Candidate> {
         let (mut low, mut high) = (1, if needs_none { 0 } else { self.savings.len() - 1 });
         while low < high {
             let saving = usize::midpoint(low, high);
             if self.fits(GridPoint { micro_batch, saving })? { high = saving } else { low = saving + 1 }
         }
-        let point = GridPoint { micro_batch, saving: high };
-        Ok((point, self.candidate(point, Effort::Time)?))
+        self.candidate(GridPoint { micro_batch, saving: high }, Effort::Time)
     }
 
     /// The whole plan of `point`. If a phase other than the step does not fit, that of the next saving that does.
@@ -388,18 +333,22 @@ impl Search<'_> {
 
     /// Runs `work` on each item, in parallel if the problem allows it.
     fn each<T: Sync, R: Send>(&self, items: &[T], work: impl Fn(&T) -> Result<R> + Send + Sync) -> Result<Vec<R>> {
-        if self.problem.parallel() { items.par_iter().map(work).collect() } else { items.iter().map(work).collect() }
+        if self.stage.problem.parallel() {
+            items.par_iter().map(work).collect()
+        } else {
+            items.iter().map(work).collect()
+        }
     }
 
     /// The fastest settings, fastest first.
     fn best(&self) -> Result<Vec<Candidate>> {
-        let last = self.savings.len() - 1;
-        let possible = self.num_fitting(self.micro_batches.len(), last)?;
+        let (problem, last) = (self.stage.problem, self.savings.len() - 1);
+        let possible = self.num_fitting(self.batches.len(), last)?;
         let unhindered = self.num_fitting(possible, 0)?;
-        let worthwhile: Vec<usize> = (unhindered.saturating_sub(KEPT)..possible).collect();
+        let (worthwhile, kept) = (problem.compared(unhindered, possible), problem.num_kept());
         let fastest = Mutex::new(f64::INFINITY);
         // `None` for a micro-batch that is slower with the first saving than settings that are known to fit
-        let cheapest = |&micro_batch: &usize| -> Result<Option<(GridPoint, Candidate)>> {
+        let cheapest = |&micro_batch: &usize| -> Result<Option<Candidate>> {
             let needs_none = micro_batch < unhindered;
             if !needs_none {
                 let bound = self.candidate(GridPoint { micro_batch, saving: 1 }, Effort::Time)?.seconds();
@@ -409,21 +358,21 @@ impl Search<'_> {
             }
             let found = self.cheapest(micro_batch, needs_none)?;
             let mut fastest = lock(&fastest);
-            *fastest = fastest.min(found.1.seconds());
+            *fastest = fastest.min(found.seconds());
             Ok(Some(found))
         };
-        let (first, rest) = worthwhile.split_at(worthwhile.len().min(KEPT));
-        let mut found: Vec<(GridPoint, Candidate)> = self.each(first, cheapest)?.into_iter().flatten().collect();
+        let (first, rest) = worthwhile.split_at(worthwhile.len().min(kept));
+        let mut found: Vec<Candidate> = self.each(first, cheapest)?.into_iter().flatten().collect();
         found.extend(self.each(rest, cheapest)?.into_iter().flatten());
-        found.sort_by(|(_, a), (_, b)| faster(a, b));
-        let (first, rest) = found.split_at(found.len().min(KEPT));
-        let mut whole: Vec<Candidate> =
-            self.each(first, |(point, _)| self.whole(*point))?.into_iter().flatten().collect();
-        for (point, _) in rest {
-            if whole.len() == KEPT {
+        problem.sort(&mut found);
+        let (first, rest) = found.split_at(found.len().min(kept));
+        let whole = self.each(first, |one| self.whole(one.point))?;
+        let mut whole: Vec<Candidate> = whole.into_iter().flatten().collect();
+        for one in rest {
+            if whole.len() == kept {
                 break;
             }
-            whole.extend(self.whole(*point)?);
+            whole.extend(self.whole(one.point)?);
         }
         // a phase other than the step does not fit: take the last saving
         for micro_batch in (0..if whole.is_empty() { possible } else { 0 }).rev() {
@@ -441,24 +390,18 @@ const MARGIN: f64 = 0.05;
 
 /// Orders by time; on the CPU, whose rates are unknown, by operations and then by the number of passes.
 fn faster(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
-    let seconds = |one: &Candidate| {
-        let copies = one.choice.saving.stream_layers != FirstLayers::None;
-        one.seconds() * if copies { 1.0 + MARGIN } else { 1.0 }
-    };
+    let seconds = |one: &Candidate| one.seconds() * if one.saving.copies_weights { 1.0 + MARGIN } else { 1.0 };
     let time = seconds(a).total_cmp(&seconds(b)).then_with(|| a.flops().total_cmp(&b.flops()));
-    time.then_with(|| b.choice.micro_batch.cmp(&a.choice.micro_batch))
+    time.then_with(|| b.batch.micro_batch.cmp(&a.batch.micro_batch))
 }
 
-fn lock(fastest: &Mutex<f64>) -> MutexGuard<'_, f64> {
-    fastest.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-/// Number of results that a search keeps: the best settings and the runner-up.
-const KEPT: usize = 2;
 
 /// Indices of a micro-batch and a saving.
 #[derive(Debug, Clone, Copy)]
-struct GridPoint {
+pub(super) struct GridPoint {
     micro_batch: usize,
     saving: usize,
 }
@@ -467,55 +410,37 @@ struct GridPoint {
 struct Stage<'a> {
     problem: &'a dyn Problem,
     space: &'a Space,
-    image_size: i64,
-    compromise: Compromise,
+    sets: String,
+    ladders: Vec<Ladder>,
     planned: &'a AtomicUsize,
 }
 
-impl Stage<'_> {
-    fn search<'a>(&'a self, savings: &'a [Saving], questions: usize) -> Search<'a> {
-        let images = self.space.effective_batch.div_ceil(questions);
-        Search {
-            problem: self.problem,
-            headroom_frac: self.space.headroom_frac,
-            image_size: self.image_size,
-            compromise: self.compromise,
-            questions,
-            cache_features: self.space.cache_features == Use::Wanted,
-            custom_kernels: self.space.custom_kernels,
-            images,
-            savings,
-            micro_batches: (1..=images).filter(|micro| images.is_multiple_of(*micro)).collect(),
-            planned: self.planned,
-        }
+impl<'a> Stage<'a> {
+    fn new(problem: &'a dyn Problem, space: &'a Space, chosen: [&str; 2], planned: &'a AtomicUsize) -> Result<Self> {
+        let [size, compromise] = chosen;
+        let sets = format!("{} {size} {compromise}", space.base);
+        Ok(Self { problem, space, sets, ladders: problem.ladders(compromise)?, planned })
+    }
+
+    fn grid<'b>(&'b self, savings: &'b [Saving], batches: &'b [Batch]) -> Grid<'b> {
+        Grid { stage: self, savings, batches, known: Mutex::default() }
     }
 
     /// The fastest settings that fit, fastest first, and the number of settings in the search space. A later ladder is
     /// tried only if an earlier one recomputes layers.
     fn best(&self) -> Result<(Vec<Candidate>, usize)> {
         let (mut found, mut considered): (Vec<Candidate>, usize) = (Vec::new(), 0);
-        for savings in self.problem.ladders(self.compromise)? {
-            if found.first().is_some_and(|best| best.choice.saving.checkpointing == FirstLayers::None) {
+        for ladder in &self.ladders {
+            if found.first().is_some_and(|best| !best.saving.recomputes) {
                 break;
             }
-            for &questions in &self.space.questions {
-                let search = self.search(&savings, questions);
-                considered += search.micro_batches.len() * savings.len();
-                found.extend(search.best()?);
+            for batches in &ladder.batches {
+                considered += batches.len() * ladder.savings.len();
+                found.extend(self.grid(&ladder.savings, batches).best()?);
             }
-            found.sort_by(faster);
+            self.problem.sort(&mut found);
         }
         Ok((found, considered))
-    }
-
-    /// The settings that need the least memory.
-    fn smallest(&self) -> Result<Option<Candidate>> {
-        let ladders = self.problem.ladders(self.compromise)?;
-        let (Some(savings), Some(&questions)) = (ladders.last(), self.space.questions.iter().min()) else {
-            return Ok(None);
-        };
-        let point = GridPoint { micro_batch: 0, saving: savings.len() - 1 };
-        self.search(savings, questions).candidate(point, Effort::Whole).map(Some)
     }
 }
 
@@ -524,60 +449,64 @@ impl Stage<'_> {
 /// # Errors
 /// Errors of planning.
 pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
-    let (compromises, planned) = (problem.compromises(), AtomicUsize::new(0));
-    let (mut fitting, mut a_little_faster, mut considered) = (Vec::new(), None, 0);
-    for &image_size in &space.image_sizes {
-        for &compromise in &compromises {
-            let stage = Stage { problem, space, image_size, compromise, planned: &planned };
-            let (found, count) = stage.best()?;
-            considered += count;
-            let Some(best) = found.first() else { continue };
-            let copies_weights = best.choice.saving.stream_layers != FirstLayers::None;
-            let slow = fitting.first().map(Candidate::seconds);
+    let planned = AtomicUsize::new(0);
+    let mut found = Found::default();
+    for size in &space.sizes {
+        for compromise in &space.compromises {
+            let (fitting, count) = Stage::new(problem, space, [size, compromise], &planned)?.best()?;
+            found.num_considered += count;
+            let Some(best) = fitting.first() else { continue };
+            let copies_weights = best.saving.copies_weights;
+            let slow = found.fitting.first().map(Candidate::seconds);
             if slow.is_none_or(|slow| slow > MUCH_FASTER * best.seconds()) {
-                (fitting, a_little_faster) = (found, None);
-            } else if a_little_faster.is_none() && slow.is_some_and(|slow| slow > best.seconds()) {
-                a_little_faster = found.into_iter().next();
+                (found.fitting, found.a_little_faster) = (fitting, None);
+            } else if found.a_little_faster.is_none() && slow.is_some_and(|slow| slow > best.seconds()) {
+                found.a_little_faster = fitting.into_iter().next();
             }
             if !copies_weights {
                 break;
             }
         }
-        if !fitting.is_empty() {
+        if !found.fitting.is_empty() {
             break;
         }
     }
     let mut tried = Vec::new();
-    for candidate in fitting {
+    for candidate in std::mem::take(&mut found.fitting) {
         let candidate = try_last(problem, space, candidate)?;
-        considered += candidate.tried.len();
+        found.num_considered += candidate.tried.len();
         planned.fetch_add(candidate.tried.len(), Ordering::Relaxed);
         tried.push(candidate);
     }
-    let mut fitting = tried;
-    let a_little_faster = a_little_faster.map(|candidate| try_last(problem, space, candidate)).transpose()?;
-    fitting.sort_by(faster);
-    fitting.truncate(KEPT);
-    let smallest = match (space.image_sizes.last(), compromises.last()) {
-        (Some(&image_size), Some(&compromise)) if fitting.is_empty() => {
-            Stage { problem, space, image_size, compromise, planned: &planned }.smallest()?
-        }
-        _ => None,
-    };
-    Ok(Found { fitting, smallest, a_little_faster, num_considered: considered, num_planned: planned.into_inner() })
+    found.a_little_faster = found.a_little_faster.map(|candidate| try_last(problem, space, candidate)).transpose()?;
+    problem.sort(&mut tried);
+    tried.truncate(problem.num_kept());
+    found.fitting = tried;
+    found.num_planned = planned.into_inner();
+    Ok(found)
 }
 
-/// Tries the vision feature cache and CUDA graphs on `candidate`.
+/// The settings of `space` that need the least memory.
+///
+/// # Errors
+/// Errors of planning.
+pub fn smallest(problem: &dyn Problem, space: &Space) -> Result<Option<Candidate>> {
+    let (Some(size), Some(compromise)) = (space.sizes.last(), space.compromises.last()) else { return Ok(None) };
+    let planned = AtomicUsize::new(0);
+    let stage = Stage::new(problem, space, [size, compromise], &planned)?;
+    let Some(Ladder { savings, batches }) = stage.ladders.last() else { return Ok(None) };
+    // fewer questions about an image need less memory
+    let Some(batches) = batches.last() else { return Ok(None) };
+    let point = GridPoint { micro_batch: 0, saving: savings.len() - 1 };
+    stage.grid(savings, batches).candidate(point, Effort::Whole).map(Some)
+}
+
+/// Tries the extras on `candidate`, one after another.
 fn try_last(problem: &dyn Problem, space: &Space, mut candidate: Candidate) -> Result<Candidate> {
-    if space.cache_features == Use::Possible {
-        let choice = Choice { cache_features: true, ..candidate.choice };
-        candidate = candidate.or("data.cache_vision=disk", choice, problem, space.headroom_frac)?;
-    }
-    let saving = candidate.choice.saving;
-    let can_capture = !saving.step_in_backward && saving.stream_layers == FirstLayers::None;
-    if space.use_graphs && can_capture && candidate.plan.compared_time.is_some_and(|time| time.host_bound) {
-        let choice = Choice { use_graphs: true, ..candidate.choice };
-        candidate = candidate.or("train.graph=auto", choice, problem, space.headroom_frac)?;
+    for extra in &space.extras {
+        if problem.may_try(extra, &candidate) {
+            candidate = candidate.or(extra, problem, space.headroom_frac)?;
+        }
     }
     Ok(candidate)
 }

@@ -37,17 +37,24 @@ settings! {
         /// projector and tower are not quantized.
         quantization: Quantization = Quantization::None, results(Changes), resume(Warn),
             memory("frozen layers take about 4.5 (`nf4`) or 4.1 (`nf4-double`) bits per weight"),
-            saves_at("nf4", "frozen layers in 4 bits");
+            saves_at("nf4", "frozen layers in 4 bits"),
+            searched(8, &[
+                ("none", ""),
+                ("nf4", "frozen layers in 4 bits"),
+                ("nf4-double", "frozen layers in 4 bits with 8-bit scales")
+            ]);
         /// First layers of the language model whose frozen weights stay in host memory: `none`, `full` (all), or their
         /// number. Each micro-batch copies them to the GPU twice, one layer ahead of their use, and recomputes these layers
         /// in the backward pass as `train.checkpointing` does. Generation copies them for every token.
         stream_layers: FirstLayers = FirstLayers::None, results(Same), resume(Free),
             memory("frozen layers move from the GPU to pinned host memory, except two at a time"),
-            saves_at("full", "copies frozen layers to the GPU in each step");
+            saves_at("full", "copies frozen layers to the GPU in each step"),
+            searched(4, &[("none", ""), ("full", "weights of {} in host memory")]);
         /// Keep the layers of the vision tower in host memory too, and copy them to the GPU for each batch of images.
         stream_vision: bool = false, results(Same), resume(Free),
             memory("the vision tower moves from the GPU to pinned host memory, except two layers at a time"),
-            saves_at("true", "copies the vision tower to the GPU for each batch");
+            saves_at("true", "copies the vision tower to the GPU for each batch"),
+            searched(5, &[("false", ""), ("true", "vision tower in host memory")]);
         /// With several processes, divide the frozen layers of the language model among them: each process keeps its part,
         /// and collects one layer ahead of its use, twice for each micro-batch. Recomputes all layers in the backward pass
         /// as `train.checkpointing` does. Without effect on one process. With `model.stream_layers` the parts of these

@@ -64,25 +64,30 @@ settings! {
         /// in the backward pass, a number recomputes that many first layers.
         checkpointing: FirstLayers = FirstLayers::Full, results(Same), resume(Free),
             memory("recomputed layers keep only their inputs; a step takes longer"),
-            saves_at("full", "recomputes the language model's layers");
+            saves_at("full", "recomputes the language model's layers"),
+            searched(3, &[("none", ""), ("full", "checkpointing of {}")]);
         /// Activation checkpointing of the image encoder: as `train.checkpointing`, the blocks with the largest maps
         /// first.
         checkpoint_encoder: FirstLayers = FirstLayers::Full, results(Same), resume(Free),
             memory("recomputed blocks keep only their inputs; a step takes longer"),
-            saves_at("full", "recomputes the image encoder's blocks");
+            saves_at("full", "recomputes the image encoder's blocks"),
+            searched(2, &[("none", ""), ("full", "checkpointing of encoder")]);
         /// Activation checkpointing of the whole mask decoder.
         checkpoint_decoder: bool = false, results(Rounding), resume(Free),
             memory("a recomputed decoder keeps only its inputs; a step takes longer"),
-            saves_at("true", "recomputes the mask decoder");
+            saves_at("true", "recomputes the mask decoder"),
+            searched(6, &[("false", ""), ("true", "checkpointing of decoder")]);
         /// `adamw` keeps its state in fp32. `adamw8bit` keeps the state of large tensors in 8 bits.
         optimizer: OptimizerKind = OptimizerKind::AdamW, results(Changes), resume(Warn),
             memory("optimizer state: 8 bytes per trained weight in fp32, about 2 in 8 bits"),
-            saves_at("adamw8bit", "8-bit optimizer state");
+            saves_at("adamw8bit", "8-bit optimizer state"),
+            searched(9, &[("adamw", ""), ("adamw8bit", "8-bit optimizer state")]);
         /// Keep the optimizer state in host memory and copy it to the GPU piece by piece in each step. No effect on the
         /// CPU.
         offload_optimizer: bool = false, results(Same), resume(Free),
             memory("optimizer state moves from the GPU to the host"),
-            saves_at("true", "copies the optimizer state to the GPU in each step");
+            saves_at("true", "copies the optimizer state to the GPU in each step"),
+            searched(7, &[("false", ""), ("true", "optimizer state offloaded to the CPU")]);
         /// Keep the fp32 trained weights, their gradients and the optimizer state in host memory, and update them there
         /// with the CPU. The GPU has the trained weights in `train.precision` and no whole set of gradients. For
         /// `augment finetune`; needs bf16 or fp16.
@@ -92,7 +97,8 @@ settings! {
         /// `train.accumulation=1`, `train.clip_norm=0` and another precision than fp16. A gradient that is not finite
         /// ends the run, because some weights were already updated in that step; `last/` keeps the checkpoint before
         /// it.
-        step_in_backward: bool = false, results(Same), resume(Free), memory("gradients do not exist all at once");
+        step_in_backward: bool = false, results(Same), resume(Free), memory("gradients do not exist all at once"),
+            searched(1, &[("false", ""), ("true", "updates in the backward pass")]);
         /// Capture a step as a CUDA graph and replay it: `on`, `off`, or `auto` (use it if the first steps are faster
         /// with it). GPUs only.
         graph: Switch = Switch::Off, results(Rounding), resume(Free), memory("captured steps keep memory of their own");

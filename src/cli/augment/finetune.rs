@@ -2,7 +2,7 @@
 
 use crate::augment::finetune::network::{CONTROLNET_FOLDER, LORA_FILE, UNET_FOLDER, WEIGHTS_FILE};
 use crate::augment::finetune::{FinetuneConfig, Method, Mode};
-use crate::cli::args::{PlanArgs, ResumeArgs, RootArgs, SettingsArgs};
+use crate::cli::args::{PlanArgs, ResumeArgs, RootArgs, SettingsArgs, assignments};
 use crate::cli::context::Context;
 use crate::cli::memory::ProfileArgs;
 use crate::cli::next;
@@ -26,7 +26,9 @@ use std::path::{Path, PathBuf};
 /// rows, or the distance of samples to real images), OUT/last the newest, in files that `prsmed augment generate` and
 /// diffusers read. Ctrl-C saves and stops; `--resume` continues.
 #[derive(Debug, clap::Args)]
-#[command(mut_arg("preset", |arg| arg.help("Named settings: lora-sdxl, lora-sd15, full-sdxl, full-sd15, inpaint-sd15, controlnet-sd15, or tiny (random weights, for a quick try) [default: lora-sdxl]")))]
+#[command(mut_arg("preset", |arg| arg.help("Named settings: lora-sdxl, lora-sd15, full-sdxl, full-sd15, inpaint-sd15, \
+    controlnet-sd15, or tiny (random weights, for a quick try) [default: lora-sdxl]")))]
+#[command(mut_arg("sets", |arg| arg.help("One setting, for example `finetune.rank=32`; may be repeated")))]
 #[command(after_help = "Examples:
   prsmed augment finetune --data-root data --out runs/lora
   prsmed augment finetune --data-root data --out runs/lora --preset lora-sd15 --set finetune.rank=32
@@ -105,8 +107,7 @@ fn resolve(args: &Args, how: &How, context: &Context) -> Result<Resolved<Finetun
         ("train.seed", "--seed", args.seed.map(|seed| seed.to_string())),
         ("train.precision", "--precision", args.precision.clone()),
     ];
-    let flags = flags.into_iter().filter_map(|(key, flag, value)| Some((format!("{key}={}", value?), flag.to_owned())));
-    let given = args.settings.sources(FinetuneRun::DEFAULT_PRESET, flags);
+    let given = args.settings.sources(FinetuneRun::DEFAULT_PRESET, assignments(flags));
     let resolved = how.resume.sources::<FinetuneRun>(&args.out, given, context.progress.as_ref())?.resolve_as()?;
     match SEGMENTER_ONLY.iter().find(|key| resolved.is_from_a_flag(key)) {
         Some(key) => Err(Error::config(*key, "has no effect on a generator", "leave it out")),

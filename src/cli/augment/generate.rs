@@ -2,10 +2,11 @@
 
 use crate::augment::generate::GenerationSummary;
 use crate::augment::settings::Mode;
-use crate::cli::args::{PlanArgs, RootArgs, SettingsArgs};
+use crate::cli::args::{PlanArgs, RootArgs, SettingsArgs, assignments};
 use crate::cli::context::Context;
 use crate::cli::ranks::GpuArgs;
 use crate::cli::report::Outcome;
+use crate::config::{AugmentRun, Settings as _};
 use crate::job::generation::{Generated, PairGeneration, Pairs};
 use crate::job::{self, How};
 use crate::shell::ShellCommand;
@@ -27,7 +28,9 @@ use std::path::{Path, PathBuf};
 /// and why it was rejected; OUT/report.html shows examples and explains the tests. After an interruption, the same command continues
 /// and ends with the same files.
 #[derive(Debug, clap::Args)]
-#[command(mut_arg("preset", |arg| arg.help("Named settings: augment (SDXL) or tiny (random weights, for a quick try) [default: augment]")))]
+#[command(mut_arg("preset", |arg| arg.help("Named settings: augment (SDXL) or tiny (random weights, for a quick try) \
+    [default: augment]")))]
+#[command(mut_arg("sets", |arg| arg.help("One setting, for example `augment.steps=20`; may be repeated")))]
 #[command(after_help = "Examples:
   prsmed augment generate --data-root data --out pairs --lora polyps.safetensors=0.8
   prsmed augment generate --data-root data --out pairs --model sd15/ --set augment.image_size=512
@@ -79,7 +82,13 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 }
 
 fn generate(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome> {
-    let resolved = args.settings.sources("augment", flags(args)).resolve_as()?;
+    let flags = [
+        ("augment.mode", "--mode", args.mode.map(|mode| mode.name().to_owned())),
+        ("augment.per_image", "--per-image", args.per_image.map(|n| n.to_string())),
+        ("augment.model", "--model", args.model.clone()),
+        ("augment.seed", "--seed", args.seed.map(|n| n.to_string())),
+    ];
+    let resolved = args.settings.sources(AugmentRun::DEFAULT_PRESET, assignments(flags)).resolve_as::<AugmentRun>()?;
     if args.print_config {
         context.output.line(resolved.to_toml())?;
         context.output.record(&resolved.config)?;
@@ -106,20 +115,6 @@ fn generate(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outc
         "memory": { "planned": made.plan, "measured": overall_peak(context.runtime.device()) },
     }))?;
     Ok(Outcome::Done)
-}
-
-fn flags(args: &Args) -> Vec<(String, String)> {
-    let mut flags = Vec::new();
-    let mut flag = |name: &str, key: &str, value: Option<String>| {
-        if let Some(value) = value {
-            flags.push((format!("augment.{key}={value}"), format!("--{name}")));
-        }
-    };
-    flag("mode", "mode", args.mode.map(|mode| mode.name().to_owned()));
-    flag("per-image", "per_image", args.per_image.map(|n| n.to_string()));
-    flag("model", "model", args.model.clone());
-    flag("seed", "seed", args.seed.map(|n| n.to_string()));
-    flags
 }
 
 /// The result in words.
