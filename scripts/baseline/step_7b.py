@@ -93,7 +93,7 @@ def compiled(model):
 
 
 def inputs(sizes, options, device):
-    """Inputs as in `prsmed bench`: equal texts with the image placeholder as second token, and empty images."""
+    """Inputs as in `benches/step`: equal texts with the image placeholder as second token, and empty images."""
     b, n, side, clip = options.batch, options.text_tokens, sizes["sam_image_size"], sizes["clip"]["image_size"]
     return {
         "ids": torch.arange(n, device=device).remainder(297).add(3).expand(b, n),

@@ -141,8 +141,11 @@ class Machine:
         self.log.flush()
         return ran
 
-    def prsmed(self, *words, may_fail=False, quiet=True, **how):
-        ran = self.run([self.binary, "--json", *(["--quiet"] if quiet else []), *words], **how)
+    def prsmed(self, *words, **how):
+        return self.program(self.binary, ["--json", "--quiet", *words], **how)
+
+    def program(self, program, words, may_fail=False, **how):
+        ran = self.run([program, *words], **how)
         if not may_fail and (ran.code != 0 or not ran.records):
             raise Failed(ran.error())
         return ran
@@ -156,8 +159,17 @@ class Machine:
         words = [*words, *(word for pair in sets for word in ("--set", pair))]
         if text and not self.tiny:
             words += ["--text-tokens", TEXT, "--answer-tokens", ANSWER]
-        return self.prsmed("bench", "--preset", preset, "--device", self.device, "--steps", steps, "--warmup", warmup,
-                           *words, **how)
+        return self.step_program("--preset", preset, "--device", self.device, "--steps", steps, "--warmup", warmup, *words,
+                                 **how)
+
+    def step_program(self, *words, **how):
+        """The program of benches/step: beside `prsmed`, or where cargo puts it."""
+        folder = Path(self.binary).parent
+        places = [path for place in (folder, folder / "deps") for path in place.glob("step-*")]
+        found = [path for path in places if os.access(path, os.X_OK) and not path.suffix]
+        if not found:
+            raise Failed(f"no program step-* in {folder}: `cargo build --bench step` makes it, and scripts/gpu-bundle packs it")
+        return self.program(max(found, key=lambda path: path.stat().st_mtime), words, **how)
 
     # --- the cases
 
@@ -191,8 +203,8 @@ class Machine:
         switches = {"smoke/kernels": ["train.fused_kernels=on"], "smoke/graph": ["train.graph=on"]}
         for name in wanted:
             more = switches[name]
-            ran = self.prsmed("bench", "--preset", "tiny", "--device", self.device, "--steps", 2, "--warmup", 1,
-                              *(word for pair in [*sets, *more] for word in ("--set", pair)), quiet=False)
+            ran = self.step_program("--preset", "tiny", "--device", self.device, "--steps", 2, "--warmup", 1,
+                                    *(word for pair in [*sets, *more] for word in ("--set", pair)))
             record = ran.records[-1]
             said = [line for line in ran.err.splitlines() if line.startswith(("warning", "note"))]
             self.add(name, setting=more[0], median_seconds=record["median_seconds"], messages=said,
@@ -389,8 +401,8 @@ class Machine:
             ran = self.run([self.binary, "--quiet", "data", "phantom", data, "--count", 60])
             if ran.code != 0:
                 raise Failed(ran.error())
-            ran = self.prsmed("bench", "--preset", "tiny", "--device", self.device, "--data-root", data, "--steps",
-                              2 if self.dry else 20, "--warmup", 1 if self.dry else 5, driver=True)
+            ran = self.step_program("--preset", "tiny", "--device", self.device, "--data-root", data, "--steps",
+                                    2 if self.dry else 20, "--warmup", 1 if self.dry else 5, driver=True)
         record = ran.records[-1]
         record.pop("config", None)
         self.add(wanted[0], driver_peak=ran.driver_peak, **record)

@@ -7,7 +7,6 @@ pub mod report;
 
 mod args;
 mod augment;
-mod bench;
 mod calibrate;
 mod compare;
 mod context;
@@ -80,7 +79,6 @@ enum Command {
     Plan(plan::Args),
     Preset(preset::Args),
     Solve(solve::Args),
-    Bench(Box<bench::Args>),
     Calibrate(calibrate::Args),
     #[command(subcommand)]
     Augment(augment::Command),
@@ -95,7 +93,7 @@ enum Command {
 
 impl Command {
     fn saves_on_interrupt(&self) -> bool {
-        matches!(self, Self::Train(_) | Self::Bench(_) | Self::Augment(_) | Self::Serve(_))
+        matches!(self, Self::Train(_) | Self::Augment(_) | Self::Serve(_))
     }
 
     /// True for work that several processes can do together; the first one reports for all.
@@ -119,50 +117,18 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
             return u8::try_from(error.exit_code()).unwrap_or(2);
         }
     };
-    if let Some(word) = other_text(&args, &cli.command) {
-        let reason = "is not UTF-8, in which reports and tables name files";
-        let error = Error::config(word.to_string_lossy(), reason, "rename the file or folder, or use a link to it");
-        let _ = report::write_error(&mut std::io::stderr(), &error.into(), false);
-        return 2;
-    }
-    if let Err(error) = outputs::check(&Cli::command(), &matches) {
-        let _ = report::write_error(&mut std::io::stderr(), &error.into(), false);
-        return 2;
-    }
-    // before any thread starts
-    let runtime = Runtime::new();
-    let env = Env::read();
-    let (rendezvous, runtime) = match joined(&cli.command, runtime) {
-        Ok(found) => found,
+    let context = check_words(&args, &cli.command)
+        .and_then(|()| outputs::check(&Cli::command(), &matches))
+        .and_then(|()| context(&args, &cli));
+    let context = match context {
+        Ok(context) => context,
         Err(error) => {
             let _ = report::write_error(&mut std::io::stderr(), &error.into(), false);
             return 2;
         }
     };
-    if !env.sets_threads {
-        threads::adapt_to_load();
-    }
-    let is_terminal = std::io::stderr().is_terminal();
-    let color = is_terminal && !env.no_color;
-    let (inner, output) = outputs(&cli, Style { is_terminal, color, every_steps: 10 }, rendezvous.as_ref());
-    let memory = Memory::default();
-    let progress = MemoryObserver { inner, memory: memory.clone(), output: Arc::clone(&output) };
-    let progress: Arc<dyn Observer> = Arc::new(progress);
-    let interrupt = Arc::new(AtomicBool::new(false));
-    let runtime =
-        runtime.with_hub(env.hub.clone()).with_observer(Arc::clone(&progress)).with_interrupt(Arc::clone(&interrupt));
-    let runtime = match &env.cache {
-        Some(cache) => runtime.with_cache(cache),
-        None => runtime,
-    };
-    let runtime = runtime.with_visible_gpus(env.cuda_visible_devices.clone());
-    let runtime = match &rendezvous {
-        Some(joined) => runtime.with_local_rank(joined.local_rank),
-        None => runtime,
-    };
-    let command = command_line(args.iter().filter_map(|word| word.to_str()).filter(|word| *word != "--json"));
-    let context = Context { runtime, env, output, progress, memory, interrupt, command, rendezvous };
     listen_for_interrupts(&context, cli.command.saves_on_interrupt());
+    let color = has_color(&context.env);
     let rank = context.rendezvous.as_ref().map_or(0, |joined| joined.rank);
     let go_on = context.rendezvous.is_none().then(|| go_on(&args, &cli.command));
     let result = guarded(|| dispatch(cli.command, &context));
@@ -181,6 +147,48 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         }
     }
     report::exit_code(&result)
+}
+
+/// Refuses words and folders that reports and tables cannot name.
+fn check_words(args: &[OsString], command: &Command) -> crate::Result<()> {
+    let Some(word) = other_text(args, command) else { return Ok(()) };
+    let reason = "is not UTF-8, in which reports and tables name files";
+    Err(Error::config(word.to_string_lossy(), reason, "rename the file or folder, or use a link to it"))
+}
+
+/// True if messages have colours.
+fn has_color(env: &Env) -> bool {
+    std::io::stderr().is_terminal() && !env.no_color
+}
+
+/// The run context of a command.
+fn context(args: &[OsString], cli: &Cli) -> crate::Result<Context> {
+    // before any thread starts
+    let runtime = Runtime::new();
+    let env = Env::read();
+    let (rendezvous, runtime) = joined(&cli.command, runtime)?;
+    if !env.sets_threads {
+        threads::adapt_to_load();
+    }
+    let style = Style { is_terminal: std::io::stderr().is_terminal(), color: has_color(&env), every_steps: 10 };
+    let (inner, output) = outputs(cli, style, rendezvous.as_ref());
+    let memory = Memory::default();
+    let progress = MemoryObserver { inner, memory: memory.clone(), output: Arc::clone(&output) };
+    let progress: Arc<dyn Observer> = Arc::new(progress);
+    let interrupt = Arc::new(AtomicBool::new(false));
+    let runtime =
+        runtime.with_hub(env.hub.clone()).with_observer(Arc::clone(&progress)).with_interrupt(Arc::clone(&interrupt));
+    let runtime = match &env.cache {
+        Some(cache) => runtime.with_cache(cache),
+        None => runtime,
+    };
+    let runtime = runtime.with_visible_gpus(env.cuda_visible_devices.clone());
+    let runtime = match &rendezvous {
+        Some(joined) => runtime.with_local_rank(joined.local_rank),
+        None => runtime,
+    };
+    let command = command_line(args.iter().filter_map(|word| word.to_str()).filter(|word| *word != "--json"));
+    Ok(Context { runtime, env, output, progress, memory, interrupt, command, rendezvous })
 }
 
 /// The observer of events and the output of this process. Of several processes only the first one reports.
@@ -239,7 +247,6 @@ fn dispatch(command: Command, context: &Context) -> anyhow::Result<Outcome> {
         Command::Plan(args) => plan::run(&args, context),
         Command::Preset(args) => preset::run(&args, context),
         Command::Solve(args) => solve::run(&args, context),
-        Command::Bench(args) => bench::run(&args, context),
         Command::Calibrate(args) => calibrate::run(&args, context),
         Command::Augment(command) => augment::run(&command, context),
         Command::Data(command) => data::run(&command, context),

@@ -19,7 +19,6 @@
 //! ```
 
 pub mod advice;
-pub mod bench;
 pub mod evaluation;
 pub mod finetuning;
 mod finetuning_plan;
@@ -29,7 +28,6 @@ mod generation_plan;
 pub mod generator;
 pub mod lock;
 pub mod machine;
-pub mod measure;
 pub mod memory;
 pub mod outputs;
 pub mod planned;

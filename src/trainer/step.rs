@@ -97,7 +97,8 @@ pub struct Stepper<'a, T: Task> {
     task: &'a T,
     /// Masters in host memory, which the optimizer then updates.
     pub(crate) masters: Option<HostMasters>,
-    pub(crate) optimizer: AdamW,
+    /// The optimizer and its state.
+    pub optimizer: AdamW,
     pub(crate) ema: Option<Ema>,
     pub(crate) scaler: Scaler,
     pub(crate) graphs: Graphs<'a>,

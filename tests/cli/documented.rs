@@ -24,7 +24,7 @@ case " $all " in
   *llm_seg_13*) list "needs published weights: unit tests read a folder of that layout" ;;
   *model.base=/project* | *--check*) list "needs the weights of the real model: tests/cli/first_run.rs has small ones" ;;
   *mine.safetensors*) list "needs a generator in one file: tests/cli/augment has a small one" ;;
-  *" calibrate "* | *--measure*) list "measures this machine: tests/plan and tests/cli/bench.rs do" ;;
+  *" calibrate "* | *--measure*) list "measures this machine: tests/plan does" ;;
   *" solve "* | *" preset --gpu 24gb "* | *" preset --gpu all "*) list "takes long: tests/cli/plan.rs runs it" ;;
   *" --image series/ "*) list "needs a DICOM series: tests/cli/volumes.rs makes one" ;;
   *--lora*) list "needs another base model than the small one" ;;

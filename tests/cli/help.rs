@@ -10,7 +10,6 @@ const COMMANDS: [&[&str]; 20] = [
     &["plan"],
     &["preset"],
     &["solve"],
-    &["bench"],
     &["doctor"],
     &["augment"],
     &["augment", "generate"],
@@ -57,7 +56,6 @@ fn without_a_command_the_commands_are_listed() {
       plan       Predict the memory and time of a job before it runs
       preset     Find the fastest settings that fit a GPU
       solve      Find the largest value of one setting that fits a GPU, or the smallest or fewest GPUs
-      bench      Time real training steps, with their memory and use of the processor
       calibrate  Measure this machine once, so that plans need not assume
       augment    Generate image+mask pairs with Stable Diffusion, filter them, test whether they help
       data       Check, prepare or generate data roots; compare masks of volumes

@@ -116,7 +116,6 @@ fn prepare_and_train(watch: &mut Watch, volumes: &Path, labels: &Path) {
     let again = watch.path("run-json");
     watch.done(&format!("--json train --preset tiny {small} --data-root"), &[&root, Path::new("--out"), &again]);
     watch.done(&format!("--json plan --preset tiny {small} --data-root"), &[&root]);
-    watch.done(&format!("--json bench --preset tiny {small} --steps 1 --warmup 1 --data-root"), &[&root]);
     watch.done("--json doctor", &[]);
     watch.done("merge", &[&run, &watch.path("merged")]);
 }

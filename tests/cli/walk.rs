@@ -248,7 +248,7 @@ fn each_setting_and_flag_of_a_plan_changes_it() {
     walk("walk-plan", |base| {
         base.contains("plan")
             || base.contains("gpu")
-            || ["ranks", "frozen-ranks", "preset", "preset-text", "bench"].contains(&base)
+            || ["ranks", "frozen-ranks", "preset", "preset-text"].contains(&base)
     });
 }
 

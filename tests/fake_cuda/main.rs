@@ -8,6 +8,9 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::print_stderr, reason = "shows the measured bytes with --nocapture")]
 
+#[path = "../../benches/step/main.rs"]
+mod step;
+
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -57,10 +60,15 @@ static FAKE_CUDA: LazyLock<PathBuf> = LazyLock::new(|| {
 
 /// The `prsmed` command on a fake GPU with `mib` MiB of memory.
 fn prsmed(mib: u64, capability: u32) -> Command {
+    on_fake_gpu(env!("CARGO_BIN_EXE_prsmed").into(), mib, capability)
+}
+
+/// A program on a fake GPU with `mib` MiB of memory.
+fn on_fake_gpu(program: PathBuf, mib: u64, capability: u32) -> Command {
     let folder = FAKE_CUDA.as_path();
     let preload = [folder.join("libcuda.so.1"), folder.join("libwithoutcudnn.so")];
     let preload: Vec<&str> = preload.iter().map(|path| path.to_str().unwrap()).collect();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_prsmed"));
+    let mut command = Command::new(program);
     command.env("LD_PRELOAD", preload.join(" ")).env("LD_LIBRARY_PATH", folder).env("PRSMED_CACHE", folder);
     command.env("FAKE_CUDA_MIB", mib.to_string()).env("FAKE_CUDA_CAPABILITY", capability.to_string());
     command
@@ -170,15 +178,26 @@ const HOST_WAITS: [&str; 7] = [
     "to_host_pageable",
 ];
 
+/// Not a test: this process is the program, with the words of the variable.
+#[test]
+#[ignore = "the program that another test starts"]
+fn program() {
+    if let Ok(words) = std::env::var("PRSMED_TEST_WORDS") {
+        step::start(words.lines().map(str::to_owned));
+    }
+}
+
 /// A step waits once, for the losses of the step before. More launches or copies than these are a loss of speed.
 #[test]
 fn a_step_of_the_full_model_waits_once_and_launches_no_more_than_today() {
     let home = tempfile::tempdir().unwrap();
     let counted = |kernels: &str, steps: u64| {
         let path = home.path().join(format!("{kernels}{steps}"));
-        let mut command = prsmed(48 << 10, 89);
-        command.args(["bench", "--preset", "gpu-24gb", "--no-plan", "--warmup", "8", "--quiet", "--set", kernels]);
-        let output = command.args(["--steps", &steps.to_string()]).env("FAKE_CUDA_COUNTERS", &path).output().unwrap();
+        let steps = steps.to_string();
+        let words = ["step", "--preset", "gpu-24gb", "--no-plan", "--warmup", "8", "--set", kernels, "--steps", &steps];
+        let mut command = on_fake_gpu(std::env::current_exe().unwrap(), 48 << 10, 89);
+        command.args(["--ignored", "--exact", "program", "--nocapture"]).env("PRSMED_TEST_WORDS", words.join("\n"));
+        let output = command.env("FAKE_CUDA_COUNTERS", &path).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         Counters::read(&path)
     };

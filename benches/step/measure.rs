@@ -1,22 +1,21 @@
 //! Times real steps: runs the training engine and measures with an observer.
 
-use crate::event::{Event, Observer};
-use crate::metrics::order::median;
-use crate::plan::dry_run::{Measured, Meter, Phase};
-use crate::segment::dry_run::SegmentDryRun;
-use crate::tensor::kernel_times::{self, KernelTime};
-use crate::tensor::{Device, kernels, memory, module_path, synchronize};
-use crate::trainer::step::Mark;
-use crate::trainer::{DryRunTask, Ranks, Session, StepInfo, Stepper, Switch, Task, TrainConfig};
-use crate::units::Bytes;
-use crate::{Error, Result, trainer};
+use prsmed::event::{Event, Observer};
+use prsmed::metrics::order::median;
+use prsmed::plan::dry_run::{Measured, Meter, Phase};
+use prsmed::segment::dry_run::SegmentDryRun;
+use prsmed::tensor::kernel_times::{self, KernelTime};
+use prsmed::tensor::{Device, kernels, memory, module_path, synchronize};
+use prsmed::trainer::step::Mark;
+use prsmed::trainer::{DryRunTask, Ranks, Session, StepInfo, Stepper, Switch, Task, TrainConfig};
+use prsmed::units::Bytes;
+use prsmed::{Error, Result, trainer};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// Timed work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Work {
     /// An optimizer step
     Train,
@@ -295,7 +294,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn step(&mut self, report: &crate::event::StepReport, warmup: u64, total: u64) -> Result<()> {
+    fn step(&mut self, report: &prsmed::event::StepReport, warmup: u64, total: u64) -> Result<()> {
         if report.step > warmup {
             self.seconds.push(report.elapsed.saturating_sub(report.data_wait).as_secs_f64());
             self.waits.push(report.data_wait.as_secs_f64());
@@ -346,7 +345,7 @@ impl Observer for StepTimer<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::{Silent, StepReport};
+    use prsmed::event::{Silent, StepReport};
     use std::time::Duration;
 
     #[test]

@@ -1,31 +1,30 @@
 //! Timed training steps and predictions, with their memory and arithmetic.
 
-use super::machine;
 use super::measure::{self, Count, Job, Measurement, Work};
-use super::memory::{Memory, suggest};
-use crate::config::RunConfig;
-use crate::data::manifest::Manifest;
-use crate::models::prsmed;
-use crate::plan::dry_run::{self, Buffers, DryRun, Job as Planned, Measured, Meter};
-use crate::plan::host::Host;
-use crate::plan::machine::Machine;
-use crate::plan::matmul;
-use crate::plan::report::Plan;
-use crate::plan::time;
-use crate::runtime::Runtime;
-use crate::segment::dry_run::{Example, SegmentDryRun};
-use crate::segment::{Training, init, vision_features};
-use crate::tensor::meta::Target;
-use crate::tensor::{Device, Kind, META, memory};
-use crate::trainer::graph::settling_steps;
-use crate::trainer::precision::Precision;
-use crate::trainer::{DryRunTask, FirstLayers, Ranks, Switch};
-use crate::{Error, Result};
+use prsmed::config::RunConfig;
+use prsmed::data::manifest::Manifest;
+use prsmed::event::Event;
+use prsmed::job::machine;
+use prsmed::models::prsmed::Config as Sizes;
+use prsmed::plan::dry_run::{self, Buffers, DryRun, Job as Planned, Measured, Meter};
+use prsmed::plan::host::Host;
+use prsmed::plan::machine::Machine;
+use prsmed::plan::matmul;
+use prsmed::plan::report::Plan;
+use prsmed::plan::time;
+use prsmed::runtime::Runtime;
+use prsmed::segment::dry_run::{Example, SegmentDryRun};
+use prsmed::segment::{Training, init, vision_features};
+use prsmed::tensor::meta::Target;
+use prsmed::tensor::{Device, Kind, META, memory};
+use prsmed::trainer::graph::settling_steps;
+use prsmed::trainer::precision::Precision;
+use prsmed::trainer::{DryRunTask, FirstLayers, Ranks, Switch};
+use prsmed::{Error, Result};
 use std::path::{Path, PathBuf};
 
 /// Part of the model that runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[cfg_attr(feature = "cli", derive(clap::ValueEnum))]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
     /// Everything
     All,
@@ -52,7 +51,7 @@ pub struct Bench {
     pub parts: bool,
     /// Plans memory first, and refuses what cannot fit.
     pub plans: bool,
-    sizes: prsmed::Config,
+    sizes: Sizes,
     example: Example,
     machine: Machine,
 }
@@ -139,7 +138,7 @@ impl Bench {
     ///
     /// # Errors
     /// [`Error::Config`] for what cannot fit.
-    pub fn plan(&self, memory: &Memory, runtime: &Runtime) -> Result<Option<(Plan, Option<Flops>)>> {
+    pub fn plan(&self, runtime: &Runtime) -> Result<Option<(Plan, Option<Flops>)>> {
         if !self.plans {
             return Ok(None);
         }
@@ -147,11 +146,10 @@ impl Bench {
         let plan = Plan::of(&dry_run, &self.machine);
         let run = plan.phases.iter().filter(|phase| RUN.contains(&phase.memory.name));
         if run.map(|phase| phase.device_peak).max() > Some(plan.budget.bytes) {
-            runtime.note(format!("memory plan\n{}", plan.table()));
+            runtime.observer().on(&Event::Note(format!("memory plan\n{}", plan.table())));
             let hint = "`prsmed plan` lists changes that save memory; `--no-plan` skips this check";
             return Err(Error::config("bench", plan.summary(), hint));
         }
-        memory.remember(plan.clone(), suggest(&self.config, &(), dry_run::Job::Train, &self.machine, &plan));
         let flops = if self.work == Work::Train { Some(self.flops(dry_run)?) } else { None };
         Ok(Some((plan, flops)))
     }
@@ -254,14 +252,14 @@ impl Bench {
 }
 
 /// FLOP of the language model's layers in a step of `tokens` tokens.
-fn layer_flops(sizes: &prsmed::Config, trains_base: bool, tokens: f64) -> f64 {
+fn layer_flops(sizes: &Sizes, trains_base: bool, tokens: f64) -> f64 {
     // 2 forward, 2 for the gradient of the activations, 2 for that of a trained weight
     let each = if trains_base { 6.0 } else { 4.0 };
     each * layer_weights(sizes) * tokens
 }
 
 /// Weights of the language model's layers that every token passes; adapters and norms are not counted.
-fn layer_weights(sizes: &prsmed::Config) -> f64 {
+fn layer_weights(sizes: &Sizes) -> f64 {
     let llm = &sizes.llm;
     let (d, groups) = (llm.hidden_size, llm.num_key_value_heads * llm.head_dim());
     let layer = 2 * d * d + 2 * d * groups + 3 * d * llm.intermediate_size;
