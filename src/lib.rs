@@ -4,7 +4,7 @@
 //! ```text
 //! files -> data -> batch -> segment (task) -> trainer -> run folder -> segment::predict / evaluate
 //!                             |
-//!        models: clip -> projector -> mistral (+LoRA) -> hidden states --+
+//!        models: tower (with projector) -> decoder (+LoRA) -> states ----+
 //!                tiny_vit -> image embedding ----------------------------+-> mask_decoder -> mask
 //!
 //! train rows -> augment (prompt, latents, denoise, decode, paste) -> filter -> data root

@@ -11,7 +11,7 @@ use prsmed::data::classical::Augment;
 use prsmed::data::decode;
 use prsmed::data::features::{Dtype, FeatureShape, Features, Seen, key_of};
 use prsmed::data::flip_rotate::Transform;
-use prsmed::data::image::{MaskMode, PadOffset, PixelConfig, clip_pixels, mask_pixels, sam_pixels};
+use prsmed::data::image::{MaskMode, PadOffset, PixelConfig, mask_pixels, sam_pixels, tower_pixels};
 use prsmed::data::labels::Labels;
 use prsmed::data::loader::{Loader, LoaderOptions, Source, TextEncoder, single_rows};
 use prsmed::data::manifest::{Manifest, OpenOptions, REFERENCE_CLASSES, Row, Split};
@@ -111,7 +111,7 @@ fn shared_data_preprocessing_equals_tensors_recorded_from_the_original_code() {
         let tensor = |name: &str| expected.tensor(&format!("{}.{name}", row.modality)).expect("recorded");
         let image = decode::image(&row.image_path).expect("decoded");
 
-        let clip = clip_pixels(&image, 336, PadOffset::CentrePlusOne).expect("sized");
+        let clip = tower_pixels(&image, 336, PadOffset::CentrePlusOne, clip::PADDING).expect("sized");
         let halves = tensor("clip_image");
         let theirs = halves.data().chunks(2).map(|pair| half::f16::from_le_bytes([pair[0], pair[1]]).to_f32());
         let scale = clip::PIXEL_STD.map(|std| 255.0 * f64::from(std));
@@ -150,7 +150,7 @@ fn preprocessing_of_odd_sizes_and_formats_equals_pillow() {
         // Pillow 13 resizes the columns first if that is cheaper; older versions and this program start with the rows.
         // The bytes between the passes are rounded, so some results differ by 1/255.
         let equal = if matches!(name, "grey_37x50.tiff" | "rgb_40x61.png") { 0.75 } else { 1.0 };
-        let clip = clip_pixels(&image, 33, PadOffset::Centre).expect("sized");
+        let clip = tower_pixels(&image, 33, PadOffset::Centre, clip::PADDING).expect("sized");
         Differences::bytes(&clip, &tensor("clip")).assert(&format!("{name}.clip"), 1.0);
         Differences::bytes(&sam_pixels(&image, 32).expect("sized"), &tensor("sam"))
             .assert(&format!("{name}.sam"), equal);
@@ -211,7 +211,8 @@ impl TextEncoder for Bytes {
 }
 
 const CONFIG: PixelConfig = PixelConfig {
-    clip_size: 28,
+    tower_size: 28,
+    padding: clip::PADDING,
     sam_size: 32,
     mask: MaskMode::Binary,
     pad_offset: PadOffset::Centre,
@@ -232,7 +233,7 @@ fn contents(source: &Arc<Source>, batches: &[Vec<usize>], options: LoaderOptions
         .map(|batch| {
             let batch = batch.expect("good rows");
             assert!(batch.seen.is_empty(), "there is no vision feature cache");
-            let pixels = [&batch.clip, &batch.sam, &batch.mask].map(|bytes| (bytes.len(), key_of(bytes)));
+            let pixels = [&batch.tower, &batch.sam, &batch.mask].map(|bytes| (bytes.len(), key_of(bytes)));
             format!("{:?} {:?} {:?} {:?} {pixels:?}", batch.rows, batch.texts, batch.answer_starts, batch.labels)
         })
         .collect()
@@ -376,7 +377,7 @@ fn views(source: &Arc<Source>, epoch: u64) -> Vec<Result<[u8; 32], u8>> {
     for batch in loader {
         let batch = batch.expect("good rows");
         assert_eq!(batch.seen.len(), batch.groups.len(), "there is a vision feature cache");
-        let mut images = batch.clip.chunks(3 * 28 * 28);
+        let mut images = batch.tower.chunks(3 * 28 * 28);
         for seen in batch.seen {
             views.push(match seen {
                 Seen::New(key) => {

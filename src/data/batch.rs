@@ -5,7 +5,7 @@ use super::image::PixelConfig;
 use super::sample::Sample;
 use prsmed_base::error::{Error, Result};
 
-/// Inputs and targets of one micro-batch: `P` images, `B` samples (questions about them), sides `C` (CLIP) and `S`
+/// Inputs and targets of one micro-batch: `P` images, `B` samples (questions about them), sides `C` (vision tower) and `S`
 /// (SAM). Workers make these, and only the consumer's thread copies them into tensors. Measured memory peaks therefore
 /// do not depend on the number of prefetched batches.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub struct Collated {
     /// Index of the answer's first id in each text.
     pub answer_starts: Vec<usize>,
     /// `[N, 3, C, C]`, not normalised: the images without cached features.
-    pub clip: Vec<u8>,
+    pub tower: Vec<u8>,
     /// For each image, with a vision feature cache; otherwise empty.
     pub seen: Vec<Seen>,
     /// `[P, 3, S, S]`, not normalised.
@@ -49,13 +49,13 @@ impl Collated {
         if samples().all(|sample| sample.ids.is_empty()) {
             return Err(Error::Shape { reason: "a batch needs at least one sample with at least one id".into() });
         }
-        let (clip_side, sam_side) = (config.clip_size as usize, config.sam_size as usize);
-        let (clip_plane, sam_plane) = (clip_side * clip_side, sam_side * sam_side);
+        let (tower_side, sam_side) = (config.tower_size as usize, config.sam_size as usize);
+        let (tower_plane, sam_plane) = (tower_side * tower_side, sam_side * sam_side);
         let (count, images) = (samples().count(), groups.len());
         let mut batch = Self {
             texts: Vec::with_capacity(count),
             answer_starts: Vec::with_capacity(count),
-            clip: Vec::with_capacity(images * 3 * clip_plane),
+            tower: Vec::with_capacity(images * 3 * tower_plane),
             seen: Vec::new(),
             sam: Vec::with_capacity(images * 3 * sam_plane),
             mask: Vec::with_capacity(count * sam_plane),
@@ -69,13 +69,13 @@ impl Collated {
         };
         for sample in samples() {
             let pixels = &sample.pixels;
-            let sizes = (pixels.clip.len(), pixels.sam.len(), pixels.mask.len());
+            let sizes = (pixels.tower.len(), pixels.sam.len(), pixels.mask.len());
             // images with cached features may have no pixels
             let known = matches!(sample.seen, Some(Seen::Features(_)));
-            let clip_bytes = if known { 0 } else { 3 * clip_plane };
-            if pixels.clip.len() < clip_bytes || (sizes.1, sizes.2) != (3 * sam_plane, sam_plane) {
+            let tower_bytes = if known { 0 } else { 3 * tower_plane };
+            if pixels.tower.len() < tower_bytes || (sizes.1, sizes.2) != (3 * sam_plane, sam_plane) {
                 return Err(Error::Shape {
-                    reason: format!("a sample holds {sizes:?} bytes, not those of sides {clip_side} and {sam_side}"),
+                    reason: format!("a sample holds {sizes:?} bytes, not those of sides {tower_side} and {sam_side}"),
                 });
             }
             batch.texts.push(sample.ids.clone());
@@ -87,7 +87,7 @@ impl Collated {
         }
         for Sample { pixels, seen, .. } in groups.iter().filter_map(|group| group.first()) {
             if !matches!(seen, Some(Seen::Features(_))) {
-                batch.clip.extend(&pixels.clip);
+                batch.tower.extend(&pixels.tower);
             }
             batch.seen.extend(seen.clone());
             batch.sam.extend(&pixels.sam);
@@ -117,7 +117,8 @@ mod tests {
     use crate::sample::Pixels;
 
     const CONFIG: PixelConfig = PixelConfig {
-        clip_size: 2,
+        tower_size: 2,
+        padding: [0; 3],
         sam_size: 3,
         mask: MaskMode::Soft,
         pad_offset: PadOffset::Centre,
@@ -126,7 +127,7 @@ mod tests {
 
     fn sample(row: usize, ids: &[i64]) -> Sample {
         let byte = u8::try_from(row).expect("small");
-        let pixels = Pixels { clip: vec![byte; 12], sam: vec![byte; 27], mask: vec![byte + 50; 9] };
+        let pixels = Pixels { tower: vec![byte; 12], sam: vec![byte; 27], mask: vec![byte + 50; 9] };
         let ids = ids.to_vec();
         let has_mask = row != 2;
         Sample { row, label: row + 1, ids, answer_start: 1, has_mask, pixels: Arc::new(pixels), seen: None }
@@ -138,7 +139,7 @@ mod tests {
         let error = Collated::new(&[vec![sample(0, &[1])]], PixelConfig { sam_size: 4, ..CONFIG }, None)
             .expect_err("3 is not 4");
         assert!(error.to_string().contains("(12, 27, 9)"), "{error}");
-        let short = Pixels { clip: vec![0; 8], sam: vec![0; 27], mask: vec![0; 9] };
+        let short = Pixels { tower: vec![0; 8], sam: vec![0; 27], mask: vec![0; 9] };
         let short = Sample { pixels: Arc::new(short), ..sample(0, &[1]) };
         let error = Collated::new(&[vec![short]], CONFIG, None).expect_err("two of three planes");
         assert!(error.to_string().contains("(8, 27, 9)"), "{error}");

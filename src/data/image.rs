@@ -1,8 +1,8 @@
 //! Pixels -> model inputs: the two preprocessings of PRS-Med and the mask target, as bytes in CHW order.
 //!
 //! Source: the PRS-Med data code (LLaVA's `expand2square` and CLIP's processor; Pillow's `resize`). Deviations: the
-//! CLIP image is padded at a fixed offset instead of a random one, masks may be thresholded, and a mask stored as 0/1
-//! is read as 0/255. Aspect ratio: preserved by padding for CLIP, not preserved for SAM, as in the original.
+//! image of the vision tower is padded at a fixed offset instead of a random one, masks may be thresholded, and a mask stored as 0/1
+//! is read as 0/255. Aspect ratio: preserved by padding for the tower, not preserved for SAM, as in the original.
 //!
 //! Pixels stay bytes until the model's device normalises them. This makes caches, waiting batches and copies four
 //! times smaller.
@@ -13,9 +13,6 @@ use serde::{Deserialize, Serialize};
 use super::labels::Labels;
 use super::resample::{self, Filter};
 use prsmed_base::error::{Error, Result};
-
-/// Padding colour of CLIP's square: `floor(255 * mean)` of its channels.
-pub const CLIP_PAD: [u8; 3] = [122, 116, 104];
 
 /// Conversion of a mask into a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -29,7 +26,7 @@ pub enum MaskMode {
     Binary,
 }
 
-/// Offset of the image inside CLIP's square, for a difference `d` of its sides.
+/// Offset of the image inside the tower's square, for a difference `d` of its sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PadOffset {
@@ -44,62 +41,67 @@ pub enum PadOffset {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PixelConfig {
-    /// Side of the CLIP input in pixels (336 for ViT-L/14-336).
-    pub clip_size: u32,
+    /// Side of the vision tower's square input in pixels.
+    #[serde(rename = "clip_size")]
+    pub tower_size: u32,
     /// Side of the SAM input and of the mask target in pixels (1024 in the original).
     pub sam_size: u32,
     /// Soft or binary target.
     pub mask: MaskMode,
-    /// Offset of the image inside CLIP's square.
+    /// Offset of the image inside the tower's square.
     pub pad_offset: PadOffset,
+    /// Colour of the rest of the tower's square. It is the tower's, and not stored.
+    #[serde(skip)]
+    pub padding: [u8; 3],
     /// Labels of masks that are foreground; empty for masks of one label.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
 }
 
 impl PixelConfig {
-    /// Bytes of a cached sample's pixels: three CLIP planes, three SAM planes and a mask.
+    /// Bytes of a cached sample's pixels: three planes of the tower's input, three SAM planes and a mask.
     pub fn cached_bytes(&self) -> usize {
-        let (clip, sam) = self.planes();
-        3 * clip + 4 * sam
+        let (tower, sam) = self.planes();
+        3 * tower + 4 * sam
     }
 
     /// Bytes of an image's pixels in a batch, with the masks of `questions`.
     pub fn collated_bytes(&self, questions: usize) -> usize {
-        let (clip, sam) = self.planes();
-        3 * clip + (3 + questions) * sam
+        let (tower, sam) = self.planes();
+        3 * tower + (3 + questions) * sam
     }
 
     /// Splits the channels and resizes each to a square. A grey image is resized once and repeated.
     fn planes(&self) -> (usize, usize) {
         let plane = |side: u32| side as usize * side as usize;
-        (plane(self.clip_size), plane(self.sam_size))
+        (plane(self.tower_size), plane(self.sam_size))
     }
 }
 
-/// CLIP input before normalisation: padded to a square, resized bicubically. Returns `3 * size * size` bytes, CHW.
+/// Input of the vision tower before normalisation: padded to a square with `padding`, resized bicubically. Returns `3 * size * size` bytes, CHW.
 ///
 /// The square is not built: the padding of a panorama would take far more memory than the panorama.
 ///
 /// # Errors
 /// [`Error::Shape`] for an image or `size` of 0 pixels.
-pub fn clip_pixels(image: &DynamicImage, size: u32, offset: PadOffset) -> Result<Vec<u8>> {
+pub fn tower_pixels(image: &DynamicImage, size: u32, offset: PadOffset, padding: [u8; 3]) -> Result<Vec<u8>> {
     let (width, height) = (image.width(), image.height());
     if width == height {
         return planes(image, None, size, Filter::Bicubic);
     }
     let shift = width.abs_diff(height) / 2 + u32::from(offset == PadOffset::CentrePlusOne);
     let (x, y) = if width > height { (0, shift) } else { (shift, 0) };
-    let pad = Pad { side: width.max(height) as usize, offset: (x as usize, y as usize) };
+    let pad = Pad { side: width.max(height) as usize, offset: (x as usize, y as usize), colour: padding };
     planes(image, Some(pad), size, Filter::Bicubic)
 }
 
-/// A square of [`CLIP_PAD`] around an image.
+/// A square of one colour around an image.
 #[derive(Debug, Clone, Copy)]
 struct Pad {
     side: usize,
     /// Column and row of the image in the square.
     offset: (usize, usize),
+    colour: [u8; 3],
 }
 
 /// SAM input before normalisation: stretched to `size x size` bilinearly. Returns `3 * size * size` bytes, CHW.
@@ -179,7 +181,7 @@ fn planes(image: &DynamicImage, pad: Option<Pad>, size: u32, filter: Filter) -> 
         }
     };
     let mut planes = Vec::with_capacity(3 * size as usize * size as usize);
-    for (channel, fill) in CLIP_PAD.into_iter().enumerate() {
+    for (channel, fill) in pad.map_or([0; 3], |pad| pad.colour).into_iter().enumerate() {
         let plane: Vec<u8> = bytes.iter().skip(channel % channels).step_by(channels).copied().collect();
         planes.extend(match pad {
             None => square(&plane, sides, size, filter)?,
@@ -215,17 +217,19 @@ mod tests {
 
     use super::*;
 
+    const PADDING: [u8; 3] = [122, 116, 104];
+
     #[test]
-    fn clip_input_is_padded_at_the_configured_offset() {
+    fn tower_input_is_padded_at_the_configured_offset() {
         let image = DynamicImage::ImageRgb8(RgbImage::from_pixel(6, 3, Rgb([1, 2, 3])));
         let rows = |offset| {
-            let bytes = clip_pixels(&image, 6, offset).expect("sized");
+            let bytes = tower_pixels(&image, 6, offset, PADDING).expect("sized");
             (0..6).map(|row| bytes[row * 6]).collect::<Vec<_>>()
         };
         assert_eq!(rows(PadOffset::Centre), [122, 1, 1, 1, 122, 122]);
         assert_eq!(rows(PadOffset::CentrePlusOne), [122, 122, 1, 1, 1, 122]);
         let tall = DynamicImage::ImageLuma8(GrayImage::from_pixel(3, 4, Luma([9])));
-        let bytes = clip_pixels(&tall, 4, PadOffset::CentrePlusOne).expect("sized");
+        let bytes = tower_pixels(&tall, 4, PadOffset::CentrePlusOne, PADDING).expect("sized");
         assert_eq!(bytes[..4], [122, 9, 9, 9]);
         assert_eq!(bytes[16..20], [116, 9, 9, 9]);
         assert_eq!(bytes[32..36], [104, 9, 9, 9]);
@@ -235,11 +239,11 @@ mod tests {
     fn a_panorama_of_one_row_is_padded_without_its_square() {
         // its square would have 10 GB
         let image = DynamicImage::ImageRgb8(RgbImage::from_pixel(60_000, 1, Rgb([255, 0, 0])));
-        let bytes = clip_pixels(&image, 14, PadOffset::Centre).expect("sized");
+        let bytes = tower_pixels(&image, 14, PadOffset::Centre, PADDING).expect("sized");
         assert_eq!(bytes.len(), 3 * 14 * 14);
-        assert!(bytes.iter().zip(0..).all(|(&byte, at)| byte.abs_diff(CLIP_PAD[at / 196]) <= 1));
+        assert!(bytes.iter().zip(0..).all(|(&byte, at)| byte.abs_diff(PADDING[at / 196]) <= 1));
         let tall = DynamicImage::ImageLuma8(GrayImage::from_pixel(1, 60_000, Luma([255])));
-        assert_eq!(clip_pixels(&tall, 14, PadOffset::Centre).expect("sized").len(), 3 * 14 * 14);
+        assert_eq!(tower_pixels(&tall, 14, PadOffset::Centre, PADDING).expect("sized").len(), 3 * 14 * 14);
     }
 
     #[test]

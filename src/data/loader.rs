@@ -114,7 +114,7 @@ impl Source {
         self
     }
 
-    /// Adds a vision feature cache. Samples of images with cached features have no CLIP pixels.
+    /// Adds a vision feature cache. Samples of images with cached features have no pixels for the tower.
     #[must_use]
     pub fn with_features(mut self, features: Arc<Features>) -> Self {
         self.vision = Some(Vision { features, keys: Mutex::default() });
@@ -261,7 +261,7 @@ impl Source {
                     Some(pixels) => pixels,
                     None => Arc::new(Pixels::of(&image, mask, &self.config)?),
                 };
-                let seen = self.vision.as_ref().map(|vision| vision.of(features::key_of(&pixels.clip)));
+                let seen = self.vision.as_ref().map(|vision| vision.of(features::key_of(&pixels.tower)));
                 let has_mask = row.target != Target::Unknown;
                 Ok(Sample { row: index, label: self.label(row)?, ids, answer_start, has_mask, pixels, seen })
             };
@@ -288,25 +288,25 @@ impl Source {
         let label = self.label(row)?;
         let key = (self.pairs[index], transform);
         let seen = self.vision.as_ref().and_then(|vision| vision.known(key));
-        let pixels = match known.filter(|pixels| seen.is_some() || !pixels.clip.is_empty()) {
+        let pixels = match known.filter(|pixels| seen.is_some() || !pixels.tower.is_empty()) {
             Some(pixels) => pixels,
             None => self.pixels(row, key, seen.is_some())?,
         };
         let seen = match (&self.vision, seen) {
-            (Some(vision), None) => Some(vision.remember(key, &pixels.clip)),
+            (Some(vision), None) => Some(vision.remember(key, &pixels.tower)),
             (_, seen) => seen,
         };
         let has_mask = row.target != Target::Unknown;
         Ok(Sample { row: index, label, ids, answer_start, has_mask, pixels, seen })
     }
 
-    /// Pixels from the cache or the files. CLIP pixels are left out if they are not needed.
-    fn pixels(&self, row: &Row, key: Key, without_clip: bool) -> Result<Arc<Pixels>> {
+    /// Pixels from the cache or the files. The tower's pixels are left out if they are not needed.
+    fn pixels(&self, row: &Row, key: Key, without_tower: bool) -> Result<Arc<Pixels>> {
         let cached = self.cache.as_ref().and_then(|cache| cache.get(key));
-        if let Some(pixels) = cached.filter(|pixels| without_clip || !pixels.clip.is_empty()) {
+        if let Some(pixels) = cached.filter(|pixels| without_tower || !pixels.tower.is_empty()) {
             return Ok(pixels);
         }
-        let load = if without_clip { Pixels::load_for_segmenter } else { Pixels::load };
+        let load = if without_tower { Pixels::load_for_segmenter } else { Pixels::load };
         let pixels = Arc::new(load(row, &self.config, key.1)?);
         if let Some(cache) = &self.cache {
             cache.put(key, &pixels);
@@ -332,8 +332,8 @@ impl Vision {
         self.features.get(&image).map(Seen::Features)
     }
 
-    fn remember(&self, key: Key, clip: &[u8]) -> Seen {
-        let image = features::key_of(clip);
+    fn remember(&self, key: Key, tower: &[u8]) -> Seen {
+        let image = features::key_of(tower);
         self.keys.lock().unwrap_or_else(PoisonError::into_inner).insert(key, image);
         self.of(image)
     }

@@ -7,7 +7,7 @@ use ::image::{DynamicImage, GrayImage};
 use super::decode;
 use super::features::Seen;
 use super::flip_rotate::Transform;
-use super::image::{PixelConfig, clip_pixels, foreground, mask_pixels, sam_pixels};
+use super::image::{PixelConfig, foreground, mask_pixels, sam_pixels, tower_pixels};
 use super::labels::Labels;
 use super::manifest::{Row, Target};
 use prsmed_base::error::{Error, Result};
@@ -15,8 +15,8 @@ use prsmed_base::error::{Error, Result};
 /// Pixels of one image and mask as bytes; see [`PixelConfig`] for the sizes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pixels {
-    /// CLIP input `[3, C, C]` before normalisation; empty if the image's vision features are cached.
-    pub clip: Vec<u8>,
+    /// Input of the vision tower `[3, C, C]` before normalisation; empty if the image's vision features are cached.
+    pub tower: Vec<u8>,
     /// SAM input `[3, S, S]` before normalisation.
     pub sam: Vec<u8>,
     /// Mask target `[1, S, S]`, 255 = foreground.
@@ -33,7 +33,7 @@ impl Pixels {
         Self::of(&transform.image(image), &transform.mask(mask), config)
     }
 
-    /// As [`Pixels::load`], without the CLIP input, for an image whose vision features are cached.
+    /// As [`Pixels::load`], without the tower's input, for an image whose vision features are cached.
     ///
     /// # Errors
     /// As [`decoded`].
@@ -47,13 +47,13 @@ impl Pixels {
     /// # Errors
     /// [`Error::Shape`] for an image of 0 pixels.
     pub fn of(image: &DynamicImage, mask: &GrayImage, config: &PixelConfig) -> Result<Self> {
-        let clip = clip_pixels(image, config.clip_size, config.pad_offset)?;
-        Ok(Self { clip, ..Self::for_segmenter(image, mask, config)? })
+        let tower = tower_pixels(image, config.tower_size, config.pad_offset, config.padding)?;
+        Ok(Self { tower, ..Self::for_segmenter(image, mask, config)? })
     }
 
     fn for_segmenter(image: &DynamicImage, mask: &GrayImage, config: &PixelConfig) -> Result<Self> {
         Ok(Self {
-            clip: Vec::new(),
+            tower: Vec::new(),
             sam: sam_pixels(image, config.sam_size)?,
             mask: mask_pixels(mask, config.sam_size, config.mask)?,
         })
@@ -61,7 +61,7 @@ impl Pixels {
 
     /// Size in memory.
     pub fn bytes(&self) -> usize {
-        self.clip.len() + self.sam.len() + self.mask.len()
+        self.tower.len() + self.sam.len() + self.mask.len()
     }
 }
 
@@ -141,7 +141,8 @@ mod tests {
     #[test]
     fn the_size_of_pixels_is_known_before_they_are_loaded() {
         let config = PixelConfig {
-            clip_size: 8,
+            tower_size: 8,
+            padding: [0; 3],
             sam_size: 16,
             mask: MaskMode::Soft,
             pad_offset: PadOffset::Centre,

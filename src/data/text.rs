@@ -1,15 +1,16 @@
-//! Tokenizer: the Llama-style tokenizer of LLaVA-Med, and the prompt template of PRS-Med.
+//! Tokenizer of a language model, and the ids of its [`Prompt`].
 //!
-//! A training text is `<image>\n### User: {question} \n### Assistant: \n{answer}`. It is split at `<image>`, and each
-//! part is tokenized separately, with `<s>` and a leading `▁`. Then [`IMAGE_TOKEN`] is inserted between the parts, and
-//! only the first `<s>` is kept. The newline before the answer is a byte piece that merges with nothing, so the ids up
-//! to the answer do not depend on the answer; this is checked, because generation starts from them.
+//! A training text of PRS-Med is `<image>\n### User: {question} \n### Assistant: \n{answer}`. It is split at `<image>`,
+//! and each part is tokenized separately, with `<s>` and a leading `▁`. Then [`IMAGE_TOKEN`] is inserted between the
+//! parts, and only the first `<s>` is kept. The newline before the answer is a byte piece that merges with nothing, so the
+//! ids up to the answer do not depend on the answer; this is checked, because generation starts from them.
 //!
 //! Source: `llava/mm_utils.py::tokenizer_image_token` and PRS-Med's data loader. Deviations: a literal `<image>` inside
 //! a question stays text (the original would splice a second image); the end-of-sequence id can be appended.
 
 mod checked;
 pub mod clip_bpe;
+mod prompt;
 mod sentencepiece;
 mod train;
 
@@ -23,22 +24,26 @@ use prsmed_base::error::{Error, Result};
 use prsmed_base::files;
 use prsmed_base::files::write_bytes;
 
+pub use prompt::Prompt;
+
 /// Id that marks the position of the image in a sequence; no token has it.
 pub const IMAGE_TOKEN: i64 = -200;
 
 const HINT: &str = "use the tokenizer files of the checkpoint";
+const TOKENIZER_HINT: &str = "use the tokenizer that belongs to the language model";
 
 const UNK: &str = "<unk>";
 const BOS: &str = "<s>";
 const EOS: &str = "</s>";
 
-/// A Llama-style tokenizer: BPE with byte fallback, `<s>` before every text.
+/// A tokenizer with the prompt of its model.
 #[derive(Debug, Clone)]
 pub struct TextTokenizer {
     inner: Tokenizer,
     /// `tokenizer_config.json` as read, or the default for Python.
     config: Value,
-    bos: i64,
+    prompt: Prompt,
+    bos: Option<i64>,
     eos: i64,
     vocab_size: i64,
 }
@@ -47,8 +52,8 @@ impl TextTokenizer {
     /// Opens `folder/tokenizer.json`, or converts `folder/tokenizer.model` (SentencePiece BPE) like `transformers`.
     ///
     /// # Errors
-    /// [`Error::Weights`] when neither file exists or can be read, or when `<s>` and `</s>` are not used as in Llama.
-    pub fn open(folder: &Path) -> Result<Self> {
+    /// [`Error::Weights`] when neither file exists or can be read, or when the tokenizer does not fit `prompt`.
+    pub fn open(folder: &Path, prompt: &Prompt) -> Result<Self> {
         let (fast, slow) = (folder.join("tokenizer.json"), folder.join("tokenizer.model"));
         let (path, inner) = if fast.exists() {
             let bytes = files::read(&fast, files::MAX_VOCABULARY).map_err(Error::io(&fast, "read"))?;
@@ -70,13 +75,13 @@ impl TextTokenizer {
         let config_path = folder.join("tokenizer_config.json");
         let config = match files::read(&config_path, files::MAX_SETTINGS) {
             Ok(text) => serde_json::from_slice(&text).map_err(|error| damaged(&config_path, &error))?,
-            Err(error) if error.kind() == ErrorKind::NotFound => default_config(),
+            Err(error) if error.kind() == ErrorKind::NotFound => default_config(prompt),
             Err(error) => return Err(Error::io(&config_path, "read")(error)),
         };
-        Self::new(inner, config, &path)
+        Self::new(inner, config, prompt, &path)
     }
 
-    /// Trains a small tokenizer of the same kind: `<unk>` 0, `<s>` 1, `</s>` 2, 256 byte pieces, characters, merges.
+    /// Trains a small tokenizer of Llama's kind (BPE with byte fallback): `<unk>` 0, `<s>` 1, `</s>` 2, 256 byte pieces, characters, merges.
     ///
     /// The result depends only on the texts, not on their order. Merges stay inside words (with the space before
     /// them); newlines, digits and punctuation marks are never merged. Fewer than `vocab_size` pieces come out when
@@ -84,31 +89,29 @@ impl TextTokenizer {
     ///
     /// # Errors
     /// [`Error::Config`] when `vocab_size` leaves no room for characters.
-    pub fn train(texts: &[&str], vocab_size: usize) -> Result<Self> {
+    pub fn train(texts: &[&str], vocab_size: usize, prompt: &Prompt) -> Result<Self> {
         let json = train::train(texts, vocab_size)?;
         let inner = parse(&json).expect("a trained vocabulary contains every piece of its merges");
-        Self::new(inner, default_config(), Path::new("tokenizer.json"))
+        Self::new(inner, default_config(prompt), prompt, Path::new("tokenizer.json"))
     }
 
-    fn new(mut inner: Tokenizer, config: Value, path: &Path) -> Result<Self> {
+    fn new(mut inner: Tokenizer, config: Value, prompt: &Prompt, path: &Path) -> Result<Self> {
         // A file may contain the truncation or padding settings of the program that saved it.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| damaged(path, &*error))?;
         let special = |token: &str| {
             inner.token_to_id(token).map(i64::from).ok_or_else(|| {
-                Error::weights(path, format!("has no piece `{token}`"), "use the tokenizer of a Llama or Mistral model")
+                Error::weights(path, format!("has no piece `{token}`, which the prompt needs"), TOKENIZER_HINT)
             })
         };
-        let (bos, eos) = (special(BOS)?, special(EOS)?);
+        let (bos, eos) = (prompt.begin.as_deref().map(special).transpose()?, special(&prompt.end)?);
         let vocab_size = inner.get_vocab(true).into_values().max().map_or(0, |id| i64::from(id) + 1);
-        let this = Self { inner, config, bos, eos, vocab_size };
+        let this = Self { inner, config, prompt: prompt.clone(), bos, eos, vocab_size };
         let probe = this.encode("a")?;
-        if probe.first() != Some(&bos) || probe.last() == Some(&eos) {
-            return Err(Error::weights(
-                path,
-                format!("does not put `{BOS}` (and nothing else) around a text, as Llama's tokenizer does"),
-                "use the tokenizer of a Llama or Mistral model",
-            ));
+        if bos.is_some() && probe.first() != bos.as_ref() || probe.last() == Some(&eos) {
+            let begin = prompt.begin.as_deref().unwrap_or_default();
+            let reason = format!("does not put `{begin}` (and nothing else) around a text, as the prompt needs it");
+            return Err(Error::weights(path, reason, TOKENIZER_HINT));
         }
         Ok(this)
     }
@@ -130,7 +133,7 @@ impl TextTokenizer {
             without = added.extract_if(.., |token| !has_row(token)).collect();
         }
         let inner = parse(&json).map_err(|reason| Error::weights(folder, reason, HINT))?;
-        let fitted = Self::new(inner, self.config, folder)?;
+        let fitted = Self::new(inner, self.config, &self.prompt, folder)?;
         if fitted.vocab_size > rows {
             let reason = format!("its tokenizer has {} ids, its embeddings have {rows} rows", fitted.vocab_size);
             return Err(Error::weights(
@@ -169,7 +172,10 @@ impl TextTokenizer {
     pub fn files(&self) -> Result<[(&'static str, String); 3]> {
         let path = PathBuf::from("tokenizer.json");
         let json = self.inner.to_string(true).map_err(|error| damaged(&path, &*error))?;
-        let map = json!({ "bos_token": BOS, "eos_token": EOS, "pad_token": UNK, "unk_token": UNK });
+        let Prompt { begin, end, .. } = &self.prompt;
+        let unknown = self.inner.token_to_id(UNK).map(|_| UNK);
+        let pad = unknown.unwrap_or(&**end);
+        let map = json!({ "bos_token": begin, "eos_token": end, "pad_token": pad, "unk_token": unknown });
         Ok([
             ("tokenizer.json", json),
             ("tokenizer_config.json", format!("{:#}", self.config)),
@@ -182,22 +188,30 @@ impl TextTokenizer {
         self.vocab_size
     }
 
-    /// The id of `<s>`.
-    pub fn bos(&self) -> i64 {
+    /// The prompt of the model.
+    pub fn prompt(&self) -> &Prompt {
+        &self.prompt
+    }
+
+    /// The id of the token before every text.
+    pub fn bos(&self) -> Option<i64> {
         self.bos
     }
 
-    /// The id of `</s>`.
+    /// The id of the token that ends an answer.
     pub fn eos(&self) -> i64 {
         self.eos
     }
 
-    /// The ids of one text: `<s>` and its pieces, the first with a leading `▁`.
+    /// The ids of one text: the token that begins texts, if there is one, and its pieces.
     ///
     /// # Errors
     /// [`Error::Weights`] when the tokenizer has no piece for something and no `<unk>`.
     pub fn encode(&self, text: &str) -> Result<Vec<i64>> {
-        let encoding = self.inner.encode_fast(text, true).map_err(|error| damaged(Path::new("tokenizer"), &*error))?;
+        let encoding = self
+            .inner
+            .encode_fast(text, self.bos.is_some())
+            .map_err(|error| damaged(Path::new("tokenizer"), &*error))?;
         Ok(encoding.get_ids().iter().map(|&id| i64::from(id)).collect())
     }
 
@@ -210,10 +224,16 @@ impl TextTokenizer {
         self.inner.decode(&ids, true).map_err(|error| damaged(Path::new("tokenizer"), &*error))
     }
 
-    /// `<s>`, the image and the pieces of `text`.
+    /// The token that begins texts, the text before the image, the image and the pieces of `text`.
     fn after_image(&self, text: &str) -> Result<Vec<i64>> {
-        let pieces = self.encode(text)?;
-        Ok([self.bos, IMAGE_TOKEN].into_iter().chain(pieces.into_iter().skip(1)).collect())
+        let pieces = |text: &str| Ok(self.encode(text)?.into_iter().skip(self.bos.iter().len()));
+        let mut ids: Vec<i64> = self.bos.into_iter().collect();
+        if !self.prompt.before_image.is_empty() {
+            ids.extend(pieces(&self.prompt.before_image)?);
+        }
+        ids.push(IMAGE_TOKEN);
+        ids.extend(pieces(text)?);
+        Ok(ids)
     }
 }
 
@@ -244,24 +264,24 @@ impl AnswerStream {
 /// A sequence around one image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PromptIds {
-    /// `<s>`, [`IMAGE_TOKEN`], template and question, answer.
+    /// Prompt with the question and [`IMAGE_TOKEN`], answer.
     pub ids: Vec<i64>,
-    /// `ids[answer_start..]` is the answer (with `</s>` if requested).
+    /// `ids[answer_start..]` is the answer (with the token that ends it if requested).
     pub answer_start: usize,
 }
 
-/// The ids of question and answer as PRS-Med trains on them.
+/// The ids of question and answer for training.
 ///
 /// # Errors
-/// [`Error::Weights`] when the tokenizer merges pieces across the newline before the answer.
+/// [`Error::Weights`] when the tokenizer merges the end of the prompt with the answer.
 pub fn training_prompt(tok: &TextTokenizer, question: &str, answer: &str, with_eos: bool) -> Result<PromptIds> {
     let PromptIds { ids: prompt, answer_start } = question_prompt(tok, question)?;
-    let mut ids = tok.after_image(&(template(question) + answer))?;
+    let mut ids = tok.after_image(&(tok.prompt.render(question) + answer))?;
     if !ids.starts_with(&prompt) {
         return Err(Error::weights(
             "tokenizer",
-            "merges the newline before an answer with what follows, so a prompt would depend on its answer",
-            "use the tokenizer of LLaVA-Med or another one with byte fallback for newlines",
+            "merges the end of the prompt with an answer, so a prompt would depend on its answer",
+            TOKENIZER_HINT,
         ));
     }
     if with_eos {
@@ -275,24 +295,8 @@ pub fn training_prompt(tok: &TextTokenizer, question: &str, answer: &str, with_e
 /// # Errors
 /// As [`TextTokenizer::encode`].
 pub fn question_prompt(tok: &TextTokenizer, question: &str) -> Result<PromptIds> {
-    let ids = tok.after_image(&template(question))?;
+    let ids = tok.after_image(&tok.prompt.render(question))?;
     Ok(PromptIds { answer_start: ids.len(), ids })
-}
-
-fn template(question: &str) -> String {
-    format!("\n### User: {question} \n### Assistant: \n")
-}
-
-/// The answer in a generated text: without template headers and later turns, with single spaces.
-pub fn clean_answer(text: &str) -> String {
-    let mut rest = text.trim();
-    while let Some(header) = rest.strip_prefix("###") {
-        let header = header.trim_start();
-        let Some(after) = ["Assistant:", "User:"].iter().find_map(|name| header.strip_prefix(name)) else { break };
-        rest = after.trim_start();
-    }
-    let answer = rest.split("###").next().unwrap_or_default();
-    answer.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn damaged(path: &Path, error: &(dyn std::error::Error + 'static)) -> Error {
@@ -304,11 +308,11 @@ fn parse(json: &Value) -> Result<Tokenizer, String> {
 }
 
 /// `tokenizer_config.json` for Python's `transformers`.
-fn default_config() -> Value {
+fn default_config(prompt: &Prompt) -> Value {
     json!({
-        "bos_token": BOS,
+        "bos_token": prompt.begin,
         "clean_up_tokenization_spaces": false,
-        "eos_token": EOS,
+        "eos_token": prompt.end,
         "model_max_length": 2048,
         "pad_token": UNK,
         "padding_side": "right",

@@ -41,6 +41,9 @@ pub mod training_plan;
 pub mod training_settings;
 pub mod weight_files;
 
+#[cfg(test)]
+mod family_tests;
+
 use crate::Result;
 use crate::config::Settings;
 use crate::plan::machine::Machine;

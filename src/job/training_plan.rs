@@ -130,7 +130,7 @@ impl RunConfig {
             if self.data.caches_features() && job != Job::Eval { self.data.cache_vision } else { CacheVision::Off };
         // features in memory are shared by all samples that wait for their step
         let read = match kept {
-            CacheVision::Disk => vision_features::feature_shape(&sizes.clip, self.train.precision.kind()).bytes(),
+            CacheVision::Disk => vision_features::feature_shape(&sizes.tower, self.train.precision.kind()).bytes(),
             CacheVision::Off | CacheVision::Ram => 0,
         };
         let sample = pixels.collated_bytes(self.data.questions_per_image) + read;
@@ -189,7 +189,7 @@ impl RunConfig {
         let mut config = self.clone();
         let mib = |bytes: usize| bytes.div_ceil(1 << 20);
         config.data.cache_mib = self.data.cache_mib.min(mib(kept * pixels.cached_bytes()));
-        let features = vision_features::feature_shape(&sizes.clip, self.train.precision.kind()).bytes();
+        let features = vision_features::feature_shape(&sizes.tower, self.train.precision.kind()).bytes();
         let turns = if self.data.augment == Augment::FlipRotate { TURNED } else { 1 };
         let shown = (images(&rows) * turns).min(seen).saturating_add(images(&held_out));
         config.data.cache_vision_mib = self.data.cache_vision_mib.min(mib(shown.saturating_mul(features)));
@@ -254,7 +254,7 @@ impl RunConfig {
     /// Images whose vision features fit in `data.cache_vision_mib`.
     pub fn images_kept(&self) -> usize {
         let bytes =
-            |sizes: prsmed::Config| vision_features::feature_shape(&sizes.clip, self.train.precision.kind()).bytes();
+            |sizes: prsmed::Config| vision_features::feature_shape(&sizes.tower, self.train.precision.kind()).bytes();
         self.planned_sizes().map_or(0, |sizes| (self.data.cache_vision_mib << 20) / bytes(sizes).max(1))
     }
 

@@ -204,6 +204,9 @@ pub const PIXEL_MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
 /// Channel standard deviations of CLIP's images, for values in 0..=1.
 pub const PIXEL_STD: [f32; 3] = [0.268_629_54, 0.261_302_6, 0.275_777_1];
 
+/// Padding colour of CLIP's square: `floor(255 * mean)` of its channels.
+pub const PADDING: [u8; 3] = [122, 116, 104];
+
 /// The channel means and standard deviations as tensors, `[1, 3, 1, 1]` fp32.
 pub fn pixel_statistics(device: Device) -> [Tensor; 2] {
     [PIXEL_MEAN, PIXEL_STD].map(|values| Tensor::from_slice(&values).view([1, 3, 1, 1]).to_device(device))

@@ -6,9 +6,6 @@ use crate::nn::Linear;
 use crate::tensor::store::VarPath;
 use crate::tensor::{Tensor, dims};
 
-/// Placeholder token id of the image in a text.
-pub const IMAGE_TOKEN: i64 = -200;
-
 /// Two linear layers with a GELU between them, from the vision tower's width to the language model's.
 #[derive(Debug)]
 pub struct Projector {
@@ -29,7 +26,7 @@ impl Projector {
     }
 }
 
-/// Replaces the image ids of a text by image features. Positions that select no row are zero.
+/// Replaces the image ids of a text by the tokens of images. Indices that select no row are zero.
 ///
 /// # Shapes
 /// `text [n, d]` embedded ids, `image [b, p, d]`, `index [s, t]` i64: rows of `[text; image; 0]`; to `[s, t, d]` in the

@@ -1,8 +1,8 @@
 //! PRS-Med, assembled from its parts (Trinh et al. 2025, `huyquoctrinh/PRS-Med`). Only this file knows all parts.
 //!
 //! ```text
-//! clip image -> ClipVision -> Projector --+
-//! text ids -> embedding ------------------+-> splice -> Mistral (+LoRA) -> states -> logits (answer)
+//! image -> vision tower -> projector -----+
+//! text ids -> embedding ------------------+-> splice -> decoder (+LoRA) -> states -> logits (answer)
 //!                                                                            |
 //! sam image  -> TinyVit -> embedding ----------------------------------------+-> MaskDecoder -> mask logits
 //!                              +-> ClassHead -> modality logits
@@ -11,11 +11,12 @@
 //! Each part has a [`Store`] of its own, with the names of its checkpoint file.
 
 use crate::Result;
-use crate::models::llava::Projector;
+use crate::models::base::{Family, Parts};
+use crate::models::decoder;
+use crate::models::decoder::PackedAttention;
 use crate::models::mask_decoder::{self, MaskDecoder};
-use crate::models::mistral::PackedAttention;
 use crate::models::tiny_vit::{self, TinyVit};
-use crate::models::{clip, mistral};
+use crate::models::tower::{self, ImageSpan, Tower};
 use crate::nn::linear::Linear;
 use crate::nn::{BatchStatistics, LoraConfig, Quantization};
 use crate::tensor::autograd::checkpoint;
@@ -28,10 +29,14 @@ use crate::tensor::{Device, Kind, Shared, Tensor, dims, module_path, no_grad};
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
+    /// Family of the language model. Runs of old versions do not state it.
+    #[serde(default, skip_serializing_if = "Family::is_default")]
+    pub family: &'static Family,
     /// Vision tower of the language model.
-    pub clip: clip::Config,
+    #[serde(rename = "clip")]
+    pub tower: tower::Config,
     /// Language model.
-    pub llm: mistral::Config,
+    pub llm: decoder::Config,
     /// LoRA adapters of the language model; none if the rank is 0.
     pub lora: LoraConfig,
     /// Image encoder for segmentation.
@@ -40,6 +45,13 @@ pub struct Config {
     pub decoder: mask_decoder::Config,
     /// Number of modality classes.
     pub num_classes: i64,
+}
+
+impl Config {
+    /// The sizes of the base.
+    pub fn base(&self) -> Parts {
+        Parts { family: self.family, tower: self.tower.clone(), llm: self.llm.clone() }
+    }
 }
 
 /// Device, dtypes and initialisation of a model.
@@ -100,9 +112,6 @@ impl Stores {
     }
 }
 
-/// Key prefix of the vision tower in the LLaVA-Med shards.
-pub const TOWER_PREFIX: &str = "model.vision_tower.vision_tower.";
-
 const PIXEL_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 const PIXEL_STD: [f32; 3] = [0.229, 0.224, 0.225];
 
@@ -115,16 +124,13 @@ fn in_module<T>(name: &'static str, f: impl FnOnce() -> T) -> T {
 /// The PRS-Med model.
 #[derive(Debug)]
 pub struct PrsMed {
-    clip: clip::ClipVision,
-    projector: Projector,
-    llm: mistral::Mistral,
+    tower: Tower,
+    llm: decoder::Decoder,
     encoder: TinyVit,
     decoder: Shared<MaskDecoder>,
     class_head: Linear,
     /// Channel means and standard deviations of the segmentation images, `[1, 3, 1, 1]` fp32.
     pixel_statistics: [Tensor; 2],
-    /// Channel means and standard deviations of the vision tower's images.
-    clip_statistics: [Tensor; 2],
     stores: Stores,
     config: Config,
     options: BuildOptions,
@@ -150,17 +156,16 @@ impl PrsMed {
         let base = stores.base.root(if options.train_base { Role::Trainable } else { Role::Frozen });
         let trained = |store: &Store| store.root(Role::Trainable);
         let lora: VarPath = trained(&stores.lora_adapter);
-        let tower = base.sub("model").sub("vision_tower").sub("vision_tower");
         let head = trained(&stores.cls).sub(2);
-        let (tower_width, width) = (config.clip.hidden_size, config.llm.hidden_size);
-        let clip = in_module("vision_tower", || clip::ClipVision::new(&tower, &config.clip, options.host_vision));
-        let mm_projector = base.sub("model").sub("mm_projector");
-        let projector = in_module("projector", || Projector::new(&mm_projector, tower_width, width));
+        let keys = &config.family.keys;
+        let [tower, projector] = [keys.tower, keys.projector].map(|prefix| base.sub(prefix.trim_end_matches('.')));
+        let width = config.llm.hidden_size;
+        let tower = Tower::new([&tower, &projector], &config.tower, width, options.host_vision);
         let layers = base.quantized(options.quantization, !options.loads_base);
         let layers = if options.reads_layers { layers } else { layers.without_values() };
         let adapters = (config.lora.rank > 0).then_some((&lora, &config.lora));
         let llm = in_module("llm", || {
-            mistral::Mistral::new(&layers, adapters, &config.llm, options.host_layers, options.ranks)
+            decoder::Decoder::new(&layers, adapters, &config.llm, options.host_layers, options.ranks)
         })
         .with_packed_attention(options.packed_attention);
         let encoder = in_module("image_encoder", || TinyVit::new(&trained(&stores.image_encoder), &config.encoder));
@@ -171,16 +176,13 @@ impl PrsMed {
         });
         let pixel_statistics = [PIXEL_MEAN, PIXEL_STD]
             .map(|values| Tensor::from_slice(&values).view([1, 3, 1, 1]).to_device(options.device));
-        let clip_statistics = clip::pixel_statistics(options.device);
         Self {
-            clip,
-            projector,
+            tower,
             llm,
             encoder,
             decoder: Shared::new(decoder),
             class_head,
             pixel_statistics,
-            clip_statistics,
             stores,
             config: config.clone(),
             options,
@@ -233,39 +235,36 @@ impl PrsMed {
 
     /// Frozen weights in host memory, or divided among ranks.
     pub fn host_weights(&self) -> [&HostWeights; 2] {
-        [self.clip.host_weights(), self.llm.host_weights()]
+        [self.tower.host_weights(), self.llm.host_weights()]
     }
 
     /// The language model.
-    pub fn llm(&self) -> &mistral::Mistral {
+    pub fn llm(&self) -> &decoder::Decoder {
         &self.llm
     }
 
-    /// Number of tokens per image for the language model.
-    pub fn num_image_tokens(&self) -> i64 {
-        self.config.clip.num_patches()
+    /// The tokens of so many images of a batch for the language model.
+    pub fn spans(&self, images: usize) -> Vec<ImageSpan> {
+        self.config.tower.spans(images)
     }
 
     /// Image tokens for the language model. No gradient if the base is frozen.
     ///
     /// # Shapes
-    /// `clip`: images `[b, 3, s, s]`, u8 or normalised floats, or their vision features [`Self::vision_features`],
-    /// `[b, p, w]`; to `[b, p, d]` with `p = (s / patch)^2`.
-    pub fn image_tokens(&self, clip: &Tensor) -> Tensor {
-        let features = (clip.dim() == 4).then(|| self.vision_features(clip));
-        self.frozen_or_trained("projector", || self.projector.forward(features.as_ref().unwrap_or(clip)))
+    /// `input`: images `[b, 3, s, s]`, u8 or normalised floats, or their vision features [`Self::vision_features`],
+    /// `[b, p, w]`; to `[b, p, d]`.
+    pub fn image_tokens(&self, input: &Tensor) -> Tensor {
+        let features = (input.dim() == 4).then(|| self.vision_features(input));
+        self.frozen_or_trained("projector", || self.tower.tokens(features.as_ref().unwrap_or(input)))
     }
 
     /// Vision features: the vision tower's output, before the projector. No gradient if the base is frozen.
     ///
     /// # Shapes
-    /// `clip_image [b, 3, s, s]`, u8 or normalised floats, to `[b, (s / patch)^2, w]` in the compute dtype.
-    pub fn vision_features(&self, clip_image: &Tensor) -> Tensor {
+    /// `images [b, 3, s, s]`, u8 or normalised floats, to `[b, p, w]` in the compute dtype.
+    pub fn vision_features(&self, images: &Tensor) -> Tensor {
         self.frozen_or_trained("vision_tower", || {
-            let pixels = clip_image.to_device(self.options.device);
-            let pixels =
-                if pixels.kind() == Kind::Uint8 { clip::normalise(&pixels, &self.clip_statistics) } else { pixels };
-            self.clip.forward(&self.input(&pixels))
+            self.tower.features(&images.to_device(self.options.device), self.options.compute)
         })
     }
 

@@ -15,6 +15,11 @@ impl Embedding {
         Self { weight: vs.param("weight", &[num, dim], Init::Normal { std }) }
     }
 
+    /// The table.
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
     /// # Shapes
     /// `ids [...]` (i64, `0..num`) to `[..., dim]` in the stored dtype.
     pub fn forward(&self, ids: &Tensor) -> Tensor {

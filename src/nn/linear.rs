@@ -65,9 +65,15 @@ impl Linear {
         Self::with_init(vs, in_dim, out_dim, init, None)
     }
 
-    /// Like [`Linear::no_bias`]; the weight is in NF4 if `vs` is quantized ([`VarPath::quantized`]).
-    pub fn packed(vs: &VarPath, in_dim: i64, out_dim: i64, init: Init) -> Self {
-        Self { weight: vs.matrix("weight", [out_dim, in_dim], init), bias: None, lora: None }
+    /// The weight is in NF4 if `vs` is quantized ([`VarPath::quantized`]). A bias starts at 0.
+    pub fn packed(vs: &VarPath, in_dim: i64, out_dim: i64, init: Init, has_bias: bool) -> Self {
+        let weight = vs.matrix("weight", [out_dim, in_dim], init);
+        Self { weight, bias: has_bias.then(|| vs.param("bias", &[out_dim], Init::Const(0.0))), lora: None }
+    }
+
+    /// A layer without a bias that shares `weight [out_dim, in_dim]`.
+    pub fn sharing(weight: &Tensor) -> Self {
+        Self { weight: Matrix::Dense(weight.shallow_clone()), bias: None, lora: None }
     }
 
     /// The given initialisers; no bias if `bias` is `None`.
@@ -128,15 +134,18 @@ impl Linear {
     fn product(&self, xs: &Tensor) -> Tensor {
         let kind = xs.kind();
         let bias = self.bias.as_ref().map(|b| cast(b, kind));
-        match (&self.weight, &bias) {
+        let product = |bias: Option<&Tensor>| match &self.weight {
+            Matrix::Dense(weight) => xs.linear(&cast(weight, kind), bias),
+            Matrix::Nf4(weight) => weight.linear(xs, bias),
+        };
+        match &bias {
             // with a bias, libtorch's operator returns a view, to which an adapter cannot be added in place
-            (Matrix::Dense(weight), Some(bias)) if self.lora.is_some() => {
-                let mut ys = xs.linear(&cast(weight, kind), None::<&Tensor>);
+            Some(bias) if self.lora.is_some() => {
+                let mut ys = product(None);
                 ys += bias;
                 ys
             }
-            (Matrix::Dense(weight), _) => xs.linear(&cast(weight, kind), bias.as_ref()),
-            (Matrix::Nf4(weight), _) => weight.linear(xs, bias.as_ref()),
+            bias => product(bias.as_ref()),
         }
     }
 

@@ -3,7 +3,7 @@
 use super::cast;
 use crate::tensor::functions::rms_norm;
 use crate::tensor::store::{Init, VarPath};
-use crate::tensor::{Tensor, dims};
+use crate::tensor::{Kind, Tensor, dims};
 
 /// Layer normalisation over the last dimension (Ba et al. 2016).
 #[derive(Debug)]
@@ -88,29 +88,48 @@ impl GroupNorm {
     }
 }
 
-/// Root-mean-square normalisation (Zhang & Sennrich 2019), computed in fp32 as in transformers' Mistral.
+/// Factor of a root-mean-square normalisation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RmsFactor {
+    /// The weight. The quotient is cast to the dtype of the input before the product, as in transformers' Mistral.
+    #[default]
+    Weight,
+    /// One plus the weight, with the product in fp32, as in transformers' Gemma.
+    OnePlusWeight,
+}
+
+/// Root-mean-square normalisation (Zhang & Sennrich 2019), computed in fp32.
 #[derive(Debug)]
 pub struct RmsNorm {
     weight: Tensor,
     eps: f64,
+    factor: RmsFactor,
 }
 
 impl RmsNorm {
     /// This norm with `copy(weight)` in place of its weight.
     #[must_use]
     pub fn copied(&self, copy: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
-        Self { weight: copy(&self.weight), eps: self.eps }
+        Self { weight: copy(&self.weight), ..*self }
     }
 
-    /// Initialised with weight 1.
-    pub fn new(vs: &VarPath, dim: i64, eps: f64) -> Self {
-        Self { weight: vs.param("weight", &[dim], Init::Const(1.0)), eps }
+    /// Initialised with the factor 1.
+    pub fn new(vs: &VarPath, dim: i64, eps: f64, factor: RmsFactor) -> Self {
+        let one = if factor == RmsFactor::Weight { 1.0 } else { 0.0 };
+        Self { weight: vs.param("weight", &[dim], Init::Const(one)), eps, factor }
     }
 
     /// # Shapes
     /// `xs [..., dim]` to the same.
     pub fn forward(&self, xs: &Tensor) -> Tensor {
-        rms_norm(xs, &self.weight, self.eps)
+        match self.factor {
+            RmsFactor::Weight => rms_norm(xs, &self.weight, self.eps),
+            RmsFactor::OnePlusWeight => {
+                let wide = if xs.kind() == Kind::Double { Kind::Double } else { Kind::Float };
+                rms_norm(&xs.to_kind(wide), &(self.weight.to_kind(wide) + 1.0), self.eps).to_kind(xs.kind())
+            }
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //! which may give each module its own rank and scale.
 
 use super::loaded::{ADAPTER_CONFIG, is_published};
+use crate::models::base::{Family, Keys};
 use crate::nn::LoraConfig;
 use crate::nn::peft::PeftConfig;
 use crate::tensor::no_grad;
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// File of the adapters.
 pub(super) const ADAPTER: &str = "lora_adapter/adapter_model.safetensors";
 /// What peft puts before a module's path.
-const PREFIX: &str = "base_model.model.";
+pub(super) const PREFIX: &str = "base_model.model.";
 
 /// Adapters of the original code in a folder.
 struct Published {
@@ -64,23 +65,25 @@ fn module_of(name: &str) -> Option<(&str, &str)> {
     name.strip_prefix(PREFIX)?.strip_suffix(".weight")?.rsplit_once(".lora_")
 }
 
-fn is_unused(name: &str) -> bool {
-    name.contains("vision_tower")
-}
-
 /// Sizes of the adapters in a folder of the original code: the largest rank, and the alpha that gives the modules
 /// without own numbers their scale at this rank.
 ///
 /// # Errors
 /// [`Error::Weights`] for a setting of `adapter_config.json` that cannot be applied.
 pub(super) fn published_sizes(folder: &Path) -> Result<LoraConfig> {
+    // the original code has one family
+    let keys = &<&Family>::default().keys;
     let file = folder.join(ADAPTER_CONFIG);
     let published = Published { peft: PeftConfig::open(&file)?, file };
     let peft = &published.peft;
     let mut rank = peft.default_rank();
     if peft.has_ranks() {
         let archive = Archive::open(&folder.join(ADAPTER))?;
-        let modules = archive.names().iter().filter(|name| !is_unused(name)).filter_map(|name| module_of(name));
+        let modules = archive
+            .names()
+            .iter()
+            .filter(|name| !name.contains(keys.unused_adapters))
+            .filter_map(|name| module_of(name));
         let ranks: Vec<i64> = modules.map(|(module, _)| published.rank(module)).collect::<Result<_>>()?;
         rank = ranks.into_iter().max().unwrap_or(rank);
     }
@@ -95,7 +98,7 @@ pub(super) fn published_sizes(folder: &Path) -> Result<LoraConfig> {
 ///
 /// # Errors
 /// [`Error::Weights`] for settings that cannot be applied. Keys that do not fit are in the report.
-pub(super) fn load(folder: &Path, store: &Store, lora: LoraConfig) -> Result<Option<LoadReport>> {
+pub(super) fn load(folder: &Path, store: &Store, lora: LoraConfig, keys: &Keys) -> Result<Option<LoadReport>> {
     let all = store.entries();
     if all.is_empty() {
         return Ok(None);
@@ -122,7 +125,7 @@ pub(super) fn load(folder: &Path, store: &Store, lora: LoraConfig) -> Result<Opt
         }
         wanted.push((name, tensor));
     }
-    let report = archive.load(&mut wanted, is_unused)?;
+    let report = archive.load(&mut wanted, |name| name.contains(keys.unused_adapters))?;
     for (mut tensor, ratio) in scaled {
         no_grad(|| tensor *= ratio);
     }

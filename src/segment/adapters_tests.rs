@@ -46,7 +46,7 @@ fn outputs(folder: &Path) -> Result<Vec<Tensor>> {
         let root = adapters.root(Role::Trainable).sub("base_model").sub("model").sub("model").sub(layer);
         Linear::no_bias(&path, IN, OUT, Init::Const(0.0)).with_lora(&root, &lora)
     });
-    let report = load(folder, &adapters, lora)?.expect("adapters");
+    let report = load(folder, &adapters, lora, &<&Family>::default().keys)?.expect("adapters");
     report.into_result(folder)?;
     let identity = Tensor::eye(IN, (Kind::Float, Device::Cpu));
     Ok(no_grad(|| layers.iter().map(|layer| layer.forward(&identity, false)).collect()))

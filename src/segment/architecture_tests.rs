@@ -1,22 +1,36 @@
 use super::*;
+use crate::models::base::{LLAVA_MED, check_weights, llava_med};
+use crate::models::{clip, decoder, tower};
 use crate::nn::LoraConfig;
 use crate::segment::setup::planned_sizes;
 use crate::tensor::weights::write_safetensors;
 use crate::tensor::{Device, Kind, Tensor};
 use serde_json::json;
+use std::collections::BTreeMap;
 
 /// A folder with this `config.json`: the sizes of a small language model, and `more`.
 fn folder(more: &Value) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let llm = mistral::Config { hidden_size: 128, intermediate_size: 256, ..mistral::Config::mistral_7b() };
+    let llm = decoder::Config { hidden_size: 128, intermediate_size: 256, ..llava_med::sizes().llm };
     let mut config = serde_json::to_value(llm).unwrap();
     config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
     folder
 }
 
-fn llm_config(folder: &Path) -> Result<mistral::Config> {
-    language_model(folder)?.llm()
+fn llm_config(folder: &Path) -> Result<decoder::Config> {
+    let (family, fields) = base::open(folder)?;
+    (family.read)(&fields)
+}
+
+fn clip_of(tower: tower::Config) -> clip::Config {
+    let tower::Config::Clip(config) = tower;
+    config
+}
+
+/// The vision tower in a CLIP repository.
+fn tower_config(folder: &Path) -> Result<clip::Config> {
+    (llava_med::FAMILY.tower.read)(folder).map(clip_of)
 }
 
 /// [`check_parts`] of parts that are not on the hub.
@@ -47,7 +61,7 @@ fn language_models_of_other_architectures_are_refused_with_those_that_are_suppor
         let text = error.to_string();
         assert!(text.contains(&format!(": {name}")), "{text}");
         let supported = " is not supported; supported: LlavaMistralForCausalLM, MistralForCausalLM";
-        assert!(text.ends_with(supported) && error.hint().contains(LLAVA_MED), "{text}");
+        assert!(text.contains(supported) && error.hint().contains(LLAVA_MED), "{text}");
     }
     for config in [
         json!({"architectures": ["LlavaMistralForCausalLM"], "model_type": "llava_mistral", "rope_scaling": null}),
@@ -109,31 +123,41 @@ fn sizes_of_a_base_on_the_hub_are_those_of_its_config() {
         let mut configs = Configs::new();
         assert_eq!(check_parts(&model, &mut configs, &fetch)?, Vec::<String>::new());
         // configs are an argument: nothing is remembered between two calls
-        let unread = planned_sizes(&model, &Configs::new(), LoraConfig::default(), 2)?;
-        assert_eq!(unread.llm, mistral::Config::mistral_7b());
+        let unread = planned_sizes(&model, &Configs::new(), LoraConfig::default(), 2).unwrap_err().to_string();
+        assert!(unread.contains(&format!("the `config.json` of `{spec}` was not read")), "{unread}");
         planned_sizes(&model, &configs, LoraConfig::default(), 2)
     };
     let sizes = of("hub:test/small", &json!({"num_hidden_layers": 3})).unwrap();
     assert_eq!((sizes.llm.hidden_size, sizes.llm.num_hidden_layers), (128, 3));
-    assert_eq!((sizes.decoder.prompt_dim, &sizes.clip), (128, &clip::Config::vit_l_14_336()));
+    assert_eq!((sizes.decoder.prompt_dim, clip_of(sizes.tower)), (128, clip::Config::vit_l_14_336()));
     let sizes = of("hub:test/224", &json!({"mm_vision_tower": "openai/clip-vit-large-patch14"})).unwrap();
-    assert_eq!(sizes.clip.image_size, 224);
+    assert_eq!(sizes.tower.image_size(), 224);
     let error = of("hub:test/qwen", &json!({"architectures": ["Qwen2VLForConditionalGeneration"]})).unwrap_err();
     let text = error.to_string();
     assert!(text.starts_with("`model.base`: `hub:test/qwen`: Qwen2VLForConditionalGeneration is not"), "{text}");
 }
 
 #[test]
-fn a_config_that_cannot_be_read_is_a_warning_and_known_ones_are_not_asked_for() {
+fn a_config_that_cannot_be_read_is_an_error_and_known_ones_are_not_asked_for() {
     let fetch = |spec: &str| Err(Error::hub(spec, "cannot be reached", "check the network"));
+    let of = |model: ModelConfig| check_parts(&model, &mut Configs::new(), &fetch);
+    let spec = || "hub:test/absent".to_owned();
+    for (key, model) in [
+        ("model.base", ModelConfig { base: spec(), ..ModelConfig::default() }),
+        ("model.vision_tower", ModelConfig { vision_tower: spec(), ..ModelConfig::default() }),
+    ] {
+        let text = planned_sizes(&model, &Configs::new(), LoraConfig::default(), 2).unwrap_err().to_string();
+        assert!(text.starts_with(&format!("`{key}`: the `config.json` of `hub:test/absent` was not read")), "{text}");
+        let error = of(model).unwrap_err();
+        let text = format!("`{key}`: the `config.json` of `hub:test/absent`, which says what it is, cannot be read (");
+        assert!(error.to_string().starts_with(&text) && error.to_string().contains("cannot be reached"), "{error}");
+    }
+    let tower = ModelConfig { vision_tower: "hub:openai/clip-vit-large-patch14-336".into(), ..ModelConfig::default() };
+    assert_eq!(of(tower.clone()).unwrap(), [""; 0]);
+    planned_sizes(&tower, &Configs::new(), LoraConfig::default(), 2).unwrap();
     let warnings = |base: &str, image_encoder: &str| {
-        let model = ModelConfig { base: base.into(), image_encoder: image_encoder.into(), ..ModelConfig::default() };
-        check_parts(&model, &mut Configs::new(), &fetch).unwrap()
+        of(ModelConfig { base: base.into(), image_encoder: image_encoder.into(), ..ModelConfig::default() }).unwrap()
     };
-    let given = warnings("hub:test/absent", RANDOM);
-    assert_eq!(given.len(), 1);
-    let text = "the `config.json` of `hub:test/absent` could not be read: memory and times are those of LLaVA-Med v1.5";
-    assert!(given[0].starts_with(text), "{given:?}");
     for (base, encoder) in [(LLAVA_MED, TINY_SAM), (&*format!("{LLAVA_MED}@main"), RANDOM), (RANDOM, "hub:o/tinysam")] {
         assert_eq!(warnings(base, encoder), Vec::<String>::new(), "{base} {encoder}");
     }
@@ -192,11 +216,11 @@ fn another_sam_on_the_hub_is_recognised_by_its_config() {
 
 #[test]
 fn weights_that_do_not_belong_to_their_config_are_refused_before_memory_is_asked_for() {
-    let llm = mistral::Config { hidden_size: 8, vocab_size: 16, num_hidden_layers: 2, ..mistral::Config::mistral_7b() };
+    let llm = decoder::Config { hidden_size: 8, vocab_size: 16, num_hidden_layers: 2, ..llava_med::sizes().llm };
     let of = |tensors: &[(&str, &[i64])]| {
         let folder = tempfile::tempdir().unwrap();
         file(folder.path(), tensors);
-        check_llm_weights(folder.path(), &llm).map_err(|error| error.to_string())
+        check_weights(folder.path(), Default::default(), &llm).map_err(|error| error.to_string())
     };
     let (embeddings, last) = ("model.embed_tokens.weight", "model.layers.1.input_layernorm.weight");
     assert_eq!(of(&[(embeddings, &[16, 8]), (last, &[8])]), Ok(()));
@@ -223,28 +247,6 @@ fn an_image_encoder_that_cannot_be_read_is_judged_by_its_name() {
     }
     assert_eq!(checked("tinysam_42.3.pth").unwrap(), [""; 0]);
     assert!(checked("/none/mine.pth").unwrap()[0].contains("planned as TinyViT"));
-}
-
-#[test]
-fn a_language_model_that_cannot_be_read_is_judged_by_its_name() {
-    let fetch = |_: &str| Err(Error::hub("hub:o/n", "is not in the cache", "fetch it"));
-    let checked = |spec: &str| {
-        let model = ModelConfig { base: spec.to_owned(), ..ModelConfig::default() };
-        check_parts(&model, &mut Configs::new(), &fetch)
-    };
-    for spec in [
-        "hub:Qwen/Qwen2-VL-7B-Instruct",
-        "hub:google/medgemma-4b-it",
-        "hub:lmsys/vicuna-7b-v1.5",
-        "hub:liuhaotian/llava-v1.5-7b",
-        "hub:meta-llama/Llama-3.2-11B-Vision@main",
-    ] {
-        let refused = checked(spec).map(|_| ()).err().map(|error| error.to_string());
-        assert!(refused.as_ref().is_some_and(|text| text.contains("not supported; supported: Llava")), "{refused:?}");
-    }
-    for spec in ["hub:lab/our-llava-med", "hub:liuhaotian/llava-v1.6-mistral-7b"] {
-        assert!(checked(spec).unwrap()[0].contains("memory and times are those of LLaVA-Med"), "{spec}");
-    }
 }
 
 /// The base that [`folder`] makes with the fields `more`, as a setting.
@@ -404,7 +406,7 @@ fn a_chat_template_is_not_used_and_this_is_said() {
 /// A base on this machine: `config.json` with `more`, and the shapes of a tower with two layers.
 fn base_with_tower(more: &Value) -> tempfile::TempDir {
     let folder = folder(more);
-    let name = |key: &str| format!("{TOWER_PREFIX}vision_model.{key}");
+    let name = |key: &str| format!("{}vision_model.{key}", llava_med::FAMILY.keys.tower);
     let tensors: Vec<(String, Vec<i64>)> = [
         ("embeddings.patch_embedding.weight", vec![96, 3, 14, 14]),
         ("embeddings.position_embedding.weight", vec![37, 96]),
@@ -425,7 +427,7 @@ fn a_tower_inside_a_base_is_computed_as_its_config_describes_it() {
         let folder = base_with_tower(&more);
         let model = ModelConfig { base: folder.path().display().to_string(), ..ModelConfig::default() };
         let sizes = planned_sizes(&model, &Configs::new(), LoraConfig::default(), 2);
-        sizes.map(|sizes| sizes.clip).map_err(|error| error.to_string())
+        sizes.map(|sizes| clip_of(sizes.tower)).map_err(|error| error.to_string())
     };
     let vision = json!({"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4,
         "image_size": 84, "patch_size": 14, "layer_norm_eps": 1e-6});

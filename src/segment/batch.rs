@@ -4,7 +4,7 @@ use crate::data::batch::Collated;
 use crate::data::features::{Dtype, FeatureShape, Key, Seen};
 use crate::tensor::{Kind, Tensor};
 
-/// Inputs and targets of one micro-batch: `P` images, `B` samples (questions about them), sides `C` (CLIP) and `S`
+/// Inputs and targets of one micro-batch: `P` images, `B` samples (questions about them), sides `C` (vision tower) and `S`
 /// (SAM).
 #[derive(Debug)]
 pub struct Batch {
@@ -13,7 +13,7 @@ pub struct Batch {
     /// Index of the answer's first id in each text.
     pub answer_starts: Vec<usize>,
     /// The `P` images for the vision tower, or their cached features.
-    pub clip: ClipInput,
+    pub tower: TowerInput,
     /// u8 `[P, 3, S, S]`, not normalised.
     pub sam_image: Tensor,
     /// u8 `[B, 1, S, S]`, 255 = foreground.
@@ -30,7 +30,7 @@ pub struct Batch {
 
 /// Images of a batch for the vision tower.
 #[derive(Debug)]
-pub enum ClipInput {
+pub enum TowerInput {
     /// u8 `[B, 3, C, C]`, not normalised.
     Pixels(Tensor),
     /// Image by image, with a vision feature cache.
@@ -67,11 +67,11 @@ impl From<Collated> for Batch {
     fn from(host: Collated) -> Self {
         let (count, images) = (to_i64(host.rows.len()), to_i64(host.groups.len()));
         let sam = i64::from(host.config.sam_size);
-        let clip = clip_input(&host);
+        let tower = tower_input(&host);
         Self {
             texts: host.texts,
             answer_starts: host.answer_starts,
-            clip,
+            tower,
             sam_image: Tensor::from_slice(&host.sam).view([images, 3, sam, sam]),
             mask: Tensor::from_slice(&host.mask).view([count, 1, sam, sam]),
             has_mask: host.with_unknown_masks.then_some(host.has_mask),
@@ -82,12 +82,12 @@ impl From<Collated> for Batch {
     }
 }
 
-fn clip_input(host: &Collated) -> ClipInput {
-    let side = i64::from(host.config.clip_size);
+fn tower_input(host: &Collated) -> TowerInput {
+    let side = i64::from(host.config.tower_size);
     let Some(shape) = host.features else {
-        return ClipInput::Pixels(Tensor::from_slice(&host.clip).view([-1, 3, side, side]));
+        return TowerInput::Pixels(Tensor::from_slice(&host.tower).view([-1, 3, side, side]));
     };
-    let mut images = host.clip.chunks(3 * host.config.clip_size as usize * host.config.clip_size as usize);
+    let mut images = host.tower.chunks(3 * host.config.tower_size as usize * host.config.tower_size as usize);
     let view = |seen: &Seen| match seen {
         Seen::Features(bytes) => View::Features(feature_tensor(shape, bytes)),
         Seen::New(key) => {
@@ -95,7 +95,7 @@ fn clip_input(host: &Collated) -> ClipInput {
             View::New { key: *key, pixels }
         }
     };
-    ClipInput::Views(host.seen.iter().map(view).collect())
+    TowerInput::Views(host.seen.iter().map(view).collect())
 }
 
 /// The dtype of cached features as libtorch names it.
@@ -134,7 +134,8 @@ mod tests {
     use crate::tensor::Kind;
 
     const CONFIG: PixelConfig = PixelConfig {
-        clip_size: 2,
+        tower_size: 2,
+        padding: [0; 3],
         sam_size: 3,
         mask: MaskMode::Soft,
         pad_offset: PadOffset::Centre,
@@ -143,7 +144,7 @@ mod tests {
 
     fn sample(row: usize, ids: &[i64]) -> Sample {
         let byte = u8::try_from(row).expect("small");
-        let pixels = Pixels { clip: vec![byte; 12], sam: vec![byte; 27], mask: vec![byte + 50; 9] };
+        let pixels = Pixels { tower: vec![byte; 12], sam: vec![byte; 27], mask: vec![byte + 50; 9] };
         let ids = ids.to_vec();
         let has_mask = row != 2;
         Sample { row, label: row + 1, ids, answer_start: 1, has_mask, pixels: Arc::new(pixels), seen: None }
@@ -156,9 +157,9 @@ mod tests {
             .into();
         assert_eq!((batch.texts, batch.answer_starts), (vec![vec![1, -200, 7], vec![1, 9]], vec![1, 1]));
         assert_eq!(batch.sam_image.kind(), Kind::Uint8);
-        let ClipInput::Pixels(clip) = &batch.clip else { panic!("features are cached") };
-        assert_eq!((clip.size().as_slice(), clip.kind()), ([2, 3, 2, 2].as_slice(), Kind::Uint8));
-        assert_eq!(clip.int64_value(&[1, 0, 1, 1]), 2);
+        let TowerInput::Pixels(tower) = &batch.tower else { panic!("features are cached") };
+        assert_eq!((tower.size().as_slice(), tower.kind()), ([2, 3, 2, 2].as_slice(), Kind::Uint8));
+        assert_eq!(tower.int64_value(&[1, 0, 1, 1]), 2);
         assert_eq!(batch.sam_image.size(), [2, 3, 3, 3]);
         assert_eq!(batch.mask.size(), [2, 1, 3, 3]);
         assert_eq!((batch.mask.int64_value(&[1, 0, 2, 2]), batch.mask.kind()), (52, Kind::Uint8));
@@ -190,7 +191,7 @@ mod tests {
         let seen = |row, seen: Seen| Sample { seen: Some(seen), ..sample(row, &[1]) };
         let samples = [seen(3, Seen::New([3; 32])), seen(4, known), seen(5, Seen::New([5; 32]))].map(|one| vec![one]);
         let batch: Batch = Collated::new(&samples, CONFIG, Some(shape)).expect("fits").into();
-        let ClipInput::Views(views) = &batch.clip else { panic!("features are not cached") };
+        let TowerInput::Views(views) = &batch.tower else { panic!("features are not cached") };
         match &views[..] {
             [View::New { key: [3, ..], pixels: a }, View::Features(known), View::New { key: [5, ..], pixels: b }] => {
                 assert_eq!((a.size(), a.int64_value(&[0, 2, 1, 1])), (vec![1, 3, 2, 2], 3));

@@ -5,8 +5,9 @@ use crate::data::classical::Augment;
 use crate::data::labels::Labels;
 use crate::data::mixing_sampler::Ratio;
 use crate::data::split::Fold;
-use crate::models::mistral::PackedAttention;
-use crate::models::{clip, mask_decoder, mistral, tiny_vit};
+use crate::models::base::{Family, LLAVA_MED, Parts};
+use crate::models::decoder::{self, PackedAttention};
+use crate::models::{mask_decoder, tiny_vit, tower};
 use crate::nn::Quantization;
 use crate::setting::settings;
 use crate::trainer::FirstLayers;
@@ -26,7 +27,7 @@ settings! {
         /// `hub:owner/name`; empty = none. Its classes may be others.
         init: String = String::new(), results(Changes), resume(Fixed);
         /// Language model with vision tower and projector: `hub:owner/name[@rev]`, a folder, or `random`.
-        base: String = "hub:microsoft/llava-med-v1.5-mistral-7b".into(), results(Changes), resume(Fixed);
+        base: String = LLAVA_MED.into(), results(Changes), resume(Fixed);
         /// A separate CLIP repository or folder; empty = the tower inside `model.base`.
         vision_tower: String = String::new(), results(Changes), resume(Fixed);
         /// TinySAM or MobileSAM weights: a file or folder, `hub:owner/name` with one weight file,
@@ -111,10 +112,14 @@ pub enum BatchNorm {
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sizes {
+    /// Family of the base.
+    #[serde(default, skip_serializing_if = "Family::is_default")]
+    pub family: &'static Family,
     /// Vision tower.
-    pub clip: clip::Config,
+    #[serde(rename = "clip")]
+    pub tower: tower::Config,
     /// Language model; `vocab_size` is replaced by the tokenizer's.
-    pub llm: mistral::Config,
+    pub llm: decoder::Config,
     /// Image encoder.
     pub encoder: tiny_vit::Config,
     /// Width of the decoder's prompt MLP.
@@ -123,6 +128,14 @@ pub struct Sizes {
     pub decoder_heads: [i64; 2],
     /// Pieces of a tokenizer trained on the data's texts.
     pub vocab_size: usize,
+}
+
+impl Sizes {
+    /// The parts of a base with random weights and a vocabulary of `vocab_size` tokens.
+    pub fn base(&self, vocab_size: i64) -> Parts {
+        let llm = decoder::Config { vocab_size, ..self.llm.clone() };
+        Parts { family: self.family, tower: self.tower.clone(), llm }
+    }
 }
 
 /// Vision feature cache: location of the frozen tower's cached output.

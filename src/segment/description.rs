@@ -2,6 +2,7 @@
 
 use super::config::{ModelConfig, RANDOM};
 use super::loaded::{DESCRIPTION, Description, FORMAT};
+use crate::models::limits::{self, MAX_COUNT, MAX_SIDE, MAX_VOCABULARY, MAX_WIDTH, check_multiple};
 use crate::models::{prsmed, tiny_vit};
 use crate::nn::Quantization;
 use crate::tensor::weights::{CHECKSUMS, verify_folder_without};
@@ -10,24 +11,12 @@ use crate::{Error, Result, files};
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// Largest side of an image in pixels.
-const MAX_SIDE: i64 = 1 << 14;
-/// Largest width of a layer. The largest language models have 2^14.
-const MAX_WIDTH: i64 = 1 << 18;
-/// Largest inner width of an MLP. It is the size of tensors only, and libtorch reports what does not fit into memory.
-const MAX_INNER_WIDTH: i64 = 1 << 40;
-/// Most heads.
-const MAX_COUNT: i64 = 1 << 12;
-/// Most layers of the language model or the vision tower. The largest models have some hundreds.
-const MAX_LAYERS: i64 = 1 << 10;
 /// Most blocks of a stage of the image encoder.
 const MAX_DEPTH: i64 = 1 << 8;
 /// Largest side of an attention window, in cells.
 const MAX_WINDOW: i64 = 1 << 6;
 /// Most pairs of cells in the windows of all blocks. Each pair is a number in a table of the image encoder.
 const MAX_WINDOW_PAIRS: i64 = 1 << 22;
-/// Most tokens of a vocabulary, and most classes.
-const MAX_VOCABULARY: i64 = 1 << 22;
 
 /// Reads and checks `model.json`.
 ///
@@ -38,7 +27,9 @@ pub fn describe(folder: &Path) -> Result<Description> {
     let hint = "give a run folder made by `prsmed train`, its `last/` or `best/`, or a published PRS-Med folder";
     let text = files::read(&path, files::MAX_SETTINGS)
         .map_err(|e| Error::weights(folder, format!("not a checkpoint folder ({e})"), hint))?;
-    let description = serde_json::from_slice(&text).map_err(|e| Error::weights(&path, e.to_string(), hint))?;
+    let mut description: Description =
+        serde_json::from_slice(&text).map_err(|e| Error::weights(&path, e.to_string(), hint))?;
+    description.pixels.padding = description.sizes.tower.padding();
     check_description(&path, &description)?;
     Ok(description)
 }
@@ -78,7 +69,11 @@ pub(super) fn check_description(path: &Path, description: &Description) -> Resul
             i64::try_from(modalities.len()).unwrap_or(i64::MAX),
             sizes.num_classes,
         ),
-        ("`pixels.clip_size` and `sizes.clip.image_size`", pixels.clip_size.into(), sizes.clip.image_size),
+        (
+            "the sides of the vision tower's images in `pixels` and `sizes`",
+            pixels.tower_size.into(),
+            sizes.tower.image_size(),
+        ),
         ("`pixels.sam_size` and `model.image_size`", pixels.sam_size.into(), model.image_size),
         ("`sizes.decoder.prompt_dim` and `sizes.llm.hidden_size`", sizes.decoder.prompt_dim, sizes.llm.hidden_size),
         ("`sizes.decoder.image_dim` and `sizes.encoder.out_dim`", sizes.decoder.image_dim, sizes.encoder.out_dim),
@@ -100,21 +95,11 @@ pub(super) fn check_sizes(config: &ModelConfig, sizes: &prsmed::Config) -> Resul
 
 /// Refuses sizes that no model has, before memory for them is asked for.
 fn check_ranges(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
-    let prsmed::Config { clip, llm, lora, encoder, decoder, num_classes } = sizes;
+    let prsmed::Config { tower, llm, lora, encoder, decoder, num_classes, .. } = sizes;
+    tower.check()?;
+    llm.check()?;
     let single = [
         ("model.image_size", config.image_size, MAX_SIDE),
-        ("model.sizes.clip.image_size", clip.image_size, MAX_SIDE),
-        ("model.sizes.clip.patch_size", clip.patch_size, MAX_SIDE),
-        ("model.sizes.clip.hidden_size", clip.hidden_size, MAX_WIDTH),
-        ("model.sizes.clip.intermediate_size", clip.intermediate_size, MAX_INNER_WIDTH),
-        ("model.sizes.clip.num_hidden_layers", clip.num_hidden_layers, MAX_LAYERS),
-        ("model.sizes.clip.num_attention_heads", clip.num_attention_heads, MAX_COUNT),
-        ("model.sizes.llm.hidden_size", llm.hidden_size, MAX_WIDTH),
-        ("model.sizes.llm.intermediate_size", llm.intermediate_size, MAX_INNER_WIDTH),
-        ("model.sizes.llm.num_hidden_layers", llm.num_hidden_layers, MAX_LAYERS),
-        ("model.sizes.llm.num_attention_heads", llm.num_attention_heads, MAX_COUNT),
-        ("model.sizes.llm.num_key_value_heads", llm.num_key_value_heads, MAX_COUNT),
-        ("model.sizes.llm.vocab_size", llm.vocab_size, MAX_VOCABULARY),
         ("model.sizes.encoder.out_dim", encoder.out_dim, MAX_WIDTH),
         ("model.sizes.decoder_hidden_dim", decoder.hidden_dim, MAX_WIDTH),
         ("model.sizes.decoder.feed_forward_dim", decoder.feed_forward_dim, MAX_WIDTH),
@@ -127,15 +112,7 @@ fn check_ranges(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
         ("model.sizes.encoder.window_sizes", encoder.window_sizes, MAX_WINDOW),
     ];
     let stages = stages.into_iter().flat_map(|(key, values, most)| values.map(|value| (key, value, most)));
-    for (key, value, most) in single.into_iter().chain(stages) {
-        if !(1..=most).contains(&value) {
-            return Err(Error::config(
-                key,
-                format!("must be from 1 to {most}, got {value}"),
-                "use the size of the model",
-            ));
-        }
-    }
+    limits::check_ranges(&single.into_iter().chain(stages).collect::<Vec<_>>())?;
     let pairs: i64 = (1..4).map(|i| encoder.depths[i] * encoder.window_sizes[i].pow(4)).sum();
     if pairs > MAX_WINDOW_PAIRS {
         let reason = format!("the windows have {pairs} pairs of cells, {MAX_WINDOW_PAIRS} are the limit");
@@ -150,34 +127,30 @@ fn check_ranges(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
 }
 
 fn check_multiples(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
-    let divides = |key: &str, what: &str, whole: i64, part: i64| {
-        if part > 0 && whole > 0 && whole % part == 0 {
-            return Ok(());
-        }
-        Err(Error::config(
-            key,
-            format!("{what}: {whole} is not a positive multiple of {part}"),
-            "change one of the two",
-        ))
-    };
     if config.decoder_positions {
-        divides("model.sizes.encoder.out_dim", "channels and the four parts of positions", sizes.decoder.image_dim, 4)?;
+        check_multiple(
+            "model.sizes.encoder.out_dim",
+            "channels and the four parts of positions",
+            sizes.decoder.image_dim,
+            4,
+        )?;
     }
-    divides("model.image_size", "pixels and the encoder's stride", config.image_size, tiny_vit::STRIDE)?;
-    divides("model.sizes.clip", "image and patch", sizes.clip.image_size, sizes.clip.patch_size)?;
-    divides("model.sizes.clip", "width and heads", sizes.clip.hidden_size, sizes.clip.num_attention_heads)?;
-    divides("model.sizes.llm", "width and heads", sizes.llm.hidden_size, sizes.llm.num_attention_heads)?;
-    divides(
-        "model.sizes.llm",
-        "query and key-value heads",
-        sizes.llm.num_attention_heads,
-        sizes.llm.num_key_value_heads,
+    check_multiple("model.image_size", "pixels and the encoder's stride", config.image_size, tiny_vit::STRIDE)?;
+    check_multiple(
+        "model.sizes.decoder_heads",
+        "channels and heads",
+        sizes.decoder.image_dim,
+        sizes.decoder.cross_heads,
     )?;
-    divides("model.sizes.decoder_heads", "channels and heads", sizes.decoder.image_dim, sizes.decoder.cross_heads)?;
-    divides("model.sizes.decoder_heads", "channels and heads", sizes.decoder.image_dim, sizes.decoder.self_heads)?;
+    check_multiple(
+        "model.sizes.decoder_heads",
+        "channels and heads",
+        sizes.decoder.image_dim,
+        sizes.decoder.self_heads,
+    )?;
     for i in 1..4 {
         let (dim, heads) = (sizes.encoder.embed_dims[i], sizes.encoder.num_heads[i]);
-        divides("model.sizes.encoder", "channels and heads", dim, heads)?;
+        check_multiple("model.sizes.encoder", "channels and heads", dim, heads)?;
     }
     Ok(())
 }

@@ -12,10 +12,10 @@ use super::vision_features::{VisionInput, feature_shape};
 use super::{predict, task, validation, weights};
 use crate::Result;
 use crate::data::features::FeatureShape;
+use crate::data::text::IMAGE_TOKEN;
 use crate::event::Observer;
-use crate::models::llava::IMAGE_TOKEN;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
-use crate::segment::batch::{ClipInput, View};
+use crate::segment::batch::{TowerInput, View};
 use crate::tensor::collective::Peers;
 use crate::tensor::host_weights::HostWeights;
 use crate::tensor::weights::Staged;
@@ -167,13 +167,14 @@ impl SegmentDryRun {
 
     /// `count` images for the vision tower, on `device`. `seen`: their features are in the cache.
     fn vision(&self, count: i64, seen: bool, device: Device) -> VisionInput {
-        let clip = &self.model.config().clip;
-        let images = |count| blank([count, 3, clip.image_size, clip.image_size], Kind::Uint8, device);
+        let tower = &self.model.config().tower;
+        let side = tower.image_size();
+        let images = |count| blank([count, 3, side, side], Kind::Uint8, device);
         if !self.caches_features {
             return images(count).into();
         }
         let kind = self.model.options().compute;
-        let FeatureShape { tokens, width, .. } = feature_shape(clip, kind);
+        let FeatureShape { tokens, width, .. } = feature_shape(tower, kind);
         let view = |_| {
             if seen {
                 View::Features(blank([1, tokens, width], kind, device))
@@ -182,7 +183,7 @@ impl SegmentDryRun {
             }
         };
         let views = (0..count).map(view);
-        VisionInput::new(ClipInput::Views(views.collect()), None)
+        VisionInput::new(TowerInput::Views(views.collect()), None)
     }
 
     /// Device of loaded batches: the CPU; in a planned CPU run, the meta device.
@@ -217,7 +218,7 @@ impl SegmentDryRun {
         let layout = |rows: &[(usize, usize)]| {
             let texts = rows.iter().map(|(ids, _)| self.text(*ids)).collect();
             let starts: Vec<usize> = rows.iter().map(|(_, start)| *start).collect();
-            Layout::new(texts, &starts, &vec![questions; images], semantics, self.model.num_image_tokens())
+            Layout::new(texts, &starts, &vec![questions; images], semantics, self.model.spans(images))
         };
         let Example { text_tokens, answer_tokens, .. } = self.example;
         let answer_start = text_tokens - answer_tokens;
@@ -395,10 +396,10 @@ impl DryRunTask for SegmentDryRun {
 
     fn predict(&self) -> Result<()> {
         let device = self.input_device();
-        let (clip, side) = (self.model.config().clip.image_size, self.settings.image_size);
+        let (tower, side) = (self.model.config().tower.image_size(), self.settings.image_size);
         let images = {
             let _category = ledger::enter(ledger::Category::Inputs);
-            [blank([1, 3, clip, clip], Kind::Uint8, device), blank([1, 3, side, side], Kind::Uint8, device)]
+            [blank([1, 3, tower, tower], Kind::Uint8, device), blank([1, 3, side, side], Kind::Uint8, device)]
         };
         let Example { text_tokens, new_tokens, .. } = self.example;
         let text = self.text(text_tokens);

@@ -1,9 +1,9 @@
 //! A new model that starts from the weights of a trained run (`model.init`), also for data with other classes.
 
-use super::architecture::Configs;
 use super::config::ModelConfig;
 use super::description::{check_adapters, check_sizes, describe, verify};
 use super::loaded::{Build, Description, LoadedModel, RunOverrides, pixels};
+use super::parts::{Configs, digests};
 use super::resume::DATA_FILE;
 use super::{needs, setup, weights};
 use crate::data::identity::SeenImages;
@@ -51,12 +51,13 @@ pub fn create(
             "has other weights than those that the run of `--init` was trained with: its adapters may not fit them";
         warnings.push(format!("`{part}`: `{}` {text}", path.display()));
     }
-    let (tokenizer, of_tokenizer) = setup::tokenizer_of(&folder, &base, &sizes)?;
+    let (tokenizer, of_tokenizer) = setup::tokenizer_of(&folder, &base, &trained)?;
     warnings.extend(of_tokenizer);
     let pixels = pixels(config, &sizes);
     let mut description = Description::new(config.clone(), sizes, modalities.to_vec(), pixels);
+    description.prompt = trained.prompt.clone();
     description.sources = trained.sources.clone();
-    description.digests = if is_own { trained.digests.clone() } else { weights::digests(&parts)? };
+    description.digests = if is_own { trained.digests.clone() } else { digests(&parts)? };
     let note = note(&folder, modalities, &taken);
     Ok((
         LoadedModel {

@@ -11,8 +11,9 @@
 //! l tokens of the longest prompt. The prompt is everything before the answer; the mask decoder reads only the prompt.
 
 use super::Semantics;
-use crate::models::llava::IMAGE_TOKEN;
-use crate::models::mistral::AttentionPattern;
+use crate::data::text::IMAGE_TOKEN;
+use crate::models::decoder::AttentionPattern;
+use crate::models::tower::ImageSpan;
 use crate::tensor::async_copy::{Bundle, Place, Sent};
 use crate::tensor::functions::Segments;
 use crate::tensor::{Device, Tensor};
@@ -76,7 +77,8 @@ pub struct Layout {
     /// Tokens of each sequence.
     lengths: Vec<usize>,
     images: usize,
-    image_tokens: usize,
+    /// The tokens of each image.
+    spans: Vec<ImageSpan>,
     semantics: Semantics,
     needed: Sizes,
     sizes: Sizes,
@@ -87,7 +89,7 @@ impl Layout {
     /// - `texts`: ids of each question without padding, with exactly one [`IMAGE_TOKEN`].
     /// - `answer_starts`: index of the answer's first id in each text.
     /// - `groups`: number of questions of each image, in order.
-    /// - `image_tokens`: number of tokens that replace the image token.
+    /// - `spans`: the tokens that replace the image token, of each image.
     ///
     /// Questions of an image share a sequence if their ids up to the image token are the same. They never do under
     /// semantics whose decoder reads more than prompts.
@@ -99,9 +101,9 @@ impl Layout {
         answer_starts: &[usize],
         groups: &[usize],
         semantics: Semantics,
-        image_tokens: i64,
+        spans: Vec<ImageSpan>,
     ) -> Self {
-        let image_tokens = usize::try_from(image_tokens).expect("a count of tokens");
+        assert_eq!(groups.len(), spans.len(), "shape mismatch: images");
         assert_eq!(groups.iter().sum::<usize>(), texts.len(), "shape mismatch: questions of the images");
         let images = groups.iter().enumerate().flat_map(|(image, count)| std::iter::repeat_n(image, *count));
         let (mut questions, mut lengths) = (Vec::<Question>::with_capacity(texts.len()), Vec::<usize>::new());
@@ -111,7 +113,7 @@ impl Layout {
                 last.image == image && last.before_image() == &text[..image_at] && semantics.hides_answer()
             });
             if !shares {
-                lengths.push(image_at + image_tokens);
+                lengths.push(image_at + spans[image].tokens);
             }
             let sequence = lengths.len() - 1;
             let start = lengths[sequence];
@@ -122,7 +124,7 @@ impl Layout {
             questions,
             lengths,
             images: groups.len(),
-            image_tokens,
+            spans,
             semantics,
             needed: Sizes { sequence: 0, supervised: 0, prompt: 0 },
             sizes: Sizes { sequence: 0, supervised: 0, prompt: 0 },
@@ -162,7 +164,7 @@ impl Layout {
         let starts: Vec<usize> = questions.iter().map(|question| question.answer_start).collect();
         let count = |image| questions.iter().filter(|question| question.image == image).count();
         let groups: Vec<usize> = range.clone().map(count).collect();
-        let part = Self::new(texts, &starts, &groups, self.semantics, to_i64(self.image_tokens));
+        let part = Self::new(texts, &starts, &groups, self.semantics, self.spans[range.clone()].to_vec());
         if self.is_padded { part.padded_to(self.sizes) } else { part }
     }
 
@@ -182,9 +184,9 @@ impl Layout {
         self.sizes
     }
 
-    /// Tokens of so many ids, one of which is the image token.
+    /// Most tokens of so many ids, one of which is the image token.
     pub fn tokens_with_image(&self, ids: usize) -> usize {
-        ids + self.image_tokens - 1
+        ids + self.spans.iter().map(|span| span.tokens).max().unwrap_or(1) - 1
     }
 
     /// Questions, q.
@@ -226,13 +228,17 @@ impl Layout {
     pub fn to_device_with(&self, device: Device, numbers: &[f32]) -> (DeviceLayout, Tensor) {
         let mut bundle = Bundle::default();
         let [s, t, q, l] = [self.sequences(), self.sizes.sequence, self.questions(), self.sizes.prompt].map(to_i64);
-        let (positions, labels) = self.supervised_targets();
+        let (targets, labels) = self.supervised_targets();
         let is_ragged = self.lengths.iter().any(|length| *length < self.sizes.sequence);
         let list = |bundle: &mut Bundle, values: &[i64]| bundle.numbers(values, &[to_i64(values.len())]);
+        let positions = (!self.has_plain_positions()).then(|| {
+            let values = self.positions();
+            let axes = [to_i64(values.len()) / (s * t).max(1), s, t];
+            bundle.numbers(&values, if axes[0] == 1 { &axes[1..] } else { &axes })
+        });
         let packed = self.is_packed().then(|| {
-            let (positions, blocks) = self.packed();
-            let places = [positions, blocks].map(|values| bundle.numbers(&values, &[s, t]));
-            (places, SentSegments::add(self, &mut bundle))
+            let blocks = bundle.numbers(&self.blocks(), &[s, t]);
+            (blocks, SentSegments::add(self, &mut bundle))
         });
         // causal attention hides right-padding from real tokens; only `reference` reads the padding's own states
         let reads_padding = packed.is_none() && is_ragged && !self.semantics.hides_answer();
@@ -247,22 +253,21 @@ impl Layout {
         let prompt_keep = (hides_answer && has_short_prompts).then(|| bundle.flags(&self.prompt_keep(), &[q, l]));
         let images: Vec<i64> = self.questions.iter().map(|question| to_i64(question.image)).collect();
         let images = (!is_one_each).then(|| list(&mut bundle, &images));
-        let supervised = list(&mut bundle, &positions);
+        let supervised = list(&mut bundle, &targets);
         let labels = list(&mut bundle, &labels);
         let numbers = bundle.floats(numbers, &[to_i64(numbers.len())]);
         let sent = bundle.send(device);
         let attention = match (packed, real) {
-            (Some(([positions, blocks], segments)), _) => AttentionLayout::Packed {
-                positions: sent.get(positions),
-                blocks: sent.get(blocks),
-                segments: segments.get(&sent),
-            },
+            (Some((blocks, segments)), _) => {
+                AttentionLayout::Packed { blocks: sent.get(blocks), segments: segments.get(&sent) }
+            }
             (None, Some(real)) => AttentionLayout::Padded(sent.get(real)),
             (None, None) => AttentionLayout::Causal,
         };
         let layout = DeviceLayout {
             ids: sent.get(ids),
             index: sent.get(index),
+            positions: positions.map(|place| sent.get(place)),
             attention,
             prompt: prompt.map(|place| sent.get(place)),
             prompt_keep: prompt_keep.map(|place| sent.get(place)),
@@ -275,7 +280,7 @@ impl Layout {
 
     /// Tokens of the prefix of a question's sequence.
     fn prefix(&self, question: &Question) -> usize {
-        question.image_at + self.image_tokens
+        question.image_at + self.span(question).tokens
     }
 
     /// Tokens before the answer, including the image tokens.
@@ -286,7 +291,7 @@ impl Layout {
     /// Token index of id `index` of a text after the image tokens replace the image token. The image token maps to the
     /// first of them.
     fn spliced(&self, question: &Question, index: usize) -> usize {
-        if index <= question.image_at { index } else { index - 1 + self.image_tokens }
+        if index <= question.image_at { index } else { index - 1 + self.span(question).tokens }
     }
 
     /// Flat index in `[s * t]` of token `token` of a question, counted with image tokens.
@@ -307,9 +312,13 @@ impl Layout {
         })
     }
 
-    /// Ids per padded sequence, not counting image tokens.
+    fn span(&self, question: &Question) -> ImageSpan {
+        self.spans[question.image]
+    }
+
+    /// Most ids of a padded sequence, not counting image tokens.
     fn room(&self) -> usize {
-        self.sizes.sequence - self.image_tokens
+        self.sizes.sequence - self.spans.iter().map(|span| span.tokens).min().unwrap_or(0)
     }
 
     /// Ids of all sequences without image tokens, each padded to the same length.
@@ -318,22 +327,27 @@ impl Layout {
         for question in &self.questions {
             let row = &mut ids[question.sequence * self.room()..][..self.room()];
             row[..question.image_at].copy_from_slice(question.before_image());
-            row[question.start - self.image_tokens..][..question.own().len()].copy_from_slice(question.own());
+            row[question.start - self.span(question).tokens..][..question.own().len()].copy_from_slice(question.own());
         }
         ids
     }
 
     /// For each token of `[s * t]`, the row of `[embedded ids; image tokens; 0]` to take.
     fn splice_index(&self) -> Vec<i64> {
-        let (room, p, t) = (self.room(), self.image_tokens, self.sizes.sequence);
-        let images = self.sequences() * room;
-        let mut index = vec![images + self.images * p; self.sequences() * t];
+        let (room, t) = (self.room(), self.sizes.sequence);
+        let (mut images, mut end) = (Vec::with_capacity(self.images), self.sequences() * room);
+        for span in &self.spans {
+            images.push(end);
+            end += span.tokens;
+        }
+        let mut index = vec![end; self.sequences() * t];
         for question in &self.questions {
+            let p = self.span(question).tokens;
             let row = &mut index[question.sequence * t..][..self.lengths[question.sequence]];
             for (column, slot) in row.iter_mut().enumerate() {
                 *slot = match column.checked_sub(question.image_at) {
                     None => question.sequence * room + column,
-                    Some(token) if token < p => images + question.image * p + token,
+                    Some(token) if token < p => images[question.image] + token,
                     Some(_) => question.sequence * room + column - p,
                 };
             }
@@ -341,25 +355,50 @@ impl Layout {
         index.into_iter().map(to_i64).collect()
     }
 
-    /// Position id and attention block of each token: block 0 is the prefix, the last block is padding, the blocks
-    /// between are the questions.
-    fn packed(&self) -> (Vec<i64>, Vec<i64>) {
+    /// True if a token's position is its index.
+    fn has_plain_positions(&self) -> bool {
+        !self.is_packed() && self.spans.iter().all(|span| span.grid.is_none())
+    }
+
+    /// Positions of the axes time, height and width (if images have a grid, else of one axis) of each token: `[axes, s * t]`.
+    fn positions(&self) -> Vec<i64> {
+        let axes = if self.spans.iter().any(|span| span.grid.is_some()) { 3 } else { 1 };
+        (0..axes).flat_map(|axis| self.positions_of(axis)).map(to_i64).collect()
+    }
+
+    fn positions_of(&self, axis: usize) -> Vec<usize> {
         let t = self.sizes.sequence;
-        let padding = self.questions.len() + 1;
         let mut positions: Vec<usize> = (0..self.sequences()).flat_map(|_| 0..t).collect();
-        let mut blocks = vec![padding; positions.len()];
+        for question in &self.questions {
+            let (row, span) = (question.sequence * t, self.span(question));
+            if let Some([_, columns]) = span.grid {
+                let image = positions[row + question.image_at..][..span.tokens].iter_mut();
+                image.enumerate().for_each(|(token, position)| {
+                    *position = question.image_at + [0, token / columns, token % columns][axis];
+                });
+            }
+            let own = positions[row + question.start..][..question.own().len()].iter_mut();
+            own.zip(question.image_at + span.next_position()..).for_each(|(position, value)| *position = value);
+        }
+        positions
+    }
+
+    /// What a token after the prompt of the first question adds to its index for its position.
+    pub fn position_shift(&self) -> i64 {
+        self.spans.first().map_or(0, |span| to_i64(span.next_position()) - to_i64(span.tokens))
+    }
+
+    /// Attention block of each token: block 0 is the prefix, the last block is padding, the blocks between are the
+    /// questions.
+    fn blocks(&self) -> Vec<i64> {
+        let t = self.sizes.sequence;
+        let mut blocks = vec![self.questions.len() + 1; self.sequences() * t];
         for (number, question) in self.questions.iter().enumerate() {
             let row = question.sequence * t;
-            let prefix = self.prefix(question);
-            blocks[row..row + prefix].fill(0);
-            let own = row + question.start..row + question.start + question.own().len();
-            blocks[own.clone()].fill(number + 1);
-            for (offset, position) in positions[own].iter_mut().enumerate() {
-                *position = prefix + offset;
-            }
+            blocks[row..row + self.prefix(question)].fill(0);
+            blocks[row + question.start..][..question.own().len()].fill(number + 1);
         }
-        let numbers = |values: Vec<usize>| values.into_iter().map(to_i64).collect();
-        (numbers(positions), numbers(blocks))
+        blocks.into_iter().map(to_i64).collect()
     }
 
     /// Number of queries and keys of each segment, and the token of each key, as [`Segments`] describes them.
@@ -426,12 +465,12 @@ impl Layout {
 /// Label that the text loss ignores.
 pub const IGNORED: i64 = -100;
 
-/// Attention mask and position ids of a forward pass.
+/// Attention mask of a forward pass.
 #[derive(Debug)]
 enum AttentionLayout {
     Causal,
     Padded(Tensor),
-    Packed { positions: Tensor, blocks: Tensor, segments: Segments },
+    Packed { blocks: Tensor, segments: Segments },
 }
 
 /// Places of [`Segments`] in a bundle.
@@ -475,6 +514,8 @@ pub struct DeviceLayout {
     pub ids: Tensor,
     /// For each token, the row of `[embedded ids; image tokens; 0]` to take, `[s, t]` i64.
     pub index: Tensor,
+    /// Position of each token, `[s, t]` i64, or `[3, s, t]` with three axes; `None` if it is the token's index.
+    pub positions: Option<Tensor>,
     attention: AttentionLayout,
     /// Flat indices of each question's prompt, `[q, l]` i64; `None` if the decoder reads all states.
     pub prompt: Option<Tensor>,
@@ -489,26 +530,25 @@ pub struct DeviceLayout {
 }
 
 impl DeviceLayout {
-    /// Attention mask and position ids of a forward pass.
+    /// Attention mask of a forward pass.
     pub fn attention(&self) -> AttentionPattern<'_> {
         match &self.attention {
             AttentionLayout::Causal => AttentionPattern::Causal,
             AttentionLayout::Padded(keep) => AttentionPattern::Padded(keep),
-            AttentionLayout::Packed { positions, blocks, segments } => {
-                AttentionPattern::Packed { positions, blocks, segments }
-            }
+            AttentionLayout::Packed { blocks, segments } => AttentionPattern::Packed { blocks, segments },
         }
     }
 
     /// All tensors. Their number and order depend only on the kind of attention and on the options of the layout.
     pub fn tensors(&self) -> Vec<&Tensor> {
         let mut all = vec![&self.ids, &self.index];
+        all.extend(&self.positions);
         match &self.attention {
             AttentionLayout::Causal => {}
             AttentionLayout::Padded(keep) => all.push(keep),
-            AttentionLayout::Packed { positions, blocks, segments } => {
+            AttentionLayout::Packed { blocks, segments } => {
                 let Segments { from, to, starts: [queries, keys], .. } = segments;
-                all.extend([positions, blocks, from, to, queries, keys]);
+                all.extend([blocks, from, to, queries, keys]);
             }
         }
         all.extend([&self.prompt, &self.prompt_keep, &self.images].into_iter().flatten());

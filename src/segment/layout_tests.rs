@@ -2,9 +2,14 @@ use super::*;
 
 const PACKED: [&[i64]; 3] = [&[1, IMAGE_TOKEN, 5, 6, 7], &[1, IMAGE_TOKEN, 8, 9], &[1, IMAGE_TOKEN, 5]];
 
+/// Two tokens for each image.
+fn spans(images: usize) -> Vec<ImageSpan> {
+    vec![ImageSpan::in_a_row(2); images]
+}
+
 fn layout(semantics: Semantics, groups: &[usize]) -> Layout {
     let texts = PACKED.map(<[i64]>::to_vec).to_vec();
-    Layout::new(texts, &[4, 3, 2], groups, semantics, 2)
+    Layout::new(texts, &[4, 3, 2], groups, semantics, spans(groups.len()))
 }
 
 #[test]
@@ -28,7 +33,7 @@ fn questions_of_an_image_share_its_tokens() {
     assert_eq!((layout.sequences(), layout.images(), layout.is_packed()), (2, 2, true));
     assert_eq!(layout.sizes(), Sizes { sequence: 8, supervised: 3, prompt: 5 });
     assert_eq!(layout.ids(), [1, 5, 6, 7, 8, 9, 1, 5, 0, 0, 0, 0]);
-    let (positions, blocks) = layout.packed();
+    let (positions, blocks) = (layout.positions(), layout.blocks());
     assert_eq!(positions[..8], [0, 1, 2, 3, 4, 5, 3, 4]);
     assert_eq!(blocks[..8], [0, 0, 0, 1, 1, 1, 2, 2]);
     assert_eq!(blocks[8..], [0, 0, 0, 3, 4, 4, 4, 4]);
@@ -59,7 +64,7 @@ fn a_question_has_the_keys_of_its_prefix_and_its_own() {
 #[test]
 fn questions_with_different_prefixes_have_separate_sequences() {
     let texts = vec![vec![1, IMAGE_TOKEN, 5], vec![2, IMAGE_TOKEN, 5], vec![2, IMAGE_TOKEN, 6]];
-    let layout = Layout::new(texts, &[2, 2, 2], &[3], Semantics::Corrected, 2);
+    let layout = Layout::new(texts, &[2, 2, 2], &[3], Semantics::Corrected, spans(1));
     assert_eq!((layout.sequences(), layout.images()), (2, 1));
     assert_eq!(layout.splice_index()[..4], [0, 6, 7, 1].map(i64::from));
     assert_eq!(layout.questions.iter().map(|q| q.sequence).collect::<Vec<_>>(), [0, 1, 1]);
@@ -94,7 +99,7 @@ fn parts_keep_whole_images_and_padding() {
     let whole = layout(Semantics::Corrected, &[2, 0, 1]);
     assert_eq!([0..1, 1..2, 1..3].map(|images| whole.questions_of(&images)), [0..2, 2..2, 2..3]);
     let texts = |of: &[&[i64]]| of.iter().map(|text| text.to_vec()).collect();
-    let first = Layout::new(texts(&PACKED[..2]), &[4, 3], &[2], Semantics::Corrected, 2);
+    let first = Layout::new(texts(&PACKED[..2]), &[4, 3], &[2], Semantics::Corrected, spans(1));
     assert_eq!(whole.part(&(0..1)), first);
     assert_eq!(whole.part(&(0..1)).tokens() + whole.part(&(1..3)).tokens(), whole.tokens());
     let sizes = whole.needed().rounded_up(Sizes { sequence: 16, supervised: 4, prompt: 8 });
@@ -111,4 +116,32 @@ fn padding_repeats_the_first_token_and_has_ignored_labels() {
     assert_eq!(padded.supervised_targets(), (vec![4, 6, 18, 0], vec![7, 9, 5, IGNORED]));
     assert_eq!(padded.prompt_keep().iter().filter(|keep| **keep).count(), 5 + 4 + 3);
     assert_eq!(padded.tokens(), 3);
+}
+
+#[test]
+fn images_may_have_different_numbers_of_tokens() {
+    let texts = vec![vec![1, IMAGE_TOKEN, 5], vec![1, IMAGE_TOKEN, 6, 7]];
+    let spans = [3, 1].map(ImageSpan::in_a_row).to_vec();
+    let layout = Layout::new(texts, &[2, 3], &[1, 1], Semantics::Corrected, spans);
+    assert_eq!(layout.sizes(), Sizes { sequence: 5, supervised: 2, prompt: 4 });
+    assert_eq!(layout.ids(), [1, 5, 0, 0, 1, 6, 7, 0]);
+    let zero = 8 + 3 + 1;
+    assert_eq!(layout.splice_index(), [0, 8, 9, 10, 1, 4, 11, 5, 6, zero].map(i64::from));
+    assert_eq!(layout.part(&(1..2)).sizes(), Sizes { sequence: 4, supervised: 1, prompt: 3 });
+}
+
+#[test]
+fn tokens_of_an_image_with_a_grid_have_positions_of_three_axes() {
+    // the example of Qwen3-VL: three ids, an image of 2 x 3 tokens, three ids
+    let text = vec![1, 2, 3, IMAGE_TOKEN, 4, 5, 6];
+    let grid = ImageSpan { tokens: 6, grid: Some([2, 3]) };
+    let layout = Layout::new(vec![text], &[7], &[1], Semantics::Corrected, vec![grid]);
+    let expected = [
+        [0, 1, 2, 3, 3, 3, 3, 3, 3, 6, 7, 8],
+        [0, 1, 2, 3, 3, 3, 4, 4, 4, 6, 7, 8],
+        [0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7, 8],
+    ];
+    assert_eq!(layout.positions(), expected.concat());
+    let positions = layout.to_device(Device::Cpu).positions.unwrap();
+    assert_eq!((positions.size(), layout.position_shift()), (vec![3, 1, 12], -3));
 }

@@ -13,7 +13,7 @@ use crate::data::labels::Labels;
 use crate::data::position::Zones;
 use crate::data::prepared::Intensity;
 use crate::data::split::Fold;
-use crate::data::text::TextTokenizer;
+use crate::data::text::{Prompt, TextTokenizer};
 use crate::data::volume::{Axis, Window};
 use crate::hub::{self, Pinned};
 use crate::models::prsmed::{self, PrsMed};
@@ -51,6 +51,9 @@ pub struct Description {
     pub modalities: Vec<String>,
     /// Preprocessing.
     pub pixels: PixelConfig,
+    /// Prompt. Checkpoints of old versions do not state it.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub prompt: Prompt,
     /// How sure the model is, from the validation rows; checkpoints without a validation have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<Calibration>,
@@ -82,7 +85,21 @@ impl Description {
     pub(super) fn new(model: ModelConfig, sizes: prsmed::Config, modalities: Vec<String>, pixels: PixelConfig) -> Self {
         let (calibration, intensity, zones, fold) = (None, BTreeMap::new(), Zones::Grid, None);
         let (sources, digests) = (BTreeMap::new(), BTreeMap::new());
-        Self { format: FORMAT, model, sizes, modalities, pixels, calibration, intensity, zones, fold, sources, digests }
+        let prompt = sizes.family.prompt.clone();
+        Self {
+            format: FORMAT,
+            model,
+            sizes,
+            modalities,
+            pixels,
+            prompt,
+            calibration,
+            intensity,
+            zones,
+            fold,
+            sources,
+            digests,
+        }
     }
 
     /// Window and axis of the training images, where all classes that were prepared from volumes have the same.
@@ -227,7 +244,7 @@ impl std::fmt::Debug for Build<'_> {
 pub struct RunOverrides {
     /// Another path of the language model.
     pub base: Option<String>,
-    /// A separate CLIP tower.
+    /// A separate vision tower.
     pub vision_tower: Option<String>,
     /// Another semantics.
     pub semantics: Option<Semantics>,
@@ -244,7 +261,8 @@ pub struct RunOverrides {
 /// The preprocessing a model needs, for masks of one label.
 pub fn pixels(config: &ModelConfig, sizes: &prsmed::Config) -> PixelConfig {
     PixelConfig {
-        clip_size: u32::try_from(sizes.clip.image_size).expect("checked sizes"),
+        tower_size: u32::try_from(sizes.tower.image_size()).expect("checked sizes"),
+        padding: sizes.tower.padding(),
         sam_size: u32::try_from(config.image_size).expect("checked sizes"),
         mask: config.semantics.mask_mode(),
         pad_offset: config.semantics.pad_offset(),

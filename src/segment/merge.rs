@@ -4,18 +4,18 @@
 //! vision tower with `config.json`, tokenizer and shards. Transformers reads it as a Mistral and ignores the other
 //! keys. Tensors are read, changed and written one at a time.
 
-use super::adapters::{ADAPTER, Scales};
+use super::adapters::{ADAPTER, PREFIX, Scales};
 use super::loaded::DESCRIPTION;
 use super::needs;
 use super::resume::DATA_FILE;
 use super::setup::{self, Build, Description, RunOverrides};
-use super::weights::{EMBEDDING, HEAD, base_config, base_of, is_tied, part_file};
+use super::weights::{base_config, base_of, is_tied, part_file};
 use crate::data::familiarity::images::{IMAGES_FILE, KnownImages};
 use crate::data::familiarity::questions::{KnownQuestions, QUESTIONS_FILE};
 use crate::data::identity::DataIdentity;
 use crate::data::text::TextTokenizer;
 use crate::event::{Event, Observer};
-use crate::models::prsmed::TOWER_PREFIX;
+use crate::models::base::Keys;
 use crate::nn::Quantization;
 use crate::tensor::weights::{Archive, Staged, TensorSpec};
 use crate::tensor::{Device, Kind, Tensor, guard, no_grad};
@@ -80,7 +80,8 @@ impl Source {
             return Err(Error::config("RUN", "the run has no adapters: they are already merged", hint));
         }
         let base = Base::open(folder, &description, build)?;
-        let tokenizer = TextTokenizer::open(&needs::tokenizer_folder(folder, base.archive.path()))?.files()?;
+        let tokenizer =
+            TextTokenizer::open(&needs::tokenizer_folder(folder, base.archive.path()), &description.prompt)?.files()?;
         let mut parts = Vec::new();
         for part in ["image_encoder", "mask_decoder", "cls"] {
             let file = part_file(folder, part);
@@ -194,6 +195,7 @@ fn torch_name(kind: Kind) -> Option<&'static str> {
 
 /// The stored weights of a run's language model, projector and tower with the adapters that change them.
 struct Base {
+    keys: &'static Keys,
     archive: Archive,
     tower: Option<Archive>,
     adapters: Archive,
@@ -206,7 +208,8 @@ impl Base {
     fn open(folder: &Path, description: &Description, build: Build) -> Result<Self> {
         let (base, tower) = base_of(folder, description, build)?;
         let scales = Scales::open(folder, description.sizes.lora)?;
-        let archive = Archive::open(&base)?;
+        let keys = &description.sizes.family.keys;
+        let archive = keys.open(&base)?;
         if let Some(name) = archive.names().iter().find(|name| archive.is_quantized(name)) {
             let hint = "give the unquantized base with `--base WHERE`";
             return Err(Error::weights(
@@ -216,6 +219,7 @@ impl Base {
             ));
         }
         Ok(Self {
+            keys,
             archive,
             tower: tower.map(|tower| Archive::open(&tower)).transpose()?,
             adapters: Archive::open(&folder.join(ADAPTER))?,
@@ -226,9 +230,9 @@ impl Base {
 
     /// The archive that `key` is read from, and its name there.
     fn place<'a>(&'a self, key: &'a str) -> (&'a Archive, &'a str) {
-        match (&self.tower, key.strip_prefix(TOWER_PREFIX)) {
+        match (&self.tower, key.strip_prefix(self.keys.tower)) {
             (Some(tower), Some(name)) => (tower, name),
-            _ if self.is_tied && key == HEAD => (&self.archive, EMBEDDING),
+            _ if self.is_tied && key == self.keys.head => (&self.archive, self.keys.embedding),
             _ => (&self.archive, key),
         }
     }
@@ -236,19 +240,19 @@ impl Base {
     /// All keys without those that may stay unused. A separate tower replaces the one inside the base.
     fn keys(&self) -> Vec<String> {
         let is_own = |name: &&String| {
-            (self.tower.is_none() || !name.starts_with(TOWER_PREFIX)) && !(self.is_tied && *name == HEAD)
+            (self.tower.is_none() || !name.starts_with(self.keys.tower)) && !(self.is_tied && *name == self.keys.head)
         };
         let own = self.archive.names().iter().filter(is_own);
         let tower = self.tower.iter().flat_map(Archive::names).filter(|name| name.starts_with("vision_model."));
-        let head = self.is_tied.then(|| HEAD.to_owned());
-        let keys = own.cloned().chain(head).chain(tower.map(|name| format!("{TOWER_PREFIX}{name}")));
-        keys.filter(|key| !key.ends_with("inv_freq") && !key.ends_with("position_ids")).collect()
+        let head = self.is_tied.then(|| self.keys.head.to_owned());
+        let keys = own.cloned().chain(head).chain(tower.map(|name| format!("{}{name}", self.keys.tower)));
+        keys.filter(|key| !self.keys.is_unused(key)).collect()
     }
 
     /// Names of the two factors of a weight's adapter.
     fn factors(&self, key: &str) -> Option<[String; 2]> {
         let layer = key.strip_suffix(".weight")?;
-        let [a, b] = ["lora_A", "lora_B"].map(|part| format!("base_model.model.{layer}.{part}.weight"));
+        let [a, b] = ["lora_A", "lora_B"].map(|part| format!("{PREFIX}{layer}.{part}.weight"));
         (self.adapters.contains(&a) && self.adapters.contains(&b)).then_some([a, b])
     }
 
@@ -323,7 +327,7 @@ impl Base {
                 "copy it again, or use another checkpoint of the run",
             ));
         }
-        let stored = |name: &&String| name.ends_with("lora_A.weight") && !name.contains("vision_tower");
+        let stored = |name: &&String| name.ends_with("lora_A.weight") && !name.contains(self.keys.unused_adapters);
         let stored = self.adapters.names().iter().filter(stored).count();
         if stored == adapted && stored > 0 {
             return Ok(());

@@ -4,7 +4,6 @@
 
 mod adapters;
 mod architecture;
-mod base_config;
 pub mod batch;
 mod batches;
 pub mod calibration;
@@ -21,6 +20,7 @@ mod loaded;
 pub mod loss;
 pub mod merge;
 pub mod needs;
+mod parts;
 pub mod pass;
 pub mod predict;
 pub mod predict_many;

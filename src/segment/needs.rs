@@ -5,13 +5,12 @@ use super::description::describe;
 use super::loaded::{ADAPTER_CONFIG, DESCRIPTION, Description};
 use crate::event::Observer;
 use crate::hub::{self, Files, HubOptions, Need, Source, Spec};
+use crate::models::base::LLAVA_MED;
 use crate::tensor::weights::readable_folder;
 use crate::{Error, Result, files};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// The language model that PRS-Med was trained on.
-pub const LLAVA_MED: &str = "hub:microsoft/llava-med-v1.5-mistral-7b";
 const HINT: &str = "give a run folder made by `prsmed train`, its `last/` or `best/`, or a published PRS-Med folder";
 /// The parts of a run folder; optimizer state and logs of other folders are not downloaded.
 const RUN_FILES: [&str; 14] = [

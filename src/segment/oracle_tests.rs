@@ -9,7 +9,8 @@ use super::layout::Layout;
 use super::setup::{Build, RunOverrides};
 use super::step::{self, Inputs, Pass};
 use super::{LoadedModel, Semantics, setup, weights};
-use crate::models::{mask_decoder, mistral, tiny_vit};
+use crate::models::prsmed::PrsMed;
+use crate::models::{decoder, mask_decoder, tiny_vit};
 use crate::nn::BatchStatistics;
 use crate::tensor::store::Role;
 use crate::tensor::weights::{Archive, Staged};
@@ -23,8 +24,8 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
 /// Reads the input tensors of a trace (`text_ids`, `text_mask`, `clip_image`, `sam_image_u8`, `mask_u8`, `class_label`,
-/// optionally `answer_start`); an image becomes `image_tokens` tokens.
-fn read_inputs(path: &Path, semantics: Semantics, image_tokens: i64) -> Result<Inputs> {
+/// optionally `answer_start`) for `model`.
+fn read_inputs(path: &Path, semantics: Semantics, model: &PrsMed) -> Result<Inputs> {
     let archive = Archive::open(path)?;
     guard::guard(|| {
         let ids = matrix::<i64>(&archive.read("text_ids")?.to_kind(Kind::Int64))?;
@@ -45,7 +46,7 @@ fn read_inputs(path: &Path, semantics: Semantics, image_tokens: i64) -> Result<I
             texts.iter().map(|text| text.len().div_ceil(2).max(2)).collect()
         };
         Ok(Inputs {
-            layout: Layout::new(texts, &answer_start, &groups, semantics, image_tokens),
+            layout: Layout::new(texts, &answer_start, &groups, semantics, model.spans(groups.len())),
             vision: archive.read("clip_image")?.to_kind(Kind::Float).into(),
             sam_image: archive.read("sam_image_u8")?,
             has_mask: None,
@@ -132,7 +133,7 @@ impl Task for TraceTask<'_> {
     fn loss(&self, inputs: &Inputs, effective_batch: BatchSize, _epoch: u64) -> Result<Loss> {
         let LoadedModel { model, description, .. } = self.loaded;
         let pass = Pass {
-            llm: mistral::Pass { train: false, checkpoint: 0 },
+            llm: decoder::Pass { train: false, checkpoint: 0 },
             encoder: tiny_vit::Pass { statistics: BatchStatistics::Batch { momentum: 0.1 }, checkpoint: 0 },
             decoder: mask_decoder::Pass::default(),
         };
@@ -230,7 +231,7 @@ fn opened(semantics: Semantics) -> (LoadedModel, Inputs, PathBuf) {
     let locate = |spec: &str| -> Result<PathBuf> { Ok(PathBuf::from(spec)) };
     let build = Build::new(Device::Cpu, Kind::Float, &locate);
     let loaded = setup::open(&oracle.join("run"), &overrides, build).unwrap();
-    let inputs = read_inputs(&oracle.join("inputs.safetensors"), semantics, loaded.model.num_image_tokens()).unwrap();
+    let inputs = read_inputs(&oracle.join("inputs.safetensors"), semantics, &loaded.model).unwrap();
     (loaded, inputs, oracle)
 }
 

@@ -5,16 +5,16 @@
 //! model.
 
 use super::layout::DeviceLayout;
-use crate::models::mistral::KvCache;
+use crate::models::decoder::{self, KvCache};
 use crate::models::prsmed::PrsMed;
-use crate::models::{llava, mask_decoder, mistral, tiny_vit};
+use crate::models::{llava, mask_decoder, tiny_vit};
 use crate::tensor::{Tensor, dims};
 
 /// Options of a forward pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pass {
     /// Options of the language model.
-    pub llm: mistral::Pass,
+    pub llm: decoder::Pass,
     /// Options of the image encoder.
     pub encoder: tiny_vit::Pass,
     /// Options of the mask decoder.
@@ -25,7 +25,7 @@ impl Pass {
     /// Without dropout and without updates of running statistics.
     pub fn evaluation() -> Self {
         Self {
-            llm: mistral::Pass::default(),
+            llm: decoder::Pass::default(),
             encoder: PrsMed::evaluation_pass(),
             decoder: mask_decoder::Pass::default(),
         }
@@ -36,7 +36,7 @@ impl Pass {
 #[derive(Debug, Clone, Copy)]
 pub struct Images<'a> {
     /// Input of [`PrsMed::image_tokens`]: images `[b, 3, c, c]`, or vision features `[b, p, w]`.
-    pub clip: &'a Tensor,
+    pub tower_input: &'a Tensor,
     /// Input or output of the image encoder.
     pub segmented: Segmented<'a>,
 }
@@ -72,12 +72,12 @@ pub fn forward(
     pass: Pass,
     cache: Option<&mut KvCache>,
 ) -> Outputs {
-    let image_tokens = model.image_tokens(images.clip);
+    let image_tokens = model.image_tokens(images.tower_input);
     let embeds = llava::splice(&model.llm().embed(&layout.ids), &image_tokens, &layout.index);
     drop(image_tokens);
     let states = match cache {
-        Some(cache) => model.llm().forward_cached(&embeds, cache),
-        None => model.llm().forward_with(&embeds, layout.attention(), pass.llm),
+        Some(cache) => model.llm().forward_cached(&embeds, layout.positions.as_ref(), cache),
+        None => model.llm().forward_with(&embeds, layout.attention(), layout.positions.as_ref(), pass.llm),
     };
     let embedding = match images.segmented {
         Segmented::Pixels(pixels) => model.embed_image(pixels, pass.encoder),

@@ -14,12 +14,12 @@ use super::validation::values;
 use crate::data::agreement::Positions;
 use crate::data::familiarity::Familiarity;
 use crate::data::familiarity::ImageFamiliarity;
-use crate::data::image::{clip_pixels, sam_pixels};
+use crate::data::image::{sam_pixels, tower_pixels};
 use crate::data::position::Zones;
 use crate::data::sheet;
 use crate::data::text::{self, AnswerStream};
 use crate::metrics::segmentation::is_foreground;
-use crate::models::mistral::KvCache;
+use crate::models::decoder::KvCache;
 use crate::models::prsmed::PrsMed;
 use crate::runtime::Runtime;
 use crate::tensor::weights::read_unchanged;
@@ -204,7 +204,7 @@ pub struct EncodedImage {
 
 impl EncodedImage {
     fn input(&self) -> Images<'_> {
-        Images { clip: &self.features, segmented: Segmented::Embedding(&self.embedding) }
+        Images { tower_input: &self.features, segmented: Segmented::Embedding(&self.embedding) }
     }
 
     /// Bytes of its tensors.
@@ -308,7 +308,7 @@ fn run(
         }
     })?;
     debug_assert_eq!(classes.len(), description.modalities.len());
-    let answer = text::clean_answer(&tokenizer.decode(&ids)?);
+    let answer = tokenizer.prompt().clean(&tokenizer.decode(&ids)?);
     let (size, image) = (image.size, image.image.clone());
     let zones = description.zones;
     Ok(Prediction { answer, new_tokens: ids.len(), mask, size, classes, image, zones, ..Prediction::default() })
@@ -323,7 +323,7 @@ pub(super) struct Parts {
 /// Encodes an image, computes mask and classes of one prompt, then decodes greedily until `on_token` returns false for
 /// a token or `max_new_tokens` are generated.
 ///
-/// `images` are [`clip, sam`] as [`PrsMed::image_tokens`] and [`PrsMed::embed_image`] take them; `size` is
+/// `images` are [`tower, sam`] as [`PrsMed::image_tokens`] and [`PrsMed::embed_image`] take them; `size` is
 /// `(width, height)` of the mask.
 pub(super) fn answer(
     model: &PrsMed,
@@ -337,8 +337,8 @@ pub(super) fn answer(
 }
 
 /// `size` is `(width, height)` of the image.
-fn encode_pixels(model: &PrsMed, [clip, sam]: &[Tensor; 2], size: (u32, u32)) -> EncodedImage {
-    let features = model.vision_features(clip);
+fn encode_pixels(model: &PrsMed, [tower, sam]: &[Tensor; 2], size: (u32, u32)) -> EncodedImage {
+    let features = model.vision_features(tower);
     let embedding = model.embed_image(sam, PrsMed::evaluation_pass());
     EncodedImage { features, embedding, size, image: ImageFamiliarity::default(), members: Vec::new() }
 }
@@ -351,14 +351,15 @@ fn answer_encoded(
     on_token: &mut dyn FnMut(i64) -> Result<bool>,
 ) -> Result<Parts> {
     let prompt = [ids.len()];
-    let layout = Layout::new(vec![ids], &prompt, &[1], Semantics::Corrected, model.num_image_tokens());
+    let layout = Layout::new(vec![ids], &prompt, &[1], Semantics::Corrected, model.spans(1));
     let length = i64::try_from(layout.sizes().sequence).expect("a prompt");
+    let shift = layout.position_shift();
     let layout = {
         let _category = ledger::enter(ledger::Category::Inputs);
         layout.to_device(model.options().device)
     };
     let capacity = length + i64::try_from(max_new_tokens).unwrap_or(i64::MAX / 2);
-    let mut cache = KvCache::new(model.llm().config(), capacity);
+    let mut cache = KvCache::new(model.llm().config(), capacity).with_shift(shift);
     let Outputs { states, mask_logits, class_logits, .. } =
         pass::forward(model, &layout, image.input(), Pass::evaluation(), Some(&mut cache));
     let mask = mask_at(&mask_logits, image.size)?;
@@ -373,7 +374,7 @@ fn answer_encoded(
         }
         let token = Tensor::from_slice(&[next]).view([1, 1]).to_device(state.device());
         let embeds = model.llm().embed(&token).to_kind(state.kind());
-        state = model.llm().forward_cached(&embeds, &mut cache);
+        state = model.llm().forward_cached(&embeds, None, &mut cache);
     }
     Ok(Parts { mask, classes })
 }
@@ -403,12 +404,12 @@ fn most_likely(logits: &Tensor) -> Result<i64> {
 fn pixels(loaded: &LoadedModel, image: &DynamicImage) -> Result<[Tensor; 2]> {
     let _category = ledger::enter(ledger::Category::Inputs);
     let config = loaded.description.pixels;
-    let clip = clip_pixels(image, config.clip_size, config.pad_offset)?;
+    let tower = tower_pixels(image, config.tower_size, config.pad_offset, config.padding)?;
     let sam = sam_pixels(image, config.sam_size)?;
     let device: Device = loaded.model.options().device;
     let square = |side: u32| [1, 3, i64::from(side), i64::from(side)];
     Ok([
-        Tensor::from_slice(&clip).view(square(config.clip_size)).to_device(device),
+        Tensor::from_slice(&tower).view(square(config.tower_size)).to_device(device),
         Tensor::from_slice(&sam).view(square(config.sam_size)).to_device(device),
     ])
 }
@@ -416,10 +417,10 @@ fn pixels(loaded: &LoadedModel, image: &DynamicImage) -> Result<[Tensor; 2]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::llava::{self, IMAGE_TOKEN};
-    use crate::models::mask_decoder;
-    use crate::models::mistral::PackedAttention;
+    use crate::data::text::IMAGE_TOKEN;
+    use crate::models::decoder::PackedAttention;
     use crate::models::prsmed::BuildOptions;
+    use crate::models::{llava, mask_decoder};
     use crate::nn::Quantization;
     use crate::tensor::rng;
 
@@ -490,7 +491,7 @@ mod tests {
         rng::seed(3);
         let model = PrsMed::new(&sizes, options);
         let image = |side: i64| Tensor::zeros([1, 3, side, side], (Kind::Uint8, Device::Cpu));
-        let images = [image(sizes.clip.image_size), image(64)];
+        let images = [image(sizes.tower.image_size()), image(64)];
         let generated = |most: usize, wanted: usize| {
             let mut ids = Vec::new();
             let mut on_token = |id: i64| -> Result<bool> {
@@ -545,12 +546,12 @@ mod tests {
             let ids = text::question_prompt(&loaded.tokenizer, question).unwrap().ids;
             let model = &loaded.model;
             let (mask, classes) = no_grad(|| {
-                let [clip, sam] = pixels(&loaded, &image).unwrap();
+                let [tower, sam] = pixels(&loaded, &image).unwrap();
                 let prompt = [ids.len()];
-                let layout = Layout::new(vec![ids], &prompt, &[1], Semantics::Corrected, model.num_image_tokens());
+                let layout = Layout::new(vec![ids], &prompt, &[1], Semantics::Corrected, model.spans(1));
                 let layout = layout.to_device(Device::Cpu);
-                let embeds = llava::splice(&model.llm().embed(&layout.ids), &model.image_tokens(&clip), &layout.index);
-                let states = model.llm().forward_cached(&embeds, &mut KvCache::new(model.llm().config(), 1000));
+                let embeds = llava::splice(&model.llm().embed(&layout.ids), &model.image_tokens(&tower), &layout.index);
+                let states = model.llm().forward_cached(&embeds, None, &mut KvCache::new(model.llm().config(), 1000));
                 let embedding = model.embed_image(&sam, PrsMed::evaluation_pass());
                 let logits = model.mask_logits(&embedding, &states, None, mask_decoder::Pass::default());
                 (mask_at(&logits, (40, 30)).unwrap(), probabilities(&model.class_logits(&embedding)).unwrap())

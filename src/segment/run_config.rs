@@ -1,6 +1,6 @@
 //! Settings of a training run.
 
-use super::architecture::Configs;
+use super::parts::Configs;
 use super::{DataConfig, ModelConfig};
 use crate::nn::LoraConfig;
 use crate::setting::Setting;

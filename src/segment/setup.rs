@@ -1,23 +1,26 @@
 //! Builds or loads a model, from settings or from a run folder.
 
-pub use super::architecture::{Configs, check_parts};
+pub use super::architecture::check_parts;
 pub use super::config::{BatchNorm, ModelConfig, RANDOM, Sizes};
 pub use super::description::{check_host_layers, describe, verify};
 pub use super::loaded::{Build, Description, LoadedModel, RunOverrides, pixels};
+pub use super::parts::Configs;
 
-use super::architecture::{check_encoder, check_llm_weights};
+use super::architecture::check_encoder;
 use super::description::{check_adapters, check_sizes};
 use super::loaded::is_published;
 use super::needs;
+use super::parts::Found;
 use super::resume::DATA_FILE;
-use super::weights::{self, Found};
+use super::weights;
 use crate::data::familiarity::images::KnownImages;
 use crate::data::familiarity::questions::KnownQuestions;
 use crate::data::identity::SeenImages;
 use crate::data::image::PixelConfig;
 use crate::data::text::TextTokenizer;
+use crate::models::base::{Parts, check_weights};
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
-use crate::models::{clip, mask_decoder, mistral, tiny_vit};
+use crate::models::{mask_decoder, tiny_vit};
 use crate::nn::LoraConfig;
 use crate::tensor::collective::Peers;
 use crate::tensor::weights::Archive;
@@ -41,17 +44,19 @@ pub fn create(
     let found = Found::locate(config, build)?;
     let (tokenizer, sizes, of_tokenizer) = if let Some(folder) = &found.base {
         let sizes = model_sizes(config, lora, modalities.len(), &found, 0)?;
-        let (tokenizer, warning) = TextTokenizer::open(folder)?.fit(sizes.llm.vocab_size, folder)?;
+        let (tokenizer, warning) =
+            TextTokenizer::open(folder, &sizes.family.prompt)?.fit(sizes.llm.vocab_size, folder)?;
         (tokenizer, sizes, warning)
     } else {
-        let tokenizer = TextTokenizer::train(texts, sizes(config)?.vocab_size)?;
+        let Sizes { vocab_size, family, .. } = sizes(config)?;
+        let tokenizer = TextTokenizer::train(texts, *vocab_size, &family.prompt)?;
         let sizes = model_sizes(config, lora, modalities.len(), &found, tokenizer.vocab_size())?;
         (tokenizer, sizes, None)
     };
     if let Some(base) = found.base.as_ref().filter(|_| !build.allow_partial) {
-        check_llm_weights(base, &sizes.llm)?;
+        check_weights(base, sizes.family, &sizes.llm)?;
     }
-    found.check_length(&sizes.clip, config.max_text_tokens)?;
+    found.check_length(sizes.tower.max_tokens(), config.max_text_tokens)?;
     check_sizes(config, &sizes)?;
     check_adapters(config, &sizes)?;
     let pixels = pixels(config, &sizes);
@@ -100,7 +105,7 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Loa
         warnings.push(format!("`{part}`: `{}` {text}", path.display()));
     }
     warnings.extend(of_hub);
-    let (tokenizer, of_tokenizer) = tokenizer_of(folder, &base, &description.sizes)?;
+    let (tokenizer, of_tokenizer) = tokenizer_of(folder, &base, &description)?;
     warnings.extend(of_tokenizer);
     let known_questions = KnownQuestions::open(folder)?.map(Arc::new);
     let known_images = KnownImages::open(folder)?.map(Arc::new);
@@ -137,10 +142,10 @@ pub(super) fn refuse_other_weights(folder: &Path, build: Build) -> Result<()> {
 pub(super) fn tokenizer_of(
     folder: &Path,
     base: &Path,
-    sizes: &prsmed::Config,
+    description: &Description,
 ) -> Result<(TextTokenizer, Option<String>)> {
     let folder = needs::tokenizer_folder(folder, base);
-    TextTokenizer::open(&folder)?.fit(sizes.llm.vocab_size, &folder)
+    TextTokenizer::open(&folder, &description.prompt)?.fit(description.sizes.llm.vocab_size, &folder)
 }
 
 /// The description of a checkpoint folder (of this program, or published), with `overrides`.
@@ -206,13 +211,18 @@ fn check_replacement(description: &Description, overrides: &RunOverrides, build:
         _ => "vision_tower",
     };
     let model = ModelConfig { image_encoder: RANDOM.into(), ..description.model.clone() };
-    let Some((clip, llm)) = Found::locate(&model, build)?.base_sizes()? else { return Ok(()) };
-    let of_run = (&description.sizes.clip, &description.sizes.llm);
-    let fields = |clip: &clip::Config, llm: &mistral::Config| {
+    let Some(given) = Found::locate(&model, build)?.base_sizes()? else { return Ok(()) };
+    let own = description.sizes.base();
+    if given.family != own.family {
+        let reason = format!("it is of the family {:?}, and the run was trained with {:?}", given.family, own.family);
+        return Err(Error::config(name, reason, "give the base that the run was trained on"));
+    }
+    let fields = |parts: &Parts| {
         let json = |value: serde_json::Result<serde_json::Value>| value.expect("plain numbers serialise");
-        [("vision tower", json(serde_json::to_value(clip))), ("language model", json(serde_json::to_value(llm)))]
+        let (tower, llm) = (serde_json::to_value(&parts.tower), serde_json::to_value(&parts.llm));
+        [("vision tower", json(tower)), ("language model", json(llm))]
     };
-    for ((part, given), (_, own)) in fields(&clip, &llm).into_iter().zip(fields(of_run.0, of_run.1)) {
+    for ((part, given), (_, own)) in fields(&given).into_iter().zip(fields(&own)) {
         let own = own.as_object().into_iter().flatten();
         let differing =
             own.filter(|(key, _)| *key != "initializer_range").find(|(key, own)| given.get(key) != Some(own));
@@ -287,29 +297,27 @@ fn sizes(config: &ModelConfig) -> Result<&Sizes> {
 }
 
 /// Model sizes from settings, without reading weights and without downloads. A base in a folder has the sizes of its
-/// `config.json`, a base on the hub those in `configs`, which [`check_parts`] reads, else those of LLaVA-Med v1.5. An image
-/// encoder with weights has those of TinySAM.
+/// `config.json`, a base on the hub those in `configs`, which [`check_parts`] reads; those of LLaVA-Med v1.5 are known. An
+/// image encoder with weights has the sizes of TinySAM.
 ///
 /// # Errors
-/// [`Error::Config`] for random parts without sizes, and for sizes that do not fit; [`Error::Weights`] for a base that
-/// does not exist or has no sizes in its `config.json`.
+/// [`Error::Config`] for random parts without sizes, for a base on the hub that was not read, and for sizes that do not
+/// fit; [`Error::Weights`] for a base that does not exist or has no sizes in its `config.json`.
 pub fn planned_sizes(
     config: &ModelConfig,
     configs: &Configs,
     lora: LoraConfig,
     num_classes: usize,
 ) -> Result<prsmed::Config> {
-    let (clip, llm) = if config.base == RANDOM {
+    let base = if config.base == RANDOM {
         let sizes = sizes(config)?;
-        let vocab_size = i64::try_from(sizes.vocab_size).expect("a vocabulary");
-        (sizes.clip.clone(), mistral::Config { vocab_size, ..sizes.llm.clone() })
+        sizes.base(i64::try_from(sizes.vocab_size).expect("a vocabulary"))
     } else {
-        let published = || (clip::Config::vit_l_14_336(), mistral::Config::mistral_7b());
-        Found::local(config, configs)?.base_sizes()?.unwrap_or_else(published)
+        Found::local(config, configs)?.planned_sizes(config)?
     };
     let published = config.image_encoder != RANDOM;
     let encoder = if published { tiny_vit::Config::vit_t() } else { sizes(config)?.encoder.clone() };
-    let sizes = assembled_sizes(config, lora, num_classes, (clip, llm, encoder));
+    let sizes = assembled_sizes(config, lora, num_classes, (base, encoder));
     check_sizes(config, &sizes)?;
     check_adapters(config, &sizes)?;
     Ok(sizes)
@@ -322,9 +330,9 @@ fn model_sizes(
     found: &Found,
     vocab_size: i64,
 ) -> Result<prsmed::Config> {
-    let (clip, llm) = match found.base_sizes()? {
+    let base = match found.base_sizes()? {
         Some(found) => found,
-        None => (sizes(config)?.clip.clone(), mistral::Config { vocab_size, ..sizes(config)?.llm.clone() }),
+        None => sizes(config)?.base(vocab_size),
     };
     let encoder = match &found.image_encoder {
         Some(file) => {
@@ -333,14 +341,14 @@ fn model_sizes(
         }
         None => sizes(config)?.encoder.clone(),
     };
-    Ok(assembled_sizes(config, lora, num_classes, (clip, llm, encoder)))
+    Ok(assembled_sizes(config, lora, num_classes, (base, encoder)))
 }
 
 fn assembled_sizes(
     config: &ModelConfig,
     lora: LoraConfig,
     num_classes: usize,
-    (clip, llm, encoder): (clip::Config, mistral::Config, tiny_vit::Config),
+    (Parts { family, tower, llm }, encoder): (Parts, tiny_vit::Config),
 ) -> prsmed::Config {
     let published = mask_decoder::Config::published();
     let (hidden_dim, heads) =
@@ -361,13 +369,13 @@ fn assembled_sizes(
         initial_bias: config.semantics.initial_bias(),
     };
     let num_classes = i64::try_from(num_classes).expect("a handful of modalities");
-    prsmed::Config { clip, llm, lora, encoder, decoder, num_classes }
+    prsmed::Config { family, tower, llm, lora, encoder, decoder, num_classes }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::prsmed::TOWER_PREFIX;
+    use crate::models::{clip, tower};
     use crate::segment::Semantics;
     use crate::tensor::weights::write_safetensors;
     use crate::tensor::{Kind, Tensor};
@@ -381,15 +389,13 @@ mod tests {
         let mut config = weights::base_config(description);
         config.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-        let clip::Config { hidden_size, intermediate_size, num_hidden_layers, patch_size, .. } = description.sizes.clip;
-        let name = |key: &str| format!("{TOWER_PREFIX}vision_model.{key}");
+        let tower::Config::Clip(tower) = &description.sizes.tower;
+        let clip::Config { hidden_size, intermediate_size, num_hidden_layers, patch_size, .. } = *tower;
+        let name = |key: &str| format!("{}vision_model.{key}", description.sizes.family.keys.tower);
         let zeros = |shape: &[i64]| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
         let mut tensors = vec![
             (name("embeddings.patch_embedding.weight"), zeros(&[hidden_size, 3, patch_size, patch_size])),
-            (
-                name("embeddings.position_embedding.weight"),
-                zeros(&[description.sizes.clip.num_patches() + 1, hidden_size]),
-            ),
+            (name("embeddings.position_embedding.weight"), zeros(&[tower.num_patches() + 1, hidden_size])),
             (name("encoder.layers.0.mlp.fc1.bias"), zeros(&[intermediate_size])),
         ];
         let norms = (0..num_hidden_layers).map(|i| name(&format!("encoder.layers.{i}.layer_norm1.weight")));

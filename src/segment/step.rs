@@ -13,7 +13,7 @@ use super::pass::{self, Images, Segmented};
 use super::vision_features::{FeatureCache, VisionInput};
 use super::{Semantics, loss};
 use crate::models::prsmed::PrsMed;
-use crate::models::{llava, mistral};
+use crate::models::{decoder, llava};
 use crate::segment::batch::Batch;
 use crate::tensor::async_copy::AsyncCopy;
 use crate::tensor::{Device, Kind, Tensor, ledger, meta, module_path};
@@ -41,17 +41,12 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// From a collated batch; an image becomes `image_tokens` tokens. New vision features go to the cache.
-    pub fn from_batch(
-        batch: Batch,
-        semantics: Semantics,
-        image_tokens: i64,
-        cache: Option<&Arc<FeatureCache>>,
-    ) -> Self {
+    /// From a collated batch for `model`. New vision features go to the cache.
+    pub fn from_batch(batch: Batch, semantics: Semantics, model: &PrsMed, cache: Option<&Arc<FeatureCache>>) -> Self {
         let texts = batch.texts.into_iter().map(|ids| real_ids(ids, semantics)).collect();
         Self {
-            layout: Layout::new(texts, &batch.answer_starts, &batch.groups, semantics, image_tokens),
-            vision: VisionInput::new(batch.clip, cache.cloned()),
+            layout: Layout::new(texts, &batch.answer_starts, &batch.groups, semantics, model.spans(batch.groups.len())),
+            vision: VisionInput::new(batch.tower, cache.cloned()),
             sam_image: batch.sam_image,
             mask: batch.mask,
             has_mask: batch.has_mask,
@@ -133,21 +128,21 @@ impl Inputs {
         let prepared = self.prepared(layout, vision, effective_batch);
         let _category = ledger::enter(ledger::Category::Inputs);
         Prepared {
-            clip: prepared.clip.copy(),
+            tower_input: prepared.tower_input.copy(),
             sam_image: prepared.sam_image.copy(),
             class_label: prepared.class_label.copy(),
             ..prepared
         }
     }
 
-    fn prepared(&self, layout: &Layout, clip: Tensor, effective_batch: BatchSize) -> Prepared {
-        let device = clip.device();
+    fn prepared(&self, layout: &Layout, tower_input: Tensor, effective_batch: BatchSize) -> Prepared {
+        let device = tower_input.device();
         let _category = ledger::enter(ledger::Category::Inputs);
         let (on_device, numbers) = layout.to_device_with(device, &self.numbers(effective_batch));
         Prepared {
             layout: on_device,
             semantics: layout.semantics(),
-            clip,
+            tower_input,
             sam_image: self.sam_image.to_device(device),
             mask: self.target(device),
             class_label: self.class_label.to_device(device),
@@ -165,7 +160,7 @@ pub struct Prepared {
     /// `reference` or `corrected`.
     pub semantics: Semantics,
     /// Input of [`PrsMed::image_tokens`]: images `[b, 3, c, c]`, or vision features `[b, p, w]`.
-    pub clip: Tensor,
+    pub tower_input: Tensor,
     /// `[b, 3, s, s]` u8.
     pub sam_image: Tensor,
     /// `[q, 1, s, s]` f32 in 0..=1.
@@ -184,7 +179,7 @@ impl Prepared {
     /// All tensors; micro-batches of one kind and size have equally many of them, of the same shapes.
     pub fn tensors(&self) -> Vec<&Tensor> {
         let mut all = self.layout.tensors();
-        all.extend([&self.clip, &self.sam_image, &self.mask, &self.class_label, &self.numbers]);
+        all.extend([&self.tower_input, &self.sam_image, &self.mask, &self.class_label, &self.numbers]);
         all
     }
 }
@@ -197,7 +192,7 @@ pub fn real_ids(mut ids: Vec<i64>, semantics: Semantics) -> Vec<i64> {
 
 /// Runs the model once.
 pub fn forward(model: &PrsMed, inputs: &Prepared, pass: Pass) -> Outputs {
-    let images = Images { clip: &inputs.clip, segmented: Segmented::Pixels(&inputs.sam_image) };
+    let images = Images { tower_input: &inputs.tower_input, segmented: Segmented::Pixels(&inputs.sam_image) };
     pass::forward(model, &inputs.layout, images, pass, None)
 }
 
@@ -234,13 +229,15 @@ fn text_loss(model: &PrsMed, inputs: &Prepared, states: &Tensor) -> Tensor {
 }
 
 /// Text loss of a pass through the language model only, with zeros for `images`.
-pub fn language_loss(model: &PrsMed, inputs: &Prepared, images: usize, pass: mistral::Pass) -> Tensor {
+pub fn language_loss(model: &PrsMed, inputs: &Prepared, images: usize, pass: decoder::Pass) -> Tensor {
     let options = model.options();
     let count = i64::try_from(images).expect("a small batch");
-    let shape = [count, model.num_image_tokens(), model.llm().config().hidden_size];
+    let shape = [count, model.config().tower.max_tokens(), model.llm().config().hidden_size];
     let image = Tensor::zeros(shape, (options.compute, options.device));
     let embeds = llava::splice(&model.llm().embed(&inputs.layout.ids), &image, &inputs.layout.index);
-    text_loss(model, inputs, &model.llm().forward_with(&embeds, inputs.layout.attention(), pass))
+    let layout = &inputs.layout;
+    let states = model.llm().forward_with(&embeds, layout.attention(), layout.positions.as_ref(), pass);
+    text_loss(model, inputs, &states)
 }
 
 /// Supervised tokens whose most likely prediction is right.
@@ -256,6 +253,7 @@ fn supervised(inputs: &Prepared, states: &Tensor) -> Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::models::tower::ImageSpan;
 
     #[test]
     fn only_reference_semantics_drops_ids_0() {
@@ -265,10 +263,10 @@ mod tests {
 
     #[test]
     fn parts_of_a_packed_batch_keep_the_targets_of_their_questions() {
-        let texts: Vec<Vec<i64>> = (0..6).map(|i| vec![1, llava::IMAGE_TOKEN, 5 + i, 20 + i]).collect();
+        let texts: Vec<Vec<i64>> = (0..6).map(|i| vec![1, crate::data::text::IMAGE_TOKEN, 5 + i, 20 + i]).collect();
         let numbers = |count: i64| Tensor::arange(count, (Kind::Uint8, Device::Cpu)).view([count, 1, 1, 1]);
         let inputs = Inputs {
-            layout: Layout::new(texts, &[3; 6], &[2, 1, 3], Semantics::Corrected, 4),
+            layout: Layout::new(texts, &[3; 6], &[2, 1, 3], Semantics::Corrected, vec![ImageSpan::in_a_row(4); 3]),
             vision: numbers(3).into(),
             sam_image: numbers(3),
             mask: numbers(6),

@@ -28,8 +28,9 @@ use crate::data::prepared;
 use crate::data::split::spread;
 use crate::data::unreadable::Unreadable;
 use crate::event::{Event, Observer};
-use crate::models::prsmed::{PrsMed, TOWER_PREFIX};
-use crate::models::{mask_decoder, mistral, tiny_vit};
+use crate::models::base::Keys;
+use crate::models::prsmed::PrsMed;
+use crate::models::{decoder, mask_decoder, tiny_vit};
 use crate::nn::BatchStatistics;
 use crate::segment::Semantics;
 use crate::tensor::store::{Entry, Role};
@@ -241,8 +242,8 @@ impl Task for SegmentTask {
         let rows = |groups: Vec<usize>| groups.iter().map(|group| self.groups[*group].clone()).collect();
         let micros = groups.into_iter().map(rows).collect();
         let loader = self.load(&self.train, micros, epoch, self.data.questions_per_image > 1)?;
-        let (semantics, image_tokens) = (self.semantics(), self.loaded.model.num_image_tokens());
-        let inputs = move |batch| Inputs::from_batch(batch, semantics, image_tokens, self.feature_cache.as_ref());
+        let (semantics, model) = (self.semantics(), &self.loaded.model);
+        let inputs = move |batch| Inputs::from_batch(batch, semantics, model, self.feature_cache.as_ref());
         Ok(Box::new(Steps::new(loader, counts, inputs, self.loaded.model.options().device)))
     }
 
@@ -328,7 +329,7 @@ impl Task for SegmentTask {
         // one row at a time: NaN of one sample does not reach the others
         let batches = rows.iter().map(|row| vec![*row]).collect();
         for batch in self.load(&self.train, single_rows(batches), epoch, false)? {
-            let inputs = Inputs::from_batch(batch?.into(), self.semantics(), model.num_image_tokens(), None);
+            let inputs = Inputs::from_batch(batch?.into(), self.semantics(), model, None);
             let size = inputs.batch_size();
             let loss = no_grad(|| loss(model, &description.model, Pass::evaluation(), &inputs, size, epoch));
             if !loss.total.double_value(&[]).is_finite() {
@@ -385,7 +386,7 @@ pub(super) fn training_pass(model: &ModelConfig, train: &TrainConfig) -> Pass {
         BatchNorm::Batch => BatchStatistics::Batch { momentum: 0.1 },
     };
     Pass {
-        llm: mistral::Pass { train: true, checkpoint: train.checkpointing.count() },
+        llm: decoder::Pass { train: true, checkpoint: train.checkpointing.count() },
         encoder: tiny_vit::Pass { statistics, checkpoint: train.checkpoint_encoder.count() },
         decoder: mask_decoder::Pass { train: true, checkpoint: train.checkpoint_decoder },
     }
@@ -406,11 +407,9 @@ const PARTS: [&str; 7] =
     ["llm", "projector", "vision_tower", "lora_adapter", "image_encoder", "mask_decoder", "class_head"];
 
 /// The part that `key` of a file belongs to.
-fn part_of<'a>(file: &'a str, key: &str) -> &'a str {
+fn part_of<'a>(file: &'a str, key: &str, keys: &Keys) -> &'a str {
     match file {
-        "base" if key.starts_with(TOWER_PREFIX) => "vision_tower",
-        "base" if key.starts_with("model.mm_projector.") => "projector",
-        "base" => "llm",
+        "base" => keys.part_of(key),
         "cls" => "class_head",
         own => own,
     }
@@ -421,7 +420,7 @@ pub(super) fn components(model: &PrsMed) -> Vec<Component> {
     let mut components: Vec<Component> = PARTS.map(|name| Component { name, entries: Vec::new() }).into();
     for (file, store) in model.stores().parts() {
         for entry in store.entries() {
-            let part = part_of(file, &entry.name);
+            let part = part_of(file, &entry.name, &model.config().family.keys);
             let entry = Entry { name: format!("{file}/{}", entry.name), ..entry };
             if let Some(component) = components.iter_mut().find(|component| component.name == part) {
                 component.entries.push(entry);
@@ -514,8 +513,8 @@ impl SegmentTask {
     ) -> Result<(Vec<Sums>, Calibrator)> {
         let (mut all, mut calibrator, mut done) = (Vec::new(), Calibrator::default(), 0);
         for batch in self.load(&self.plain, single_rows(batches), 0, false)? {
-            let image_tokens = self.loaded.model.num_image_tokens();
-            let inputs = Inputs::from_batch(batch?.into(), self.semantics(), image_tokens, self.feature_cache.as_ref());
+            let model = &self.loaded.model;
+            let inputs = Inputs::from_batch(batch?.into(), self.semantics(), model, self.feature_cache.as_ref());
             let mut sums = Sums::default();
             self.score_what_fits(inputs, (&mut sums, &mut calibrator), ranks, observer)?;
             done += sums.questions;

@@ -13,9 +13,9 @@ use super::loaded::LoadedModel;
 use crate::data::classical::Augment;
 use crate::data::features::{Dtype, FeatureShape, Features, Identity};
 use crate::event::{Event, Observer};
-use crate::models::clip;
-use crate::models::prsmed::{PrsMed, TOWER_PREFIX};
-use crate::segment::batch::{ClipInput, View, feature_bytes, feature_tensor};
+use crate::models::prsmed::PrsMed;
+use crate::models::tower;
+use crate::segment::batch::{TowerInput, View, feature_bytes, feature_tensor};
 use crate::tensor::async_copy::AsyncCopy;
 use crate::tensor::{Device, Kind, Tensor, ledger, no_grad};
 use crate::{Error, Result};
@@ -27,7 +27,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Images of a micro-batch for the vision tower, or their cached features.
 #[derive(Debug)]
 pub struct VisionInput {
-    input: ClipInput,
+    input: TowerInput,
     cache: Option<Arc<FeatureCache>>,
 }
 
@@ -69,13 +69,13 @@ impl FeatureCache {
 impl From<Tensor> for VisionInput {
     /// Images `[b, 3, s, s]` (u8, or normalised floats) without cached features.
     fn from(images: Tensor) -> Self {
-        Self { input: ClipInput::Pixels(images), cache: None }
+        Self { input: TowerInput::Pixels(images), cache: None }
     }
 }
 
 impl VisionInput {
     /// Images of a batch. Newly computed features are stored in `cache`.
-    pub fn new(input: ClipInput, cache: Option<Arc<FeatureCache>>) -> Self {
+    pub fn new(input: TowerInput, cache: Option<Arc<FeatureCache>>) -> Self {
         Self { input, cache }
     }
 
@@ -86,11 +86,11 @@ impl VisionInput {
     /// Result `[b, 3, s, s]`, or `[b, p, w]` in the compute dtype.
     pub fn resolve(&self, model: &PrsMed) -> Tensor {
         let views = match &self.input {
-            ClipInput::Pixels(images) => {
+            TowerInput::Pixels(images) => {
                 let _category = ledger::enter(ledger::Category::Inputs);
                 return images.to_device(model.options().device);
             }
-            ClipInput::Views(views) => views,
+            TowerInput::Views(views) => views,
         };
         let mut features: Vec<Tensor> = views.iter().map(|view| self.features(model, view)).collect();
         let _category = ledger::enter(ledger::Category::Inputs);
@@ -100,11 +100,11 @@ impl VisionInput {
     /// The images of `range`; tensors are views.
     pub(super) fn part(&self, range: &Range<usize>) -> Self {
         let input = match &self.input {
-            ClipInput::Pixels(images) => {
+            TowerInput::Pixels(images) => {
                 let [first, count] = [range.start, range.len()].map(|n| i64::try_from(n).expect("a few images"));
-                ClipInput::Pixels(images.narrow(0, first, count))
+                TowerInput::Pixels(images.narrow(0, first, count))
             }
-            ClipInput::Views(views) => ClipInput::Views(views[range.clone()].iter().map(View::shared).collect()),
+            TowerInput::Views(views) => TowerInput::Views(views[range.clone()].iter().map(View::shared).collect()),
         };
         Self { input, cache: self.cache.clone() }
     }
@@ -116,8 +116,8 @@ impl VisionInput {
             View::New { key, pixels } => View::New { key, pixels: copy.send(&pixels) },
         };
         let input = match self.input {
-            ClipInput::Views(views) => ClipInput::Views(views.into_iter().map(&mut view).collect()),
-            ClipInput::Pixels(images) => ClipInput::Pixels(copy.send(&images)),
+            TowerInput::Views(views) => TowerInput::Views(views.into_iter().map(&mut view).collect()),
+            TowerInput::Pixels(images) => TowerInput::Pixels(copy.send(&images)),
         };
         Self { input, cache: self.cache }
     }
@@ -146,14 +146,14 @@ impl VisionInput {
 ///
 /// # Panics
 /// For a dtype that no tower computes in.
-pub fn feature_shape(tower: &clip::Config, kind: Kind) -> FeatureShape {
+pub fn feature_shape(tower: &tower::Config, kind: Kind) -> FeatureShape {
     let dtype = match kind {
         Kind::Float => Dtype::F32,
         Kind::Half => Dtype::F16,
         Kind::BFloat16 => Dtype::Bf16,
         kind => panic!("a tower does not compute in {kind:?}"),
     };
-    FeatureShape { tokens: tower.num_patches(), width: tower.hidden_size, dtype }
+    FeatureShape { tokens: tower.max_tokens(), width: tower.width(), dtype }
 }
 
 impl DataConfig {
@@ -184,7 +184,7 @@ pub fn open_cache(
         return Ok(None);
     }
     let model = &loaded.model;
-    let shape = feature_shape(&model.config().clip, model.options().compute);
+    let shape = feature_shape(&model.config().tower, model.options().compute);
     let limit = (data.cache_vision_mib as u64) << 20;
     let features = match data.cache_vision {
         CacheVision::Disk => {
@@ -217,9 +217,9 @@ fn identity(model: &PrsMed) -> Identity {
     let device = if options.device == Device::Cpu { "cpu" } else { "cuda" };
     let (stored, compute) = (options.stored, options.compute);
     let mut hash = Sha256::new();
-    hash.update(format!("{:?} {stored:?} {compute:?} {device}", model.config().clip));
+    hash.update(format!("{:?} {stored:?} {compute:?} {device}", model.config().tower));
     let mut entries = model.stores().base.entries();
-    entries.retain(|entry| entry.name.starts_with(TOWER_PREFIX));
+    entries.retain(|entry| entry.name.starts_with(model.config().family.keys.tower));
     entries.sort_by(|a, b| a.name.cmp(&b.name));
     for entry in entries {
         let (size, kind) = (entry.tensor.size(), entry.tensor.kind());

@@ -11,19 +11,18 @@
 //! | image encoder | TinySAM keys, `image_encoder.` or bare | classifier, SAM's prompt encoder and decoder, `sam.` |
 
 use super::adapters::{self, ADAPTER};
-use super::architecture::{Configs, language_model, shape_of, single_file, tower_config, tower_of};
-use super::base_config::Fields;
 use super::config::{BatchNorm, ModelConfig, RANDOM};
 use super::description::check_sizes;
 use super::loaded::{ADAPTER_CONFIG, Build, DESCRIPTION, Description, LoadedModel, RunOverrides, is_published, pixels};
+use super::parts::{Configs, Found};
 use super::quantized::Cached;
 use super::{Semantics, needs};
 use crate::data::familiarity::images::IMAGES_FILE;
 use crate::data::familiarity::questions::QUESTIONS_FILE;
 use crate::data::manifest::REFERENCE_CLASSES;
-use crate::hub::{self, Pinned};
-use crate::models::prsmed::{self, PrsMed, TOWER_PREFIX};
-use crate::models::{clip, mask_decoder, mistral, tiny_vit};
+use crate::models::base::{self, Parts, fields::Fields, shape_of};
+use crate::models::prsmed::{self, PrsMed};
+use crate::models::{mask_decoder, tiny_vit};
 use crate::nn::Quantization;
 use crate::tensor::store::Store;
 use crate::tensor::weights::{Archive, LoadReport, Staged};
@@ -31,123 +30,6 @@ use crate::tensor::{Kind, Tensor, ledger, no_grad};
 use crate::{Error, Result};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
-
-/// Local files of the parts that have weights.
-#[derive(Debug)]
-pub struct Found {
-    /// Folder of the language model.
-    pub base: Option<PathBuf>,
-    /// Whether the base is a `config.json` alone, read from the hub.
-    without_weights: bool,
-    tower: Option<PathBuf>,
-    /// File or folder of the image encoder.
-    pub image_encoder: Option<PathBuf>,
-}
-
-impl Found {
-    /// Finds (and downloads) the files that the settings name.
-    ///
-    /// # Errors
-    /// [`Error::Hub`], or [`Error::Weights`] for a path that does not exist.
-    pub fn locate(config: &ModelConfig, build: Build) -> Result<Self> {
-        let find =
-            |spec: &str| if spec == RANDOM || spec.is_empty() { Ok(None) } else { (build.locate)(spec).map(Some) };
-        Ok(Self {
-            base: find(&config.base)?,
-            without_weights: false,
-            tower: find(&config.vision_tower)?,
-            image_encoder: find(&config.image_encoder)?.map(|path| single_file(&path)).transpose()?,
-        })
-    }
-
-    /// Commits and hashes of the parts that are in a cache of the hub.
-    pub fn sources(&self) -> BTreeMap<String, Pinned> {
-        let parts = [("base", &self.base), ("vision_tower", &self.tower), ("image_encoder", &self.image_encoder)];
-        let pinned = |(part, path): (&str, &Option<PathBuf>)| Some((part.to_owned(), hub::pinned(path.as_ref()?)?));
-        parts.into_iter().filter_map(pinned).collect()
-    }
-
-    /// [`Archive::digest`] of the parts that a checkpoint does not contain.
-    ///
-    /// # Errors
-    /// [`Error::Weights`] for weights that cannot be read.
-    pub fn digests(&self) -> Result<BTreeMap<String, String>> {
-        digests(&[("base", self.base.as_deref()), ("vision_tower", self.tower.as_deref())])
-    }
-
-    /// Sizes of tower and language model as their folders state them.
-    ///
-    /// # Errors
-    /// [`Error::Weights`] for a folder without a readable `config.json`, and for architectures that are not supported.
-    pub fn base_sizes(&self) -> Result<Option<(clip::Config, mistral::Config)>> {
-        let Some(base) = &self.base else { return Ok(None) };
-        let fields = language_model(base)?;
-        let clip = match &self.tower {
-            Some(tower) => tower_config(tower)?,
-            None => tower_of(base, &fields, self.without_weights)?,
-        };
-        fields.check_tower_width(clip.hidden_size)?;
-        Ok(Some((clip, fields.llm()?)))
-    }
-
-    /// Refuses texts that the base does not allow: longer than its limits with an image.
-    ///
-    /// # Errors
-    /// [`Error::Weights`] naming the field of its `config.json`.
-    pub fn check_length(&self, clip: &clip::Config, max_text_tokens: usize) -> Result<()> {
-        let Some(base) = &self.base else { return Ok(()) };
-        let text = i64::try_from(max_text_tokens).unwrap_or(i64::MAX / 2);
-        // the placeholder of the image is an id of the text
-        language_model(base)?.check_length(clip.num_patches() + text - 1)
-    }
-
-    /// Finds the folders that the settings name, without downloads. Parts on the hub stay `None`, unless `configs` has
-    /// them.
-    ///
-    /// # Errors
-    /// [`Error::Weights`] for a path that does not exist.
-    pub fn local(config: &ModelConfig, configs: &Configs) -> Result<Self> {
-        let find = |spec: &str| match PathBuf::from(spec) {
-            _ if spec == RANDOM || spec.is_empty() => Ok(None),
-            _ if spec.starts_with("hub:") => Ok(configs.get(spec).cloned()),
-            path if path.exists() => Ok(Some(path)),
-            path => Err(Error::weights(path, "there is no such file or folder", "check the path")),
-        };
-        Ok(Self {
-            base: find(&config.base)?,
-            without_weights: config.base.starts_with("hub:"),
-            tower: find(&config.vision_tower)?,
-            image_encoder: None,
-        })
-    }
-
-    /// Loads the weights. With `allow_partial`, keys that do not fit become warnings.
-    ///
-    /// # Errors
-    /// [`Error::Weights`] listing the first keys that do not fit.
-    pub fn load(&self, model: &PrsMed, build: Build) -> Result<Vec<String>> {
-        let mut warnings = Vec::new();
-        let allow_partial = build.allow_partial;
-        let stores = model.stores();
-        if let Some(base) = &self.base {
-            let report = load_base(base, self.tower.as_deref(), model, build.cache, &mut warnings)?;
-            settle(report, base, allow_partial, &mut warnings)?;
-        }
-        if let Some(file) = &self.image_encoder {
-            settle(load_image_encoder(file, &stores.image_encoder)?, file, allow_partial, &mut warnings)?;
-        }
-        Ok(warnings)
-    }
-}
-
-/// [`Archive::digest`] of each part that has a path.
-///
-/// # Errors
-/// [`Error::Weights`] for weights that cannot be read.
-pub(super) fn digests(parts: &[(&str, Option<&Path>)]) -> Result<BTreeMap<String, String>> {
-    let named = parts.iter().filter_map(|(part, path)| Some((*part, (*path)?)));
-    named.map(|(part, path)| Ok((part.to_owned(), Archive::open(path)?.digest()))).collect()
-}
 
 fn settle(report: LoadReport, path: &Path, allow_partial: bool, warnings: &mut Vec<String>) -> Result<()> {
     if allow_partial && !report.is_clean() {
@@ -168,25 +50,40 @@ fn targets(store: &Store, rename: impl Fn(&str) -> Option<String>) -> Vec<(Strin
     dense.filter_map(|e| Some((rename(&e.name)?, e.tensor))).collect()
 }
 
+impl Found {
+    /// Loads the weights. With `allow_partial`, keys that do not fit become warnings.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] listing the first keys that do not fit.
+    pub(super) fn load(&self, model: &PrsMed, build: Build) -> Result<Vec<String>> {
+        let mut warnings = Vec::new();
+        let allow_partial = build.allow_partial;
+        let stores = model.stores();
+        if let Some(base) = &self.base {
+            let report = load_base(base, self.tower.as_deref(), model, build.cache, &mut warnings)?;
+            settle(report, base, allow_partial, &mut warnings)?;
+        }
+        if let Some(file) = &self.image_encoder {
+            settle(load_image_encoder(file, &stores.image_encoder)?, file, allow_partial, &mut warnings)?;
+        }
+        Ok(warnings)
+    }
+}
+
 /// Dtype of the base's matrices in its files, or bf16 (as LLaVA-Med's) if they are not on this machine. `None` for a
 /// random base.
 pub(super) fn stored_kind(config: &ModelConfig) -> Option<Kind> {
     if config.base == RANDOM {
         return None;
     }
-    let archive = Found::local(config, &Configs::new()).ok()?.base.and_then(|base| Archive::open(&base).ok());
-    let info = archive.as_ref().and_then(|archive| archive.info("model.layers.0.mlp.down_proj.weight"));
+    let base = Found::local(config, &Configs::new()).ok()?.base;
+    let family = base.as_ref().and_then(|base| base::open(base).ok()).map(|(family, _)| family).unwrap_or_default();
+    let archive = base.and_then(|base| family.keys.open(&base).ok());
+    let info =
+        archive.as_ref().and_then(|archive| archive.info(&format!("{}0.mlp.down_proj.weight", family.keys.layers)));
     let stored = info.map(|info| info.kind).filter(|kind| matches!(kind, Kind::Half | Kind::Float));
     Some(stored.unwrap_or(Kind::BFloat16))
 }
-
-/// Key prefix of the language model's layers.
-const LAYERS_PREFIX: &str = "model.layers.";
-
-/// Key of the head of the language model.
-pub(super) const HEAD: &str = "lm_head.weight";
-/// Key of the embedding of tokens.
-pub(super) const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// Whether the embedding of the language model in `base` is its head too. A file of weights alone does not say it.
 pub(super) fn is_tied(base: &Path) -> Result<bool> {
@@ -203,7 +100,8 @@ fn load_base(
     cache: Option<&Path>,
     warnings: &mut Vec<String>,
 ) -> Result<LoadReport> {
-    let archive = Archive::open(base)?;
+    let keys = &model.config().family.keys;
+    let archive = keys.open(base)?;
     if let (Some(index), Some(file)) = (archive.unused_index(), archive.files().next()) {
         let [read, unused] = [file, &index].map(|path| path.display().to_string());
         warnings
@@ -211,23 +109,22 @@ fn load_base(
     }
     let store = &model.stores().base;
     // the first rank reads the layers that the ranks divide
-    let is_elsewhere = |name: &str| !model.options().reads_layers && name.starts_with(LAYERS_PREFIX);
+    let is_elsewhere = |name: &str| !model.options().reads_layers && name.starts_with(keys.layers);
     let matrices: Vec<_> = store.quantized().into_iter().filter(|(name, _)| !is_elsewhere(name)).collect();
     let dense = matrices.iter().any(|(name, _)| !archive.is_quantized(name));
     let cached = cache.filter(|_| dense).and_then(|folder| Cached::of(base, &archive, matrices[0].1.scheme(), folder));
     let is_cached = cached.as_ref().is_some_and(|cached| cached.load(&matrices, warnings));
     let wanted = if is_cached { &[] } else { matrices.as_slice() };
     let names: HashSet<&str> = matrices.iter().map(|(name, _)| name.as_str()).collect();
-    let inside = |name: &str| name.starts_with(TOWER_PREFIX);
+    let inside = |name: &str| name.starts_with(keys.tower);
     let separate = tower.is_some();
     let is_tied = is_tied(base)?;
-    let is_own = |name: &str| !(separate && inside(name) || is_elsewhere(name) || is_tied && name == HEAD);
+    let is_own = |name: &str| !(separate && inside(name) || is_elsewhere(name) || is_tied && name == keys.head);
     let mut own = targets(store, |name| is_own(name).then(|| name.to_owned()));
     let leftover = |name: &str| {
-        name.ends_with("inv_freq")
-            || is_tied && name == HEAD
+        keys.is_unused(name)
+            || is_tied && name == keys.head
             || is_elsewhere(name)
-            || name.ends_with("position_ids")
             || names.contains(name)
             || inside(name) && (separate || is_unused_tower(name, &own_layers(store)))
     };
@@ -235,7 +132,7 @@ fn load_base(
     if is_tied {
         let entries = store.entries();
         let tensor = |name: &str| entries.iter().find(|entry| entry.name == name).map(|entry| &entry.tensor);
-        if let (Some(head), Some(embedding)) = (tensor(HEAD), tensor(EMBEDDING)) {
+        if let (Some(head), Some(embedding)) = (tensor(keys.head), tensor(keys.embedding)) {
             no_grad(|| head.shallow_clone().copy_(embedding));
         }
     }
@@ -244,10 +141,10 @@ fn load_base(
     }
     if let Some(tower) = tower {
         let archive = Archive::open(tower)?;
-        let mut own = targets(store, |name| name.strip_prefix(TOWER_PREFIX).map(str::to_owned));
+        let mut own = targets(store, |name| name.strip_prefix(keys.tower).map(str::to_owned));
         let layers = own_layers(store);
         report.merge(archive.load(&mut own, |name| {
-            !name.starts_with("vision_model.") || name.ends_with("position_ids") || is_unused_tower(name, &layers)
+            !name.starts_with("vision_model.") || keys.is_unused(name) || is_unused_tower(name, &layers)
         })?);
     }
     Ok(report)
@@ -320,10 +217,10 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
         max_text_tokens: 512,
         ..ModelConfig::default()
     };
-    let (clip, llm) = Found::locate(&model, build)?.base_sizes()?.expect("a base was given");
+    let Parts { family, tower, llm } = Found::locate(&model, build)?.base_sizes()?.expect("a base was given");
     let num_classes = i64::try_from(REFERENCE_CLASSES.len()).expect("six");
     check_class_head(&part_file(folder, "cls"), num_classes)?;
-    let sizes = prsmed::Config { clip, llm, lora, encoder: tiny_vit::Config::vit_t(), decoder, num_classes };
+    let sizes = prsmed::Config { family, tower, llm, lora, encoder: tiny_vit::Config::vit_t(), decoder, num_classes };
     check_sizes(&model, &sizes).map_err(|error| {
         let hint = "give the base that the run was trained on with `--base`, or download the folder again";
         Error::weights(folder, error.to_string(), hint)
@@ -405,7 +302,8 @@ pub fn load_parts(folder: &Path, model: &PrsMed, allow_partial: bool, warnings: 
 /// Loads adapters (if the model has any), encoder and decoder.
 fn load_segmenter(folder: &Path, model: &PrsMed, allow_partial: bool, warnings: &mut Vec<String>) -> Result<()> {
     let stores = model.stores();
-    if let Some(report) = adapters::load(folder, &stores.lora_adapter, model.config().lora)? {
+    let prsmed::Config { lora, family, .. } = model.config();
+    if let Some(report) = adapters::load(folder, &stores.lora_adapter, *lora, &family.keys)? {
         settle(report, &folder.join(ADAPTER), allow_partial, warnings)?;
     }
     let encoder = part_file(folder, "image_encoder");
@@ -513,15 +411,10 @@ pub(super) fn save_tensors(folder: &mut Staged, model: &PrsMed, with_base: bool)
     Ok(())
 }
 
-/// The language model's sizes as transformers' `config.json` has them.
+/// The language model's `config.json` for transformers.
 pub(super) fn base_config(description: &Description) -> serde_json::Value {
-    let mut json = serde_json::to_value(&description.sizes.llm).expect("plain numbers serialise");
-    json["model_type"] = "mistral".into();
-    json["architectures"] = serde_json::json!(["MistralForCausalLM"]);
-    json["head_dim"] = description.sizes.llm.head_dim().into();
-    json["sliding_window"] = serde_json::Value::Null;
-    json["hidden_act"] = "silu".into();
-    json["tie_word_embeddings"] = false.into();
+    let sizes = &description.sizes;
+    let mut json = (sizes.family.write)(&sizes.llm);
     if description.model.quantization != Quantization::None {
         json["quantization_config"] = serde_json::json!({
             "quant_method": "bitsandbytes",
@@ -531,7 +424,7 @@ pub(super) fn base_config(description: &Description) -> serde_json::Value {
             "bnb_4bit_quant_storage": "uint8",
         });
     }
-    json["vision_config"] = serde_json::to_value(&description.sizes.clip).expect("plain numbers serialise");
+    json["vision_config"] = serde_json::to_value(&sizes.tower).expect("plain numbers serialise");
     json
 }
 
@@ -547,7 +440,7 @@ fn adapter_config(description: &Description) -> serde_json::Value {
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
-        "target_modules": r"(model\.)*layers\.\d+\.self_attn\.(q|k|v|o)_proj",
+        "target_modules": description.sizes.family.keys.adapted,
         "bias": "none",
         "fan_in_fan_out": false,
         "inference_mode": true,

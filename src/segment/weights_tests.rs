@@ -1,4 +1,7 @@
 use super::*;
+use crate::models::base::llava_med;
+use crate::models::{decoder, tower};
+use crate::segment::parts::single_file;
 use crate::tensor::Device;
 use crate::tensor::weights::write_safetensors;
 
@@ -20,12 +23,12 @@ fn tower() -> Vec<(String, Vec<i64>)> {
         ("encoder.layers.0.mlp.fc1.bias", vec![192]),
         ("encoder.layers.0.layer_norm1.weight", vec![96]),
     ];
-    tensors.map(|(name, shape)| (format!("{TOWER_PREFIX}vision_model.{name}"), shape)).into()
+    tensors.map(|(name, shape)| (format!("{}vision_model.{name}", llava_med::FAMILY.keys.tower), shape)).into()
 }
 
 /// A language model with a vision tower, as far as its sizes are concerned. Returns the sizes of the language model.
-fn base(folder: &Path) -> mistral::Config {
-    let llm = mistral::Config { hidden_size: 128, intermediate_size: 256, ..mistral::Config::mistral_7b() };
+fn base(folder: &Path) -> decoder::Config {
+    let llm = decoder::Config { hidden_size: 128, intermediate_size: 256, ..llava_med::sizes().llm };
     std::fs::write(folder.join("config.json"), serde_json::to_vec(&llm).unwrap()).unwrap();
     std::fs::rename(archive(folder, &tower()), folder.join("model.safetensors")).unwrap();
     llm
@@ -34,8 +37,9 @@ fn base(folder: &Path) -> mistral::Config {
 #[test]
 fn tensors_with_too_few_dimensions_are_errors() {
     let folder = tempfile::tempdir().unwrap();
-    let tower_of = |file: &Path| tower_of(file, &Fields::default(), false);
-    let sizes = tower_of(&archive(folder.path(), &tower())).unwrap();
+    let tower_of =
+        |file: &Path| (llava_med::FAMILY.tower.inside)(file, &Fields::default(), &llava_med::FAMILY.keys, false);
+    let tower::Config::Clip(sizes) = tower_of(&archive(folder.path(), &tower())).unwrap();
     assert_eq!((sizes.image_size, sizes.patch_size, sizes.num_hidden_layers), (84, 14, 1));
     for wrong in 0..3 {
         for shape in [&[][..], &[7; 3]] {
@@ -54,8 +58,8 @@ fn sizes_of_a_base_are_those_of_its_config_and_its_tower() {
     let sizes = |base: Option<PathBuf>| {
         Found { base, without_weights: false, tower: None, image_encoder: None }.base_sizes().unwrap()
     };
-    let (clip, llm) = sizes(Some(folder.path().to_owned())).unwrap();
-    assert_eq!((clip.hidden_size, clip.image_size, llm), (96, 84, expected));
+    let Parts { tower, llm, .. } = sizes(Some(folder.path().to_owned())).unwrap();
+    assert_eq!((tower.width(), tower.image_size(), llm), (96, 84, expected));
     assert_eq!(sizes(None), None);
 }
 
@@ -80,11 +84,11 @@ fn a_published_run_is_described_by_its_adapter_its_decoder_and_its_base() {
     // as the published code sets them
     assert_eq!((model.semantics, model.image_size, model.max_text_tokens), (Semantics::Reference, 1024, 512));
     assert_eq!((model.decoder, model.batch_norm), (mask_decoder::Version::V5, BatchNorm::Batch));
-    assert_eq!((pixels.clip_size, pixels.sam_size, modalities.len()), (84, 1024, 6));
+    assert_eq!((pixels.tower_size, pixels.sam_size, modalities.len()), (84, 1024, 6));
     assert_eq!((sizes.lora.rank, sizes.lora.alpha, sizes.lora.dropout), (8, 32.0, 0.0));
     let mask_decoder::Config { hidden_dim, prompt_dim, image_dim, feed_forward_dim, .. } = sizes.decoder;
     assert_eq!([hidden_dim, prompt_dim, image_dim, feed_forward_dim], [96, 128, 64, 80]);
-    assert_eq!((sizes.llm, sizes.clip.hidden_size), (llm, 96));
+    assert_eq!((sizes.llm, sizes.tower.width()), (llm, 96));
 }
 
 #[test]
@@ -133,6 +137,7 @@ fn a_tied_base_has_its_embedding_as_head_with_and_without_a_head_in_its_file() {
     let description = crate::segment::setup::describe(&fixture).unwrap();
     let locate = |spec: &str| -> Result<PathBuf> { Ok(PathBuf::from(spec)) };
     let build = Build::new(Device::Cpu, Kind::Float, &locate);
+    let keys = &description.sizes.family.keys;
     // every tensor has one value, those of the embedding and of the head differ
     let new = |value: f64| {
         let options = crate::segment::setup::build_options(&description.model, build, false);
@@ -152,20 +157,22 @@ fn a_tied_base_has_its_embedding_as_head_with_and_without_a_head_in_its_file() {
         config["tie_word_embeddings"] = is_tied.into();
         std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
         let entries = stored.stores().base.entries();
-        let kept = entries.iter().filter(|entry| has_head || entry.name != HEAD);
+        let kept = entries.iter().filter(|entry| has_head || entry.name != keys.head);
         let tensors: Vec<(&str, &Tensor)> = kept.map(|entry| (entry.name.as_str(), &entry.tensor)).collect();
         write_safetensors(&folder.path().join("model.safetensors"), &tensors, &BTreeMap::new()).unwrap();
         folder
     };
-    for (is_tied, has_head, source) in [(true, false, EMBEDDING), (true, true, EMBEDDING), (false, true, HEAD)] {
+    for (is_tied, has_head, source) in
+        [(true, false, keys.embedding), (true, true, keys.embedding), (false, true, keys.head)]
+    {
         let (folder, model) = (write(is_tied, has_head), new(0.5));
         load_base(folder.path(), None, &model, None, &mut Vec::new()).unwrap().into_result(folder.path()).unwrap();
-        assert!(of(&model, HEAD).equal(&of(&stored, source)), "{is_tied} {has_head}");
-        assert!(of(&model, EMBEDDING).equal(&of(&stored, EMBEDDING)));
+        assert!(of(&model, keys.head).equal(&of(&stored, source)), "{is_tied} {has_head}");
+        assert!(of(&model, keys.embedding).equal(&of(&stored, keys.embedding)));
     }
     let folder = write(false, false);
     let report = load_base(folder.path(), None, &new(0.5), None, &mut Vec::new()).unwrap();
-    assert_eq!(report.missing, [HEAD]);
+    assert_eq!(report.missing, [keys.head]);
 }
 
 #[test]

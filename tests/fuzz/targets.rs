@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use prsmed_base::event::Silent;
-use prsmed_data::image::{MaskMode, PadOffset, clip_pixels, mask_pixels};
+use prsmed_data::image::{MaskMode, PadOffset, mask_pixels, tower_pixels};
 use prsmed_data::manifest::{Manifest, OpenOptions};
 use prsmed_data::text::clip_bpe::ClipTokenizer;
-use prsmed_data::text::{TextTokenizer, clean_answer, training_prompt};
+use prsmed_data::text::{Prompt, TextTokenizer, training_prompt};
 use prsmed_data::volume::{self, Axis, Levels, Segment, Window, labels, write};
 use prsmed_data::{annotation, decode};
 use prsmed_hub::{self as hub, Files, HubOptions, Timeouts};
@@ -111,7 +111,7 @@ pub fn image(bytes: &[u8]) {
     limited(MAX_MEMORY, || {
         let Ok(image) = decode::image(&path) else { return };
         for offset in [PadOffset::Centre, PadOffset::CentrePlusOne] {
-            assert_eq!(clip_pixels(&image, 14, offset).expect("an image has pixels").len(), 3 * 14 * 14);
+            assert_eq!(tower_pixels(&image, 14, offset, [0; 3]).expect("an image has pixels").len(), 3 * 14 * 14);
         }
         drop(image);
         let Ok(stored) = decode::stored_mask(&path) else { return };
@@ -234,11 +234,11 @@ pub fn tokenizer(bytes: &[u8]) {
         file(&folder, if is_json { "tokenizer.json" } else { "tokenizer.model" }, bytes);
     }
     limited(MAX_MEMORY, || {
-        if let Ok(tokenizer) = TextTokenizer::open(folder.path()) {
+        if let Ok(tokenizer) = TextTokenizer::open(folder.path(), &Prompt::PUBLISHED) {
             for text in TEXTS {
                 if let Ok(ids) = tokenizer.encode(text) {
                     assert!(ids.iter().all(|id| (0..tokenizer.vocab_size()).contains(id)), "{ids:?}");
-                    let _ = tokenizer.decode(&ids).map(|text| clean_answer(&text));
+                    let _ = tokenizer.decode(&ids).map(|text| Prompt::PUBLISHED.clean(&text));
                 }
             }
             let ids: Vec<i64> = (-201..300).collect();

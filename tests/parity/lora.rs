@@ -4,7 +4,7 @@ use crate::fixture::{
     BF16, Fixture, assert_finite_gradients, assert_near_in_bf16, generator, load, relative_error, store,
 };
 use crate::mistral::{Outputs, embeds, forward};
-use prsmed::models::mistral::{Config, Mistral, Pass};
+use prsmed::models::decoder::{Config, Decoder, Pass};
 use prsmed::nn::{Linear, LoraConfig};
 use prsmed::tensor::store::{Init, Role, Store};
 use prsmed::tensor::weights::Archive;
@@ -16,10 +16,10 @@ fn adapter_config(fixture: &Fixture, dropout: f64) -> LoraConfig {
 }
 
 /// Frozen base, trainable adapters, and the model.
-fn build(fixture: &Fixture, dropout: f64) -> (Store, Store, Mistral) {
+fn build(fixture: &Fixture, dropout: f64) -> (Store, Store, Decoder) {
     let (base, adapters) = (store(), store());
     let (scope, lora) = (adapters.root(Role::Trainable), adapter_config(fixture, dropout));
-    let model = Mistral::new(&base.root(Role::Frozen), Some((&scope, &lora)), &fixture.config::<Config>(), 0, 1);
+    let model = Decoder::new(&base.root(Role::Frozen), Some((&scope, &lora)), &fixture.config::<Config>(), 0, 1);
     fixture.load(&base, &[]);
     load(&adapters, &fixture.path("adapter_model.safetensors"), &[]);
     (base, adapters, model)

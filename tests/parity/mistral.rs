@@ -3,7 +3,7 @@
 use crate::fixture::{
     BF16, Fixture, assert_finite_gradients, assert_near_in_bf16, leaf, probed, relative_error, store,
 };
-use prsmed::models::mistral::{Config, KvCache, Mistral, Pass};
+use prsmed::models::decoder::{Config, Decoder, KvCache, Pass};
 use prsmed::tensor::store::{Role, Store};
 use prsmed::tensor::{Kind, Tensor, dims, no_grad};
 
@@ -23,7 +23,7 @@ impl Outputs {
 }
 
 /// The embeddings of a case; a leaf with gradient if they are an input.
-pub(crate) fn embeds(fixture: &Fixture, prefix: &str, model: &Mistral, kind: Kind) -> Tensor {
+pub(crate) fn embeds(fixture: &Fixture, prefix: &str, model: &Decoder, kind: Kind) -> Tensor {
     let given = format!("{prefix}.inputs_embeds");
     if fixture.has_input(&given) {
         leaf(&fixture.input(&given), kind)
@@ -37,7 +37,7 @@ pub(crate) fn keep(fixture: &Fixture, prefix: &str) -> Option<Tensor> {
     fixture.has_input(&name).then(|| fixture.input(&name))
 }
 
-pub(crate) fn forward(fixture: &Fixture, prefix: &str, model: &Mistral, embeds: &Tensor, pass: Pass) -> Outputs {
+pub(crate) fn forward(fixture: &Fixture, prefix: &str, model: &Decoder, embeds: &Tensor, pass: Pass) -> Outputs {
     let hidden = model.forward(embeds, keep(fixture, prefix).as_ref(), pass);
     let logits = model.logits(&hidden);
     let [_b, t, vocab] = dims(&logits);
@@ -47,9 +47,9 @@ pub(crate) fn forward(fixture: &Fixture, prefix: &str, model: &Mistral, embeds: 
     Outputs { hidden, logits, loss }
 }
 
-fn build(fixture: &Fixture) -> (Store, Mistral) {
+fn build(fixture: &Fixture) -> (Store, Decoder) {
     let store = store();
-    let model = Mistral::new(&store.root(Role::Trainable), None, &fixture.config::<Config>(), 0, 1);
+    let model = Decoder::new(&store.root(Role::Trainable), None, &fixture.config::<Config>(), 0, 1);
     fixture.load(&store, &[]);
     (store, model)
 }
@@ -79,14 +79,14 @@ fn mistral_agrees() {
 }
 
 /// Greedily generated ids `[1, n]`, with a cache.
-fn generated(fixture: &Fixture, prefix: &str, model: &Mistral) -> Tensor {
+fn generated(fixture: &Fixture, prefix: &str, model: &Decoder) -> Tensor {
     let [_b, length] = dims(&fixture.input(&format!("{prefix}.prompt")));
     let [_, count] = dims(&fixture.expected(&format!("{prefix}.generated")));
     let mut cache = KvCache::new(model.config(), length + count);
     let mut ids = fixture.input(&format!("{prefix}.prompt"));
     let mut out = Vec::new();
     for _ in 0..count {
-        let states = model.forward_cached(&no_grad(|| model.embed(&ids)), &mut cache);
+        let states = model.forward_cached(&no_grad(|| model.embed(&ids)), None, &mut cache);
         ids = no_grad(|| model.logits(&states.slice(1, -1, None, 1)).argmax(-1, false));
         out.push(ids.shallow_clone());
     }
@@ -101,8 +101,8 @@ fn hidden_states_with_and_without_cache_agree() {
     let whole = no_grad(|| model.forward(&embeds, None, Pass::default()));
     let [_b, t, _d] = dims(&embeds);
     let mut cache = KvCache::new(model.config(), t);
-    let mut parts = vec![model.forward_cached(&embeds.narrow(1, 0, 4), &mut cache)];
-    parts.extend((4..t).map(|i| model.forward_cached(&embeds.narrow(1, i, 1), &mut cache)));
+    let mut parts = vec![model.forward_cached(&embeds.narrow(1, 0, 4), None, &mut cache)];
+    parts.extend((4..t).map(|i| model.forward_cached(&embeds.narrow(1, i, 1), None, &mut cache)));
     assert_eq!(cache.len(), t);
     let error = relative_error(&Tensor::cat(&parts, 1), &whole);
     assert!(error <= 1e-5, "states from the cache differ by {error:.1e}");

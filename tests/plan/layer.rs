@@ -3,7 +3,8 @@
 
 use super::operands::{BF16, FP32, leaf, zeros};
 use super::*;
-use prsmed::models::mistral::{AttentionPattern, Config, Mistral, PackedAttention, Pass};
+use prsmed::models::base::llava_med;
+use prsmed::models::decoder::{AttentionPattern, Config, Decoder, PackedAttention, Pass};
 use prsmed::models::prsmed::{BuildOptions, PrsMed};
 use prsmed::nn::LoraConfig;
 use prsmed::nn::attention::{merge_heads, split_heads};
@@ -21,7 +22,7 @@ fn narrow() -> Config {
         num_attention_heads: 8,
         num_key_value_heads: 2,
         vocab_size: 8,
-        ..Config::mistral_7b()
+        ..llava_med::sizes().llm
     }
 }
 
@@ -34,11 +35,11 @@ fn kept(forward: impl FnOnce() -> Tensor) -> i64 {
     kept
 }
 
-fn of_layers(config: &Config, layers: i64, kind: Kind) -> (Store, Mistral) {
+fn of_layers(config: &Config, layers: i64, kind: Kind) -> (Store, Decoder) {
     let store = || Store::new(StoreOptions { device: META, frozen_kind: kind, initialise: false });
     let (base, adapters) = (store(), store());
     let config = Config { num_hidden_layers: layers, ..config.clone() };
-    let model = Mistral::new(&base.root(Role::Frozen), Some((&adapters.root(Role::Trainable), &LORA)), &config, 0, 1);
+    let model = Decoder::new(&base.root(Role::Frozen), Some((&adapters.root(Role::Trainable), &LORA)), &config, 0, 1);
     (adapters, model)
 }
 
@@ -62,15 +63,16 @@ fn fused(config: &Config, kind: Kind, texts: Texts) -> i64 {
         starts: [0; 2].map(|_| zeros(&[5], Kind::Int, META)),
         lengths: vec![[TOKENS - 40, TOKENS - 40], [20, TOKENS - 20], [20, TOKENS - 20], [0, 0]],
     };
-    let vision_features = match texts {
+    let positions = (texts == Texts::Packed).then_some(&numbers);
+    let pattern = match texts {
         Texts::One => AttentionPattern::Causal,
         Texts::Padded => AttentionPattern::Padded(&keep),
-        Texts::Packed => AttentionPattern::Packed { positions: &numbers, blocks: &numbers, segments: &segments },
+        Texts::Packed => AttentionPattern::Packed { blocks: &numbers, segments: &segments },
     };
     let [one, two] = [1, 2].map(|layers| {
         let (_adapters, model) = of_layers(config, layers, kind);
         let xs = leaf(&[1, TOKENS, config.hidden_size], kind, META);
-        kept(|| model.forward_with(&xs, vision_features, Pass { train: true, checkpoint: 0 }))
+        kept(|| model.forward_with(&xs, pattern, positions, Pass { train: true, checkpoint: 0 }))
     });
     two - one
 }
@@ -174,7 +176,7 @@ fn composed(config: &Config, kind: Kind, texts: Texts) -> i64 {
 #[expect(clippy::print_stdout, reason = "shown with --nocapture")]
 fn a_layer_keeps_at_most_three_fifths_of_the_composed_layer() {
     let _alone = ready();
-    let full = Config::mistral_7b();
+    let full = llava_med::sizes().llm;
     for (config, target, kind, texts) in [
         (narrow(), Target::Cpu, FP32, Texts::One),
         (narrow(), Target::Cpu, BF16, Texts::One),
@@ -230,9 +232,9 @@ fn a_frozen_vision_tower_keeps_no_activations() {
             quantization: prsmed::nn::Quantization::None,
         };
         let model = PrsMed::new(&sizes, options);
-        let side = sizes.clip.image_size;
+        let side = sizes.tower.image_size();
         let image = zeros(&[2, 3, side, side], FP32, META);
-        let tokens = 2 * sizes.clip.num_patches() * sizes.llm.hidden_size * 2;
+        let tokens = 2 * sizes.tower.max_tokens() * sizes.llm.hidden_size * 2;
         let kept = kept(|| model.image_tokens(&image));
         assert!(if train_base { kept > 2 * tokens } else { kept == tokens }, "{train_base}: {kept} {tokens}");
     }

@@ -1,9 +1,9 @@
 //! Questions that share a sequence, and padding: losses and gradients are those of single samples.
 
 use super::{TURN, assemble, build, config_of, data, data_with};
-use prsmed::models::llava::IMAGE_TOKEN;
+use prsmed::data::text::IMAGE_TOKEN;
 use prsmed::models::prsmed::PrsMed;
-use prsmed::models::{mask_decoder, mistral, tiny_vit};
+use prsmed::models::{decoder, mask_decoder, tiny_vit};
 use prsmed::nn::BatchStatistics;
 use prsmed::segment::Semantics;
 use prsmed::segment::layout::{Layout, Sizes};
@@ -37,7 +37,7 @@ fn texts() -> (Vec<Vec<i64>>, Vec<usize>) {
 fn inputs(model: &PrsMed, is_packed: bool) -> Inputs {
     rng::seed(11);
     let options = (Kind::Float, Device::Cpu);
-    let clip = model.config().clip.image_size;
+    let clip = model.config().tower.image_size();
     let (images, questions) = (3, 6);
     let clip_image = Tensor::randn([images, 3, clip, clip], options);
     let sam_image = Tensor::randint(256, [images, 3, 64, 64], (Kind::Uint8, Device::Cpu));
@@ -45,7 +45,7 @@ fn inputs(model: &PrsMed, is_packed: bool) -> Inputs {
     let class_label = Tensor::from_slice(&[0_i64, 0, 0, 2, 1, 1]);
     let (texts, answer_starts) = texts();
     let layout = |groups: &[usize]| {
-        Layout::new(texts.clone(), &answer_starts, groups, Semantics::Corrected, model.num_image_tokens())
+        Layout::new(texts.clone(), &answer_starts, groups, Semantics::Corrected, model.spans(groups.len()))
     };
     if is_packed {
         return Inputs {
@@ -74,7 +74,7 @@ fn trained(model: &PrsMed) -> Vec<(String, Tensor)> {
 /// Losses and gradients of everything trained, without dropout.
 fn gradients(model: &PrsMed, inputs: &Inputs, checkpoint: usize) -> Vec<(String, Tensor)> {
     let pass = Pass {
-        llm: mistral::Pass { train: false, checkpoint },
+        llm: decoder::Pass { train: false, checkpoint },
         encoder: tiny_vit::Pass { statistics: BatchStatistics::Running, checkpoint: 0 },
         decoder: mask_decoder::Pass::default(),
     };

@@ -40,10 +40,10 @@ const TEXTS: [&str; 22] = [
 #[ignore = "needs shared data"]
 fn shared_data_the_converted_model_equals_the_fast_tokenizer() {
     let base = shared(BASE);
-    let fast = TextTokenizer::open(&base).unwrap();
+    let fast = TextTokenizer::open(&base, &Prompt::PUBLISHED).unwrap();
     let temp = tempfile::tempdir().unwrap();
     fs::copy(base.join("tokenizer.model"), temp.path().join("tokenizer.model")).unwrap();
-    let converted = TextTokenizer::open(temp.path()).unwrap();
+    let converted = TextTokenizer::open(temp.path(), &Prompt::PUBLISHED).unwrap();
     assert_eq!(converted.vocab_size(), 32000);
     // The complete files are equal, not only the ids of these texts.
     let json = |tokenizer: &TextTokenizer| -> Value { serde_json::from_str(&tokenizer.files().unwrap()[0].1).unwrap() };
@@ -62,7 +62,7 @@ fn shared_data_the_converted_model_equals_the_fast_tokenizer() {
 #[ignore = "needs shared data"]
 fn shared_data_prompts_have_the_published_ids() {
     let base = shared(BASE);
-    let tok = TextTokenizer::open(&base).unwrap();
+    let tok = TextTokenizer::open(&base, &Prompt::PUBLISHED).unwrap();
     let prompt = training_prompt(&tok, "Where is it?", "Left.", false).unwrap();
     assert_eq!(prompt.ids[..7], [1, IMAGE_TOKEN, 28705, 13, 27332, 1247, 28747]);
     let header = [28705, 13, 27332, 21631, 28747, 28705, 13];
@@ -82,7 +82,7 @@ fn shared_data_prompts_have_the_published_ids() {
 #[ignore = "needs shared data"]
 fn shared_data_the_reference_data_set_has_the_reference_ids() {
     let (base, folder) = (shared(BASE), shared("preprocess"));
-    let tok = TextTokenizer::open(&base).unwrap();
+    let tok = TextTokenizer::open(&base, &Prompt::PUBLISHED).unwrap();
     let expected = fs::read(folder.join("expected.safetensors")).unwrap();
     let expected = safetensors::SafeTensors::deserialize(&expected).unwrap();
     let ids = |name: &str| -> Vec<i64> {
@@ -120,14 +120,14 @@ fn corpus() -> Vec<String> {
 
 fn trained() -> TextTokenizer {
     let corpus = corpus();
-    TextTokenizer::train(&corpus.iter().map(String::as_str).collect::<Vec<_>>(), 512).unwrap()
+    TextTokenizer::train(&corpus.iter().map(String::as_str).collect::<Vec<_>>(), 512, &Prompt::PUBLISHED).unwrap()
 }
 
 #[test]
 fn a_trained_tokenizer_encodes_words_as_single_pieces() {
     let tok = trained();
     assert!(tok.vocab_size() <= 512 && tok.vocab_size() > 259);
-    assert_eq!((tok.bos(), tok.eos()), (1, 2));
+    assert_eq!((tok.bos(), tok.eos()), (Some(1), 2));
     // <s>, seven words, the full stop.
     assert_eq!(tok.encode("The brain lesion is located in the.").unwrap().len(), 1 + 7 + 1);
     let prompt = training_prompt(&tok, "Where is the lung lesion in this image?", "center", true).unwrap();
@@ -139,14 +139,15 @@ fn a_trained_tokenizer_encodes_words_as_single_pieces() {
     for text in [TEXTS[8], TEXTS[9], TEXTS[12], TEXTS[13]] {
         assert_eq!(tok.decode(&tok.encode(text).unwrap()).unwrap(), text);
     }
-    assert!(TextTokenizer::train(&["a"], 259).unwrap_err().to_string().contains("no room"));
+    assert!(TextTokenizer::train(&["a"], 259, &Prompt::PUBLISHED).unwrap_err().to_string().contains("no room"));
 }
 
 #[test]
 fn training_depends_on_the_texts_alone() {
     let (one, mut reversed) = (trained(), corpus());
     reversed.reverse();
-    let other = TextTokenizer::train(&reversed.iter().map(String::as_str).collect::<Vec<_>>(), 512).unwrap();
+    let other = TextTokenizer::train(&reversed.iter().map(String::as_str).collect::<Vec<_>>(), 512, &Prompt::PUBLISHED)
+        .unwrap();
     assert_eq!(one.files().unwrap(), other.files().unwrap());
 }
 
@@ -154,7 +155,7 @@ fn training_depends_on_the_texts_alone() {
 fn a_saved_tokenizer_can_be_opened() {
     let (tok, temp) = (trained(), tempfile::tempdir().unwrap());
     tok.save(temp.path()).unwrap();
-    let again = TextTokenizer::open(temp.path()).unwrap();
+    let again = TextTokenizer::open(temp.path(), &Prompt::PUBLISHED).unwrap();
     assert_eq!(tok.files().unwrap(), again.files().unwrap());
     for text in TEXTS {
         assert_eq!(tok.encode(text).unwrap(), again.encode(text).unwrap());
@@ -196,7 +197,7 @@ fn truncation_and_padding_of_a_file_are_ignored() {
         "pad_id": 2, "pad_type_id": 0, "pad_token": "</s>",
     });
     fs::write(&file, json.to_string()).unwrap();
-    let again = TextTokenizer::open(temp.path()).unwrap();
+    let again = TextTokenizer::open(temp.path(), &Prompt::PUBLISHED).unwrap();
     for text in TEXTS {
         assert_eq!(again.encode(text).unwrap(), tok.encode(text).unwrap(), "{text:?}");
     }
@@ -209,7 +210,7 @@ fn a_tokenizer_that_drops_merges_at_random_is_an_error() {
     let mut open = |dropout: f64| {
         json["model"]["dropout"] = json!(dropout);
         fs::write(temp.path().join("tokenizer.json"), json.to_string()).unwrap();
-        TextTokenizer::open(temp.path())
+        TextTokenizer::open(temp.path(), &Prompt::PUBLISHED)
     };
     assert_eq!(open(0.0).unwrap().encode(TEXTS[7]).unwrap(), tok.encode(TEXTS[7]).unwrap());
     for dropout in [0.1, 1.0] {
@@ -228,7 +229,7 @@ fn a_template_with_unknown_tokens_or_texts_is_an_error() {
         json["post_processor"] =
             json!({"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": tokens});
         fs::write(temp.path().join("tokenizer.json"), json.to_string()).unwrap();
-        TextTokenizer::open(temp.path()).map_err(|error| error.to_string())
+        TextTokenizer::open(temp.path(), &Prompt::PUBLISHED).map_err(|error| error.to_string())
     };
     assert!(open("<s>", "A").is_ok());
     let error = open("<->", "A").unwrap_err();
@@ -244,7 +245,7 @@ fn a_decoder_that_strips_the_end_of_tokens_is_an_error() {
     let mut open = |stop: u64| {
         json["decoder"] = json!({"type": "Strip", "content": " ", "start": 1, "stop": stop});
         fs::write(temp.path().join("tokenizer.json"), json.to_string()).unwrap();
-        TextTokenizer::open(temp.path()).map_err(|error| error.to_string())
+        TextTokenizer::open(temp.path(), &Prompt::PUBLISHED).map_err(|error| error.to_string())
     };
     assert!(open(0).is_ok());
     let error = open(5).unwrap_err();
@@ -254,18 +255,18 @@ fn a_decoder_that_strips_the_end_of_tokens_is_an_error() {
 #[test]
 fn missing_and_damaged_tokenizers_are_errors() {
     let temp = tempfile::tempdir().unwrap();
-    let error = TextTokenizer::open(temp.path()).unwrap_err();
+    let error = TextTokenizer::open(temp.path(), &Prompt::PUBLISHED).unwrap_err();
     assert!(error.to_string().contains("neither `tokenizer.json` nor `tokenizer.model`"), "{error}");
     fs::write(temp.path().join("tokenizer.model"), "nonsense").unwrap();
-    let error = TextTokenizer::open(temp.path()).unwrap_err();
+    let error = TextTokenizer::open(temp.path(), &Prompt::PUBLISHED).unwrap_err();
     assert!(error.to_string().contains("tokenizer.model"), "{error}");
     fs::write(temp.path().join("tokenizer.json"), "{}").unwrap();
-    assert!(TextTokenizer::open(temp.path()).unwrap_err().to_string().contains("tokenizer.json"));
+    assert!(TextTokenizer::open(temp.path(), &Prompt::PUBLISHED).unwrap_err().to_string().contains("tokenizer.json"));
     // A tokenizer that adds no `<s>`.
     let mut json: Value = serde_json::from_str(&trained().files().unwrap()[0].1).unwrap();
     json["post_processor"] = Value::Null;
     fs::write(temp.path().join("tokenizer.json"), json.to_string()).unwrap();
-    let error = TextTokenizer::open(temp.path()).unwrap_err();
+    let error = TextTokenizer::open(temp.path(), &Prompt::PUBLISHED).unwrap_err();
     assert!(error.to_string().contains("does not put `<s>`"), "{error}");
 }
 
@@ -293,6 +294,6 @@ fn template_headers_are_removed_from_answers() {
         ("### Assistant: ### Assistant: ok", "ok"),
         ("", ""),
     ] {
-        assert_eq!(clean_answer(text), clean, "{text:?}");
+        assert_eq!(Prompt::PUBLISHED.clean(text), clean, "{text:?}");
     }
 }

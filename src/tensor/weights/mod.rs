@@ -4,7 +4,7 @@
 //! little CPU memory beyond the model itself. Another process must not truncate a mapped file during the read, because
 //! the system would end this process with SIGBUS. Files written here are replaced by rename, never in place.
 //!
-//! This module does not rename keys and knows no model; the tables of renamed keys are in `models`.
+//! This module knows no model; the tables of renamed keys are in `models`.
 
 mod finite;
 mod folder;
@@ -120,6 +120,15 @@ impl Archive {
             archive.add_file(&file)?;
         }
         Ok(archive)
+    }
+
+    /// The archive with `name(key)` as the name of each stored key; `None` keeps the key.
+    #[must_use]
+    pub fn renamed(mut self, name: impl Fn(&str) -> Option<String>) -> Self {
+        let own = |key: String| name(&key).unwrap_or(key);
+        self.names = self.names.into_iter().map(own).collect();
+        self.entries = self.entries.into_iter().map(|(key, entry)| (own(key), entry)).collect();
+        self
     }
 
     /// The path that was opened.

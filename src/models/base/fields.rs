@@ -4,8 +4,7 @@
 //! Fields are those of transformers 4 (`rope_theta` at the top, `torch_dtype`) and 5 (`rope_parameters`, `dtype`), and of
 //! LLaVA (`mm_*`). They stand at the top, or in `text_config` and `vision_config`.
 
-use super::architecture::CONFIG_HINT;
-use crate::models::{clip, mistral};
+use crate::models::decoder;
 use crate::tensor::weights::read_config;
 use crate::{Error, Result};
 use serde_json::{Map, Value, json};
@@ -15,39 +14,14 @@ use std::path::{Path, PathBuf};
 const LIMITS: [&str; 4] =
     ["max_position_embeddings", "max_sequence_length", "sliding_window", "tokenizer_model_max_length"];
 
+/// What to do about a `config.json` that cannot be used.
+pub const CONFIG_HINT: &str = "use the `config.json` of the model's own repository";
+
+/// `architectures` of a `config.json`, and the `model_type` that belongs to it.
+pub type Known = [(&'static str, &'static str)];
+
 /// A field whose other values change the arithmetic: its name, and the values that the program computes with.
-type Followed = (&'static str, fn(&Value) -> bool);
-
-const LANGUAGE_MODEL: &[Followed] = &[
-    ("hidden_act", |value| value == "silu"),
-    ("attention_bias", is_off),
-    ("mlp_bias", is_off),
-    ("attention_dropout", is_off),
-    ("layer_types", |value| value.as_array().is_some_and(|all| all.iter().all(|one| one == "full_attention"))),
-    ("partial_rotary_factor", is_one),
-    ("pruned_heads", is_off),
-    ("is_encoder_decoder", is_off),
-    ("add_cross_attention", is_off),
-    ("mm_vision_select_feature", |value| value == "patch"),
-    ("vision_feature_select_strategy", |value| value == "default"),
-    ("mm_use_im_start_end", is_off),
-    ("image_aspect_ratio", |value| value == "pad"),
-    ("mm_projector_type", |value| value == "mlp2x_gelu"),
-    ("projector_hidden_act", |value| value == "gelu"),
-    ("multimodal_projector_bias", |value| value == true),
-    ("mm_patch_merge_type", |value| value == "flat"),
-    ("mm_resampler_type", is_off),
-    ("mm_vision_resampler_type", is_off),
-    ("use_mm_proj", |value| value == true),
-    ("s2", is_off),
-];
-
-const TOWER: &[Followed] = &[
-    ("hidden_act", |value| value == "quick_gelu" || value == "gelu"),
-    ("num_channels", |value| value == 3),
-    ("attention_dropout", is_off),
-    ("dropout", is_off),
-];
+pub type Followed = (&'static str, fn(&Value) -> bool);
 
 /// Fields without influence on the arithmetic of a frozen model whose prompts and training are the program's own.
 const HARMLESS: &[&str] = &[
@@ -160,8 +134,6 @@ const READ: &[&str] = &[
     "image_size",
     "patch_size",
     "mm_vision_tower",
-    "mm_vision_select_layer",
-    "vision_feature_layer",
     "mm_hidden_size",
     "quantization_config",
     "text_config",
@@ -171,7 +143,7 @@ const READ: &[&str] = &[
 ];
 
 /// Null, false, zero or empty.
-fn is_off(value: &Value) -> bool {
+pub(super) fn is_off(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
         Value::Number(number) => number.as_f64() == Some(0.0),
@@ -182,15 +154,15 @@ fn is_off(value: &Value) -> bool {
     }
 }
 
-fn is_one(value: &Value) -> bool {
+pub(super) fn is_one(value: &Value) -> bool {
     value.as_f64() == Some(1.0)
 }
 
 /// The fields of a `config.json`, without null values.
 #[derive(Debug, Default)]
-pub(super) struct Fields {
-    path: PathBuf,
-    fields: Map<String, Value>,
+pub struct Fields {
+    pub(super) path: PathBuf,
+    pub(super) fields: Map<String, Value>,
 }
 
 impl Fields {
@@ -198,26 +170,53 @@ impl Fields {
     ///
     /// # Errors
     /// [`Error::Weights`] for values that the program does not compute with.
-    pub(super) fn of_language_model(self) -> Result<Self> {
+    pub(super) fn of_language_model(self, followed: &[Followed]) -> Result<Self> {
         let this = self.of_text()?;
-        this.check(LANGUAGE_MODEL)?;
-        this.check_features()?;
+        this.check(followed)?;
         this.check_quantization()?;
         Ok(this)
     }
 
+    /// True if `known` has the architecture. A `config.json` that names none is of every architecture.
+    pub fn is_of(&self, known: &Known) -> bool {
+        match (self.architectures().first(), self.text("model_type")) {
+            (Some(_), _) => self.architectures().iter().any(|name| known.iter().any(|(own, _)| own == name)),
+            (None, Some(kind)) => known.iter().any(|(_, own)| *own == kind),
+            (None, None) => true,
+        }
+    }
+
+    fn architectures(&self) -> Vec<&str> {
+        let named = self.get("architectures").and_then(Value::as_array);
+        named.into_iter().flatten().filter_map(Value::as_str).collect()
+    }
+
+    /// The error for an architecture that is not among `supported`.
+    pub(super) fn unsupported<'a>(&self, supported: impl Iterator<Item = &'a str>, hint: &str) -> Error {
+        let name = self.architectures().first().copied().or(self.text("model_type")).unwrap_or_default();
+        let supported: Vec<&str> = supported.collect();
+        Error::weights(&self.path, format!("{name} is not supported; supported: {}", supported.join(", ")), hint)
+    }
+
     /// The fields with those of `text_config` at the top.
-    pub(super) fn of_text(mut self) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`Error::Weights`] for fields that contradict each other.
+    pub fn of_text(mut self) -> Result<Self> {
         self.add_section("text_config")?;
         Ok(self)
     }
 
-    pub(super) fn path(&self) -> &Path {
+    /// The file.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Reads the `config.json` in `folder`.
-    pub(super) fn read(folder: &Path) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`Error::Weights`] for another content; [`Error::Io`].
+    pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join("config.json");
         match read_config(&path, CONFIG_HINT)? {
             Value::Object(mut fields) => {
@@ -229,7 +228,7 @@ impl Fields {
     }
 
     /// Moves the fields of a section to the top.
-    fn add_section(&mut self, name: &str) -> Result<()> {
+    pub(super) fn add_section(&mut self, name: &str) -> Result<()> {
         let Some(Value::Object(section)) = self.fields.remove(name) else { return Ok(()) };
         for (key, value) in section.into_iter().filter(|(_, value)| !value.is_null()) {
             match self.fields.get(&key).filter(|top| !is_equal(top, &value)) {
@@ -243,16 +242,18 @@ impl Fields {
         Ok(())
     }
 
-    pub(super) fn get(&self, key: &str) -> Option<&Value> {
+    /// The value of a field.
+    pub fn get(&self, key: &str) -> Option<&Value> {
         self.fields.get(key)
     }
 
-    pub(super) fn text(&self, key: &str) -> Option<&str> {
+    /// The value of a field that is a text.
+    pub fn text(&self, key: &str) -> Option<&str> {
         self.get(key).and_then(Value::as_str)
     }
 
     /// Whether the embedding of the tokens is the head too.
-    pub(super) fn is_tied(&self) -> bool {
+    pub fn is_tied(&self) -> bool {
         self.get("tie_word_embeddings").is_some_and(|value| value == true)
     }
 
@@ -267,21 +268,10 @@ impl Fields {
         Error::weights(&self.path, reason, "keep the one that the model was trained with, in a copy of the folder")
     }
 
-    fn check(&self, followed: &[Followed]) -> Result<()> {
+    pub(super) fn check(&self, followed: &[Followed]) -> Result<()> {
         let wrong =
             followed.iter().find_map(|(key, is_followed)| Some((key, self.get(key)?)).filter(|(_, v)| !is_followed(v)));
         wrong.map_or(Ok(()), |(key, value)| Err(self.refuse(key, value)))
-    }
-
-    /// Features of images are those of the layer before the last one.
-    fn check_features(&self) -> Result<()> {
-        for key in ["mm_vision_select_layer", "vision_feature_layer"] {
-            match self.get(key) {
-                Some(value) if value != -2 => return Err(self.refuse(key, value)),
-                _ => {}
-            }
-        }
-        Ok(())
     }
 
     /// Stored 4-bit weights are those of `bitsandbytes` in NF4.
@@ -335,14 +325,17 @@ impl Fields {
     }
 
     /// Sizes of the language model.
-    pub(super) fn llm(&self) -> Result<mistral::Config> {
+    ///
+    /// # Errors
+    /// [`Error::Weights`] for missing fields, and for values that the program does not compute with.
+    pub fn llm(&self) -> Result<decoder::Config> {
         let mut fields = self.fields.clone();
         fields.insert("rope_theta".into(), self.rope_theta()?.into());
         let heads = fields.get("num_attention_heads").cloned();
         if let (Some(heads), None) = (heads, fields.get("num_key_value_heads")) {
             fields.insert("num_key_value_heads".into(), heads);
         }
-        let config: mistral::Config = self.parsed(fields, CONFIG_HINT)?;
+        let config: decoder::Config = self.parsed(fields, CONFIG_HINT)?;
         let head_dim = config.hidden_size.checked_div(config.num_attention_heads);
         match self.get("head_dim") {
             Some(value) if value.as_i64() != head_dim => Err(self.refuse("head_dim", value)),
@@ -350,12 +343,15 @@ impl Fields {
         }
     }
 
-    fn parsed<T: serde::de::DeserializeOwned>(&self, fields: Map<String, Value>, hint: &str) -> Result<T> {
+    pub(super) fn parsed<T: serde::de::DeserializeOwned>(&self, fields: Map<String, Value>, hint: &str) -> Result<T> {
         serde_json::from_value(fields.into()).map_err(|error| Error::weights(&self.path, error.to_string(), hint))
     }
 
     /// Refuses texts that are longer than the language model allows. `tokens`: those of an image and the longest text.
-    pub(super) fn check_length(&self, tokens: i64) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::Weights`] naming the limit.
+    pub fn check_length(&self, tokens: i64) -> Result<()> {
         let limit = |key: &&str| self.get(key).and_then(Value::as_i64).filter(|limit| (1..tokens).contains(limit));
         let Some((key, limit)) = LIMITS.iter().find_map(|key| Some((key, limit(key)?))) else { return Ok(()) };
         let reason = format!("`{key}` = {limit}: an image and its longest text have {tokens} tokens");
@@ -363,7 +359,10 @@ impl Fields {
     }
 
     /// Refuses a vision tower of another width than the projector's.
-    pub(super) fn check_tower_width(&self, width: i64) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::Weights`] naming both widths.
+    pub fn check_tower_width(&self, width: i64) -> Result<()> {
         match self.get("mm_hidden_size") {
             Some(value) if value.as_i64() != Some(width) => {
                 let reason = format!("`mm_hidden_size` = {value}, and the vision tower has the width {width}");
@@ -373,63 +372,8 @@ impl Fields {
         }
     }
 
-    /// The fields of the vision tower inside a language model, if they are there.
-    pub(super) fn tower_section(&self) -> Option<Self> {
-        let sections = ["vision_config", "vision_config_dict"].into_iter();
-        let fields: Map<String, Value> =
-            sections.filter_map(|name| Some((name.to_owned(), self.get(name)?.clone()))).collect();
-        (!fields.is_empty()).then(|| Self { path: self.path.clone(), fields })
-    }
-
-    /// The section of the vision tower, or all fields if they are those of a tower.
-    fn of_tower(mut self) -> Result<Self> {
-        let defaults = json!({
-            "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
-            "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu",
-        });
-        let is_described = self.get("model_type").is_some() || self.get("architectures").is_some();
-        let sections: Vec<(&str, Value)> = ["vision_config", "vision_config_dict"]
-            .into_iter()
-            .filter_map(|name| Some((name, self.fields.remove(name)?)))
-            .collect();
-        let mut own = Self { path: self.path.clone(), fields: Map::new() };
-        for (name, section) in sections {
-            own.fields.insert(name.into(), section);
-            own.add_section(name)?;
-        }
-        let own = if own.fields.is_empty() { self } else { own };
-        Ok(own.with_defaults(if is_described { defaults } else { json!({}) }))
-    }
-
-    /// The fields, with `defaults` for those that are absent: transformers does not write them.
-    fn with_defaults(mut self, defaults: Value) -> Self {
-        if let Value::Object(defaults) = defaults {
-            for (key, value) in defaults {
-                self.fields.entry(key).or_insert(value);
-            }
-        }
-        self
-    }
-
-    /// Sizes of the vision tower that the fields describe; those of a language model need a `vision_config`.
-    pub(super) fn tower(self, hint: &str) -> Result<clip::Config> {
-        let own = self.of_tower()?;
-        own.check(TOWER)?;
-        own.parsed(own.fields.clone(), hint)
-    }
-
-    /// A sentence that names the fields of a language model that the program does not know.
-    pub(super) fn unknown(&self) -> Option<String> {
-        self.unknown_beside(LANGUAGE_MODEL)
-    }
-
-    /// A sentence that names the fields of a vision tower that the program does not know.
-    pub(super) fn unknown_of_tower(self) -> Result<Option<String>> {
-        Ok(self.of_tower()?.unknown_beside(TOWER))
-    }
-
-    /// Names the fields that are neither known nor in `followed`, and not null, false, zero or empty.
-    fn unknown_beside(&self, followed: &[Followed]) -> Option<String> {
+    /// A sentence that names the fields that are neither known nor in `followed`, and not null, false, zero or empty.
+    pub fn unknown_beside(&self, followed: &[Followed]) -> Option<String> {
         let is_known = |key: &str| {
             HARMLESS.contains(&key)
                 || READ.contains(&key)
