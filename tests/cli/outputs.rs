@@ -133,8 +133,8 @@ const CASES: [Case; 13] = [
 
 /// Commands whose files are inputs only, or that have outputs only.
 const OTHERS: [&str; 10] = [
-    "serve", "preset", "solve", "calibrate", "data check", "data compare", "data phantom",
-    "hub get", "hub ls", "hub verify",
+    "serve", "preset", "solve", "calibrate", "data check", "data compare", "data phantom", "hub get", "hub ls",
+    "hub verify",
 ];
 
 /// Value names of flags that name files or folders.
