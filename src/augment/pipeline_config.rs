@@ -3,7 +3,7 @@
 //!
 //! Source: the folder layout of Hugging Face's diffusers (`model_index.json`, one folder per network).
 
-use super::settings::RANDOM;
+use super::settings::{LAYOUT, RANDOM};
 use crate::data::text::clip_bpe::ClipTokenizer;
 use crate::hub::of_variant;
 use crate::models::diffusion::sampler::{self, SchedulerConfig};
@@ -53,10 +53,6 @@ pub enum Weights {
 }
 
 const HINT: &str = "download or copy the pipeline again";
-/// What a generator is.
-pub(super) const LAYOUT: &str = "give a folder in diffusers' layout (`model_index.json`, `unet/`, `vae/`, ...). Convert a checkpoint \
-                      in one file once with diffusers: `StableDiffusionXLPipeline.from_single_file(FILE).save_pretrained(FOLDER)` \
-                      (`StableDiffusionPipeline` for SD 1.x and 2.x)";
 /// Value used as the SHA-256 of random weights.
 pub const RANDOM_DIGEST: &str = "random";
 

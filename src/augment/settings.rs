@@ -1,6 +1,5 @@
 //! Settings of making pairs (`augment.*`).
 
-use super::pipeline_config::LAYOUT;
 use crate::hub::{Files, Need};
 use crate::models::diffusion::sampler;
 use crate::setting::settings;
@@ -12,6 +11,10 @@ use std::path::Path;
 
 /// What `model` says for random weights, followed by a size: `random:tiny`, `random:sdxl`.
 pub const RANDOM: &str = "random:";
+/// What a generator is.
+pub(super) const LAYOUT: &str = "give a folder in diffusers' layout (`model_index.json`, `unet/`, `vae/`, ...). Convert a checkpoint \
+                      in one file once with diffusers: `StableDiffusionXLPipeline.from_single_file(FILE).save_pretrained(FOLDER)` \
+                      (`StableDiffusionPipeline` for SD 1.x and 2.x)";
 
 settings! {
     /// Settings of the generator (`augment.*`).
