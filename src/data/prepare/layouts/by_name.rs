@@ -54,7 +54,9 @@ fn table(options: &PrepareOptions) -> Result<PairTable> {
     skipped.extend(first.into_iter().map(|path| Skipped { path, reason: NO_MASK.into() }));
     skipped.extend(second.map(|path| Skipped { path, reason: NO_IMAGE.into() }));
     if kind == PairKind::Images {
-        skipped.iter_mut().for_each(|skip| name_second_mask(skip, &images, &rows, is_one_folder));
+        for skip in &mut skipped {
+            name_second_mask(skip, &images, &rows, is_one_folder);
+        }
     }
     table(rows, skipped)
 }
