@@ -8,9 +8,8 @@
 //! ```
 #![expect(clippy::print_stdout, reason = "an example shows its results")]
 
-use prsmed::cli::output::Output;
-use prsmed::cli::progress::{Progress, Style};
 use prsmed::config::{Settings, Sources};
+use prsmed::console::{Output, Progress, Style};
 use prsmed::job::resume::Resume;
 use prsmed::job::task::{TaskTraining, Trained};
 use prsmed::job::{self, How};

@@ -7,7 +7,6 @@
 //! Without arguments, it trains a tiny model for two steps first.
 #![expect(clippy::print_stdout, reason = "an example shows its results")]
 
-use prsmed::data::decode;
 use prsmed::event::Silent;
 use prsmed::prelude::*;
 use std::path::{Path, PathBuf};
@@ -20,12 +19,11 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
         [run, image, question] if !run.starts_with('-') => (run.into(), image.into(), question.clone()),
         _ => tiny_run(folder.path(), &runtime)?,
     };
-    let loaded = LoadedModel::open(&run, &runtime)?;
-    // as the command reads it: turned as EXIF says, 16 bits scaled to 8
-    let prediction = loaded.predict(&decode::image(&image)?, &question)?;
-    let foreground = prediction.mask.iter().filter(|probability| **probability >= 0.5).count();
+    let model = Model::open(&run, &OpenOptions::default(), &runtime)?;
+    let prediction = model.predict(&Image::File(image), &Ask::new(&question))?;
+    let mask = prediction.target();
     println!("answer: {}", prediction.answer);
-    println!("mask: {foreground} of {} pixels", prediction.mask.len());
+    println!("mask: {} of {} pixels", mask.num_foreground(), mask.probabilities.len());
     Ok(())
 }
 

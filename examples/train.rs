@@ -6,10 +6,8 @@
 //! ```
 #![expect(clippy::print_stdout, reason = "an example shows its results")]
 
-use prsmed::cli::output::Output;
-use prsmed::cli::progress::{Progress, Style};
 use prsmed::config::Sources;
-use prsmed::data::decode;
+use prsmed::console::{Output, Progress, Style};
 use prsmed::event::Silent;
 use prsmed::job::rows::Rows;
 use prsmed::job::training::SegmenterTraining;
@@ -36,9 +34,9 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("planned peak of tensors: {:?}", trained.plan.as_ref().map(|plan| plan.allocated_peak));
     assert!(trained.plan.is_some_and(|plan| plan.fits) && how.out.join("report.html").is_file());
 
-    let image = decode::image(&Manifest::open(&data, None)?.rows[0].image_path)?;
-    let prediction = run.predict(&image, "Where is the lesion?")?;
+    let image = Image::File(Manifest::open(&data, None)?.rows[0].image_path.clone());
+    let prediction = Model::from(run).predict(&image, &Ask::new("Where is the lesion?"))?;
     println!("answer: {}", prediction.answer);
-    assert_eq!(prediction.mask.len(), 64 * 64);
+    assert_eq!(prediction.size, (64, 64));
     Ok(())
 }

@@ -2,7 +2,7 @@
 //! synthetic image+mask pairs with Stable Diffusion.
 //!
 //! ```text
-//! files -> data -> batch -> segment (task) -> trainer -> run folder -> segment::predict / evaluate
+//! files -> data -> batch -> segment (task) -> trainer -> run folder -> front (predict, evaluate)
 //!                             |
 //!        models: tower (with projector) -> decoder (+LoRA) -> states ----+
 //!                tiny_vit -> image embedding ----------------------------+-> mask_decoder -> mask
@@ -19,12 +19,13 @@
 //!
 //! | level | modules |
 //! |---|---|
-//! | 11 | `cli` `prelude` |
-//! | 10 | `job` `serve` |
-//! | 9 | `config` |
-//! | 8 | `plan` `report` |
-//! | 7 | `augment` |
-//! | 6 | `segment` |
+//! | 12 | `cli` `prelude` |
+//! | 11 | `job` `serve` |
+//! | 10 | `config` |
+//! | 9 | `plan` `report` |
+//! | 8 | `augment` |
+//! | 7 | `front` |
+//! | 6 | `segment` `console` |
 //! | 5 | `trainer` |
 //! | 4 | `models` `runtime` |
 //! | 3 | `nn` |
@@ -45,6 +46,11 @@ pub mod runtime;
 pub mod trainer;
 
 pub mod segment;
+
+pub mod front;
+
+#[cfg(feature = "console")]
+pub mod console;
 
 pub mod augment;
 

@@ -57,6 +57,12 @@ impl Runtime {
     /// signal of a file size limit into an error. Create the first runtime before the first tensor.
     pub fn new() -> Self {
         prepare_process();
+        Self::guest()
+    }
+
+    /// As [`Self::new`], but changes nothing of the process: for a program with settings of its own for libtorch, signals and
+    /// environment variables. Bytes of tensors are not counted.
+    pub fn guest() -> Self {
         Self {
             device: tensor::default_device(),
             cache: None,

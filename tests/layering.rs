@@ -398,8 +398,8 @@ fn files_do_not_import_each_other_in_cycles() {
 const WRITERS: [(&str, &str); 4] = [
     ("src/augment/export.rs", "moves the masks of an earlier version to their new name"),
     ("src/data/phantom/mod.rs", "a new folder, complete when its last file is there"),
+    ("src/front/many.rs", "appends to a journal"),
     ("src/hub/cache.rs", "the layout and the locks of the Hub's own cache"),
-    ("src/segment/predict_many.rs", "appends to a journal"),
 ];
 
 /// `base::files` writes a new file beside the old one, flushes it and renames it, so that a crash leaves one of both.

@@ -1,7 +1,7 @@
 //! Run context of a command: runtime, environment and outputs.
 
 use super::env::Env;
-use super::output::Output;
+use crate::console::Output;
 use crate::event::Observer;
 use crate::job::memory::Memory;
 use crate::runtime::Runtime;

@@ -9,10 +9,10 @@ use crate::Error;
 use crate::data::manifest::{Manifest, Split};
 use crate::data::marks::Marks;
 use crate::data::split::spread;
+use crate::front::evaluate::Options;
 use crate::job::evaluation::Scoring;
 use crate::job::together::check_data;
-use crate::job::weight_files;
-use crate::segment::evaluate::Options;
+use crate::segment::weight_files;
 use crate::shell::ShellCommand;
 use crate::trainer::Ranks;
 use serde_json::json;
@@ -98,11 +98,10 @@ fn score(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
         rows: &rows,
         split,
         limit: args.limit,
-        ensemble: if args.ensemble { &args.runs[1..] } else { &[] },
         labels: args.labels.as_deref().map(labels_of).transpose()?,
         options: Options { max_new_tokens: args.max_new_tokens, tolerance: args.tolerance_mm },
         out: args.out.clone(),
-        model: args.model.choice(),
+        model: args.model.options(if args.ensemble { &args.runs[1..] } else { &[] }),
         ranks,
         runtime: &context.runtime,
         marks: Mutex::new(Marks::cached(context.runtime.cache())),
@@ -120,7 +119,7 @@ fn score(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
 fn single(scoring: &Scoring, run: &Path, model: &ModelArgs, context: &Context) -> anyhow::Result<()> {
     let Some((out, evaluation)) = scoring.single(run)? else { return Ok(()) };
     context.output.line(&evaluation.summary)?;
-    let serve = model.add_to(ShellCommand::new("prsmed serve").path(run).flag("--ensemble", scoring.ensemble));
+    let serve = model.add_to(ShellCommand::new("prsmed serve").path(run).flag("--ensemble", &scoring.model.ensemble));
     context.output.line(format!("report in {}\nnext: {serve}", out.display()))?;
     context.output.record(&json!({
         "kind": "result",

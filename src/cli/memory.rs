@@ -1,7 +1,6 @@
 //! Flags of the memory profile, and the report after an out-of-memory error.
 
-use super::output::Output;
-use super::progress::{memory_text, shares_text};
+use crate::console::{Output, memory_text, shares_text};
 use crate::event::{Event, MemoryReport, Observer};
 use crate::job::memory::Memory;
 use crate::job::planned::Remedy;

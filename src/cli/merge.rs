@@ -3,9 +3,9 @@
 use super::context::Context;
 use super::predict::parse_precision;
 use super::report::Outcome;
-use crate::job::weight_files;
 use crate::segment::merge::{Settings, Source};
 use crate::segment::setup::{self, Build, RunOverrides};
+use crate::segment::weight_files;
 use crate::shell::path_word;
 use crate::tensor::{Device, Kind};
 use crate::trainer::precision::Precision;

@@ -1,8 +1,6 @@
 //! Command line: standard output has data, standard error has progress and errors, exit codes are in [`report`].
 
 pub mod env;
-pub mod output;
-pub mod progress;
 pub mod report;
 
 mod args;
@@ -32,6 +30,7 @@ mod train;
 mod unknown_flag;
 
 use crate::Error;
+use crate::console::{Output, Progress, Style};
 use crate::event::{Event, Observer, Silent};
 use crate::job::memory::Memory;
 use crate::panics;
@@ -43,8 +42,6 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use context::Context;
 use env::Env;
 use memory::MemoryObserver;
-use output::Output;
-use progress::{Progress, Style};
 pub use report::leave;
 use report::{INTERRUPTED, Outcome};
 use std::ffi::OsString;

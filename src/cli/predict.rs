@@ -3,19 +3,18 @@
 
 use super::context::{Context, check_parent};
 use super::predict_many::{ManyArgs, Settings, has_dicom};
-use super::predict_volume::{Common, Input, VolumeArgs};
+use super::predict_volume::{Common, VolumeArgs};
 use super::report::Outcome;
 use crate::data::annotation::is_image;
 use crate::data::volume::{Volume, write};
 use crate::data::{sheet, volume};
 use crate::event::Event;
+use crate::front::many::identity_of;
+use crate::front::{ANSWER_TOKENS, Ask, Image, Input, Model, OpenOptions, Prediction, Reading, check_question};
 use crate::job::outputs::{self, Output, Written};
-use crate::job::weight_files::{self, ModelChoice};
 use crate::segment::calibration::Confidence;
-use crate::segment::predict::{Prediction, Request, check_question, predict};
-use crate::segment::predict_many::identity_of;
 use crate::segment::setup::RunOverrides;
-use crate::segment::{LoadedModel, Semantics, evaluate};
+use crate::segment::{Semantics, weight_files};
 use crate::shell::ShellCommand;
 use crate::tensor::ledger;
 use crate::trainer::FirstLayers;
@@ -23,6 +22,7 @@ use crate::trainer::precision::Precision;
 use crate::{Error, Result, files};
 use image::DynamicImage;
 use serde_json::json;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 /// The trained model to use, and overrides of its settings.
@@ -94,8 +94,8 @@ impl RunArgs {
         identity(&self.run, &flags)
     }
 
-    pub(super) fn open(&self, context: &Context) -> Result<LoadedModel> {
-        weight_files::open_runs(&self.run, &self.others, &self.model.choice(), &context.runtime)
+    pub(super) fn open(&self, context: &Context) -> Result<Model> {
+        Model::open(&self.run, &self.model.options(&self.others), &context.runtime)
     }
 }
 
@@ -121,8 +121,8 @@ impl ModelArgs {
         command.switch("--allow-partial", self.allow_partial)
     }
 
-    /// What the flags choose.
-    pub(super) fn choice(&self) -> ModelChoice {
+    /// What the flags choose, with further runs.
+    pub(super) fn options(&self, ensemble: &[PathBuf]) -> OpenOptions {
         let overrides = RunOverrides {
             base: self.base.clone(),
             vision_tower: self.vision_tower.clone(),
@@ -131,7 +131,8 @@ impl ModelArgs {
             stream_vision: self.stream_layers.map(|layers| layers == FirstLayers::Full),
             ..RunOverrides::default()
         };
-        ModelChoice { overrides, precision: self.precision, allow_partial: self.allow_partial }
+        let (precision, allow_partial) = (self.precision, self.allow_partial);
+        OpenOptions { overrides, precision, allow_partial, ensemble: ensemble.to_vec() }
     }
 }
 
@@ -180,9 +181,6 @@ pub(super) struct Args {
     volume: VolumeArgs,
 }
 
-/// The default of `--max-new-tokens`.
-const ANSWER_TOKENS: usize = 128;
-
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let Some(path) = &args.image else { return many(args, context) };
     let [question] = args.questions.as_slice() else {
@@ -196,15 +194,8 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
             [&args.mask_out, &args.overlay_out, &args.probabilities, &args.volume.out, &args.volume.record_out];
         outputs.into_iter().flatten().try_for_each(|path| check_new(path))?;
     }
-    let volume = match volume::is_volume(path)?
-        .then(|| weight_files::described(&args.run.run, &context.runtime))
-        .transpose()?
-        .flatten()
-    {
-        Some(description) => args.volume.with_training(&description, context)?,
-        None => args.volume.clone(),
-    };
-    let image = match volume.open(path, context)? {
+    let reading = args.reading(volume::is_volume(path)?, context)?;
+    let image = match args.volume.open(path, &reading, context)? {
         Input::Image(image) => image,
         Input::Volume(opened) => {
             check_volume_flags(args)?;
@@ -212,37 +203,36 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
                 context.runtime.note("`--max-new-tokens` has no effect: a volume gets a mask and no answer");
             }
             args.probabilities.iter().try_for_each(|path| check_probabilities(path, &opened))?;
-            let common = Common {
-                image: path,
-                run: &args.run.run,
-                question,
-                always_paint: args.always_paint,
-                probabilities: args.probabilities.as_deref(),
-            };
-            let loaded = args.run.open(context)?;
-            return volume.run(&opened, &loaded, context, &common);
+            let common = Common { image: path, run: &args.run.run, probabilities: args.probabilities.as_deref() };
+            let settings = args.volume.settings(&opened, &reading, question, args.always_paint)?;
+            return args.volume.run(&opened, settings, &args.run.open(context)?, context, &common);
         }
     };
     // JPEG compression would change the values 0 and 255 of the mask.
     args.mask_out.iter().try_for_each(|path| check_writable("--mask-out", path, &["png"]))?;
     args.overlay_out.iter().try_for_each(|path| check_writable("--overlay-out", path, &["png", "jpg", "jpeg"]))?;
     args.probabilities.iter().try_for_each(|path| check_writable("--probabilities", path, &["png"]))?;
-    let loaded = args.run.open(context)?;
-    let request = Request { image: &image, question, max_new_tokens: args.max_new_tokens.unwrap_or(ANSWER_TOKENS) };
-    let stream = |piece: &str| context.progress.on(&Event::Token(piece.to_owned()));
-    let mut prediction = predict(&loaded, &request, stream).map_err(|error| error.of_image(path))?;
+    let model = args.run.open(context)?;
+    let max_new_tokens = args.max_new_tokens.unwrap_or(ANSWER_TOKENS);
+    let ask = Ask { question, max_new_tokens, always_paint: args.always_paint };
+    let mut stream = |piece: &str| {
+        context.progress.on(&Event::Token(piece.to_owned()));
+        ControlFlow::Continue(())
+    };
+    let encoded = model.encode(&Image::Pixels(&image));
+    let answered = encoded.and_then(|image| model.ask_with(&image, &ask, &mut stream));
+    let prediction = answered.map_err(|error| error.of_image(path))?;
     if let Some(path) = &args.probabilities {
         let (width, height) = prediction.size;
-        write_image(&sheet::probability_image_16(&prediction.mask, width, height)?, path)?;
+        write_image(&sheet::probability_image_16(&prediction.target().probabilities, width, height)?, path)?;
     }
-    let confidence = prediction.settle(loaded.description.calibration.as_ref(), args.always_paint);
     if let Some(path) = &args.mask_out {
         write_image(&prediction.binary_mask()?.into(), path)?;
     }
     if let Some(path) = &args.overlay_out {
-        write_image(&evaluate::overlay(&image, &prediction, None)?.into(), path)?;
+        write_image(&prediction.overlay(&image, None)?.into(), path)?;
     }
-    finish(context, &loaded, (&prediction, &confidence), args)
+    finish(context, &model, &prediction, args)
 }
 
 /// Predictions on many images.
@@ -254,18 +244,23 @@ fn many(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let has_dicom = has_dicom(&jobs)?;
     args.volume.check_images(has_dicom)?;
-    let described = if has_dicom { weight_files::described(&args.run.run, &context.runtime)? } else { None };
-    let volume = match described {
-        Some(description) => args.volume.with_training(&description, context)?,
-        None => args.volume.clone(),
-    };
     let settings = Settings {
-        volume: &volume,
+        out: args.volume.out.as_deref().unwrap_or(Path::new("predictions")),
+        reading: args.reading(has_dicom, context)?,
         max_new_tokens: args.max_new_tokens.unwrap_or(ANSWER_TOKENS),
         always_paint: args.always_paint,
         model: args.run.identity(context)?,
     };
     args.many.run(&jobs, &settings, context, || args.run.open(context))
+}
+
+impl Args {
+    /// How files become images; volumes and DICOM images as in the training where the flags choose nothing.
+    fn reading(&self, has_volumes: bool, context: &Context) -> Result<Reading> {
+        let chosen = self.volume.reading();
+        let run = has_volumes.then(|| weight_files::described(&self.run.run, &context.runtime)).transpose()?.flatten();
+        run.map_or(Ok(chosen.clone()), |run| chosen.with_training(&run, context.progress.as_ref()))
+    }
 }
 
 /// Refuses to replace a file.
@@ -281,40 +276,33 @@ fn write_image(image: &DynamicImage, path: &Path) -> Result<()> {
     files::write_output(path, &sheet::encode(image, path)?).map_err(Error::io(path, "write"))
 }
 
-fn finish(
-    context: &Context,
-    loaded: &LoadedModel,
-    (prediction, confidence): (&Prediction, &Confidence),
-    args: &Args,
-) -> anyhow::Result<Outcome> {
-    let foreground_frac = prediction.num_foreground() as f64 / prediction.mask.len().max(1) as f64;
-    let modality = prediction.best_class().and_then(|class| loaded.description.modalities.get(class));
+fn finish(context: &Context, model: &Model, prediction: &Prediction, args: &Args) -> anyhow::Result<Outcome> {
+    let (target, familiarity) = (prediction.target(), &prediction.familiarity);
+    let foreground_frac = target.area_frac();
     context.output.line("")?;
-    context.output.line(mask_line(foreground_frac, confidence))?;
-    if let Some(agreement) = prediction.agreement {
-        let count = loaded.members.len() + 1;
+    context.output.line(mask_line(foreground_frac, &target.confidence))?;
+    if let Some(agreement) = target.agreement {
+        let count = model.runs().count();
         context.output.line(format!("{count} runs: mean Dice of their masks with this one {agreement:.3}"))?;
     }
     context.output.line(prediction.positions.line())?;
-    let question = args.questions.first().map(String::as_str).unwrap_or_default();
-    let familiarity = prediction.familiarity(loaded, question);
     let mut warnings = prediction.positions.position_warning.clone().into_iter().chain(familiarity.warnings());
     warnings.try_for_each(|warning| context.output.line(format!("attention: {warning}")))?;
     let mut record = json!({
         "kind": "result",
         "answer": prediction.answer,
         "new_tokens": prediction.new_tokens,
-        "modality": modality,
+        "modality": prediction.class.as_ref().map(|(name, _)| name),
         "mask": args.mask_out,
         "overlay": args.overlay_out,
         "probabilities": args.probabilities,
         "foreground_frac": foreground_frac,
-        "confidence": confidence,
+        "confidence": target.confidence,
         "width": prediction.size.0,
         "height": prediction.size.1,
         "memory": { "measured": ledger::usage() },
     });
-    if let Some(agreement) = prediction.agreement {
+    if let Some(agreement) = target.agreement {
         record["agreement"] = json!(agreement);
     }
     prediction.positions.add_to(&mut record);

@@ -1,15 +1,13 @@
 //! `prsmed predict --images`: many images, each with one or several questions.
 
 use super::context::Context;
-use super::predict_volume::{Input, VolumeArgs};
 use super::report::Outcome;
-use crate::data::{decode, volume};
-use crate::job::lock::RunLock;
-use crate::segment::LoadedModel;
-use crate::segment::image_list::{Job, jobs, root_of};
-use crate::segment::predict_many::{JOURNAL, Made, Results, TABLE, Tally};
+use crate::data::volume;
+use crate::front::image_list::{Job, jobs, root_of};
+use crate::front::many::{JOURNAL, Made, Results, TABLE, Tally};
+use crate::front::{Model, Reading};
+use crate::job;
 use crate::{Error, Result};
-use image::DynamicImage;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -33,7 +31,9 @@ pub(super) struct ManyArgs {
 
 /// What the other flags say.
 pub(super) struct Settings<'a> {
-    pub(super) volume: &'a VolumeArgs,
+    /// The folder of the results.
+    pub(super) out: &'a Path,
+    pub(super) reading: Reading,
     pub(super) max_new_tokens: usize,
     pub(super) always_paint: bool,
     /// SHA-256 of what identifies weights and flags of the model.
@@ -59,10 +59,21 @@ impl ManyArgs {
         jobs: &[Job],
         settings: &Settings,
         context: &Context,
-        open: impl FnOnce() -> Result<LoadedModel>,
+        open: impl FnOnce() -> Result<Model>,
     ) -> anyhow::Result<Outcome> {
-        let folder = settings.volume.out.as_deref().unwrap_or(Path::new("predictions"));
-        let _lock = RunLock::on("--out", folder, context.progress.as_ref())?;
+        let work = || self.answer(jobs, settings, context, open);
+        let tally = job::locked("--out", settings.out, &context.runtime, work)?;
+        report(tally, settings.out, context)
+    }
+
+    /// Answers the jobs, and writes each result as soon as it is known.
+    fn answer(
+        &self,
+        jobs: &[Job],
+        settings: &Settings,
+        context: &Context,
+        open: impl FnOnce() -> Result<Model>,
+    ) -> Result<Tally> {
         let made = Made {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             model: settings.model.clone(),
@@ -70,55 +81,54 @@ impl ManyArgs {
             always_paint: settings.always_paint,
             overlays: self.overlays,
             images: root_of(self.images()).canonicalize().unwrap_or_default().to_string_lossy().into_owned().into(),
-            window: settings.volume.window().to_string(),
-            geometry: settings.volume.geometry.geometry.map(|geometry| geometry.to_string()),
+            window: settings.reading.window().to_string(),
+            geometry: settings.reading.geometry.map(|geometry| geometry.to_string()),
         };
-        let mut results = Results::open(folder, made, self.no_overwrite, context.progress.as_ref())?;
-        let loaded = open()?;
-        // a DICOM image is opened as `--image` opens it
-        let mut flags = settings.volume.clone();
-        flags.out = None;
-        let read = |path: &Path| read(&flags, path, context);
+        let mut results = Results::open(settings.out, made, self.no_overwrite, context.progress.as_ref())?;
+        let model = open()?;
+        let read = |path: &Path| settings.reading.image(path, context.progress.as_ref());
         let mut on_answer = |answered: &_| {
             let mut record = serde_json::to_value(answered).expect("plain values serialise");
             record["kind"] = json!("prediction");
             context.output.record(&record)
         };
         let watch = (context.progress.as_ref(), context.interrupt.as_ref());
-        let Tally { answered, kept, failed, unfamiliar, unlike_images, differing, other_targets } =
-            results.answer(&loaded, jobs, &read, watch, &mut on_answer)?;
-        let (journal, table) = (folder.join(JOURNAL), folder.join(TABLE));
-        let before = if kept > 0 { format!(", {kept} answered before") } else { String::new() };
-        let bad = if failed > 0 { format!(", {failed} failed (column `error`)") } else { String::new() };
-        context.output.line(format!("questions answered: {answered}{before}{bad}: {}", table.display()))?;
-        for (count, what, column) in
-            [(unfamiliar, "questions", "question_known"), (unlike_images, "images", "image_known")]
-        {
-            if count > 0 {
-                let unlike =
-                    format!("answers about {what} unlike those of the training: {count} (column `{column}` is 0)");
-                context.output.line(format!("{unlike}; do not rely on these answers and masks"))?;
-            }
-        }
-        for (count, what) in [
-            (
-                differing,
-                "answers whose words and mask differ: {} (column `position_warning`); trust neither of them without \
-                         a look at the image",
-            ),
-            (other_targets, "answers about another target than that of the question: {} (column `other_target`)"),
-        ] {
-            if count > 0 {
-                context.output.line(what.replace("{}", &count.to_string()))?;
-            }
-        }
-        context.output.record(&json!({
-            "kind": "result", "answered": answered, "kept": kept, "failed": failed, "unfamiliar": unfamiliar,
-            "unlike_images": unlike_images, "differing": differing, "other_targets": other_targets,
-            "table": table, "journal": journal,
-        }))?;
-        Ok(if failed == 0 { Outcome::Done } else { Outcome::No })
+        results.answer(&model, jobs, &read, watch, &mut on_answer)
     }
+}
+
+/// Prints the numbers of questions.
+fn report(tally: Tally, folder: &Path, context: &Context) -> anyhow::Result<Outcome> {
+    let Tally { answered, kept, failed, unfamiliar, unlike_images, differing, other_targets } = tally;
+    let (journal, table) = (folder.join(JOURNAL), folder.join(TABLE));
+    let before = if kept > 0 { format!(", {kept} answered before") } else { String::new() };
+    let bad = if failed > 0 { format!(", {failed} failed (column `error`)") } else { String::new() };
+    context.output.line(format!("questions answered: {answered}{before}{bad}: {}", table.display()))?;
+    for (count, what, column) in [(unfamiliar, "questions", "question_known"), (unlike_images, "images", "image_known")]
+    {
+        if count > 0 {
+            let unlike = format!("answers about {what} unlike those of the training: {count} (column `{column}` is 0)");
+            context.output.line(format!("{unlike}; do not rely on these answers and masks"))?;
+        }
+    }
+    for (count, what) in [
+        (
+            differing,
+            "answers whose words and mask differ: {} (column `position_warning`); trust neither of them without a look \
+             at the image",
+        ),
+        (other_targets, "answers about another target than that of the question: {} (column `other_target`)"),
+    ] {
+        if count > 0 {
+            context.output.line(what.replace("{}", &count.to_string()))?;
+        }
+    }
+    context.output.record(&json!({
+        "kind": "result", "answered": answered, "kept": kept, "failed": failed, "unfamiliar": unfamiliar,
+        "unlike_images": unlike_images, "differing": differing, "other_targets": other_targets,
+        "table": table, "journal": journal,
+    }))?;
+    Ok(if failed == 0 { Outcome::Done } else { Outcome::No })
 }
 
 /// True if one of the images is a DICOM file, whose grey values need a window.
@@ -129,20 +139,4 @@ pub(super) fn has_dicom(jobs: &[Job]) -> Result<bool> {
         }
     }
     Ok(false)
-}
-
-fn read(flags: &VolumeArgs, path: &Path, context: &Context) -> Result<DynamicImage> {
-    // window and geometry are those of the DICOM images beside it
-    if !volume::is_volume(path)? {
-        return decode::image(path);
-    }
-    match flags.open(path, context) {
-        Ok(Input::Image(image)) => Ok(image),
-        Ok(Input::Volume(_)) | Err(Error::Config { .. }) => Err(Error::data(
-            path,
-            "is a volume with several slices",
-            "segment it with `--image FILE --out mask.nii.gz`",
-        )),
-        Err(error) => Err(error),
-    }
 }

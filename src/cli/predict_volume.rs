@@ -3,15 +3,10 @@
 use super::args::GeometryArgs;
 use super::context::{Context, check_parent};
 use super::report::Outcome;
-use crate::data::decode;
-use crate::data::prepared::Intensity;
-use crate::data::volume::{self, Axis, Cleanup, Levels, Modality, Segment, Volume, Window, write};
-use crate::event::Event;
-use crate::segment::LoadedModel;
-use crate::segment::predict_volume::{SliceRange, VolumeSettings, predict_volume, slice_image};
-use crate::segment::setup::Description;
+use crate::data::volume::{Axis, Cleanup, Segment, Volume, Window, write};
+use crate::front::volume::{SliceRange, VolumeSettings};
+use crate::front::{Input, Model, Reading};
 use crate::{Error, Result, files};
-use image::DynamicImage;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -43,9 +38,6 @@ pub(super) struct VolumeArgs {
     /// do not say their modality: name a window for CT [default: that of the training images, else auto]
     #[arg(long, value_name = "W", allow_hyphen_values = true)]
     window: Option<Window>,
-    /// Axis of the training images by class.
-    #[arg(skip)]
-    trained_axes: Vec<(String, Axis)>,
     /// Keep the largest connected component of the mask only (26 neighbours)
     #[arg(long)]
     largest_component: bool,
@@ -68,124 +60,51 @@ fn volume_ml(text: &str) -> std::result::Result<f64, String> {
     number.ok_or_else(|| "use a number of millilitres from 0".into())
 }
 
-/// What `--image` names.
-pub(super) enum Input {
-    /// An image, or a DICOM file with one slice.
-    Image(DynamicImage),
-    Volume(Box<Volume>),
-}
-
 /// The other flags of a prediction.
 pub(super) struct Common<'a> {
     pub(super) image: &'a Path,
     pub(super) run: &'a Path,
-    pub(super) question: &'a str,
-    pub(super) always_paint: bool,
     /// File of the probabilities.
     pub(super) probabilities: Option<&'a Path>,
 }
 
 impl VolumeArgs {
-    /// These flags; what the user does not choose is as in the training images, if the run knows it.
-    ///
-    /// # Errors
-    /// [`Error::Config`] if the classes of the run have different windows, so that the user must choose.
-    pub(super) fn with_training(&self, description: &Description, context: &Context) -> Result<Self> {
-        let mut flags = self.clone();
-        let axes = description.intensity.iter().map(|(class, intensity)| (class.clone(), intensity.axis));
-        flags.trained_axes = axes.collect();
-        let of = |(class, intensity): (&String, &Intensity)| format!("`{}` for `{class}`", intensity.window);
-        let all = || description.intensity.iter().map(of).collect::<Vec<_>>().join(", ");
-        let mut windows = description.intensity.values().map(|intensity| intensity.window);
-        if let Some(chosen) = self.window {
-            if windows.len() > 0 && !windows.any(|window| window.is_same(chosen)) {
-                let text = format!("the window `{chosen}` is not that of the training images: {}", all());
-                context.progress.on(&Event::Warning(text));
-            }
-            return Ok(flags);
-        }
-        let Some(window) = windows.next() else { return Ok(flags) };
-        if windows.any(|other| !other.is_same(window)) {
-            let reason = format!("the classes of the run have different windows: {}", all());
-            let hint =
-                format!("choose the window of the class that the volume belongs to, for example `--window {window}`");
-            return Err(Error::config("--window", reason, hint));
-        }
-        context.progress.on(&Event::Note(format!("intensity window `{window}`, as in the training images")));
-        flags.window = Some(window);
-        Ok(flags)
+    /// How the flags say that files become images.
+    pub(super) fn reading(&self) -> Reading {
+        Reading { window: self.window, axis: self.axis, geometry: self.geometry.geometry, ..Reading::default() }
     }
 
-    /// The window that the user or the run has chosen.
-    pub(super) fn window(&self) -> Window {
-        self.window.unwrap_or_default()
-    }
-
-    /// Opens an image or a volume, and checks the flags and output files that belong to it.
-    pub(super) fn open(&self, path: &Path, context: &Context) -> Result<Input> {
-        if !volume::is_volume(path)? {
-            if !path.is_file() {
-                let reason = format!("there is no file `{}`", path.display());
-                let hint = "give a PNG, JPEG or TIFF file, a NIfTI or DICOM file, or a folder or zip of DICOM files";
-                return Err(Error::config("--image", reason, hint));
-            }
-            // what is no image either is not called one
-            let image = decode::image(path)?;
-            self.check_image()?;
-            self.check_flat("`--image` is neither")?;
-            return Ok(Input::Image(image));
-        }
-        let volume = volume::open_with(path, self.geometry.geometry)?;
-        for note in &volume.notes {
-            context.progress.on(&Event::Note(format!("{}: {note}", path.display())));
-        }
-        if self.window() == Window::Auto && volume.modality == Modality::Unknown {
-            let note = "the file does not say its modality: grey is scaled from the 0.5th to the 99.5th percentile; for CT, \
-                        name a window as in `--window soft-tissue`";
-            context.progress.on(&Event::Note(format!("{}: {note}", path.display())));
-        }
-        let [x, y, z] = volume.grid.size;
-        let Some(out) = &self.out else {
-            let plane = volume.plane(Axis::suggested(&volume.grid));
-            if plane.num_slices == 1 {
+    /// Opens an image or a volume, and checks the flags and output files that belong to it. A volume of one slice is an
+    /// image without `--out`.
+    pub(super) fn open(&self, path: &Path, reading: &Reading, context: &Context) -> Result<Input> {
+        let observer = context.progress.as_ref();
+        let volume = match reading.open(path, observer)? {
+            Input::Image(image) => {
                 self.check_image()?;
-                let levels = self.levels(&volume, path, context)?;
-                return slice_image(&volume, &plane, 0, &levels).map(Input::Image);
+                self.check_flat("`--image` is neither")?;
+                return Ok(Input::Image(image));
             }
-            let reason = format!("`{}` is a volume of {x}x{y}x{z} voxels, and its mask needs a file", path.display());
-            return Err(Error::config("--out", reason, "add `--out mask.nii.gz`, or `--out mask.dcm` for DICOM SEG"));
+            Input::Volume(volume) => volume,
+        };
+        let Some(out) = &self.out else {
+            let [x, y, z] = volume.grid.size;
+            if volume.plane(Axis::suggested(&volume.grid)).num_slices == 1 {
+                self.check_image()?;
+            }
+            return reading.only_slice(&volume, path, observer)?.map(Input::Image).ok_or_else(|| {
+                let reason =
+                    format!("`{}` is a volume of {x}x{y}x{z} voxels, and its mask needs a file", path.display());
+                Error::config("--out", reason, "add `--out mask.nii.gz`, or `--out mask.dcm` for DICOM SEG")
+            });
         };
         check_parent("--out", out)?;
         self.record_out.iter().try_for_each(|path| check_parent("--record-out", path))?;
         write::check(out, &volume)?;
-        self.check_axis(&volume)?;
         // wrong slices and windows are found before the model is loaded
-        let settings = self.settings(&volume, "", false);
+        let settings = self.settings(&volume, reading, "", false)?;
         settings.chosen(&volume.plane(settings.axis))?;
-        self.levels(&volume, path, context)?;
-        Ok(Input::Volume(Box::new(volume)))
-    }
-
-    /// Refuses a volume whose axis the user must choose.
-    fn check_axis(&self, volume: &Volume) -> Result<()> {
-        let is_single = volume.plane(Axis::suggested(&volume.grid)).num_slices == 1;
-        let [(_, first), others @ ..] = self.trained_axes.as_slice() else { return Ok(()) };
-        if self.axis.is_some() || is_single || others.iter().all(|(_, axis)| axis == first) {
-            return Ok(());
-        }
-        let all: Vec<String> =
-            self.trained_axes.iter().map(|(class, axis)| format!("`{axis}` for `{class}`")).collect();
-        let reason = format!("the classes of the run have slices of different directions: {}", all.join(", "));
-        Err(Error::config("--axis", reason, "choose the direction of the class that the volume belongs to"))
-    }
-
-    /// The grey levels of the window, which may not fit the values.
-    fn levels(&self, volume: &Volume, path: &Path, context: &Context) -> Result<Levels> {
-        let levels = self.window().levels(volume)?;
-        if let Some(note) = self.window().mismatch(volume, &levels) {
-            context.progress.on(&Event::Note(format!("{}: {note}", path.display())));
-        }
-        Ok(levels)
+        reading.levels(&volume, path, observer)?;
+        Ok(Input::Volume(volume))
     }
 
     /// Refuses flags that an image without a grid and without physical values has no use for.
@@ -230,45 +149,42 @@ impl VolumeArgs {
         given.into_iter().find_map(|(flag, is_given)| is_given.then_some(flag))
     }
 
-    fn settings(&self, volume: &Volume, question: &str, always_paint: bool) -> VolumeSettings {
-        let suggested = Axis::suggested(&volume.grid);
-        // a single slice has one axis only
-        let trained =
-            self.trained_axes.first().map(|(_, axis)| *axis).filter(|_| volume.plane(suggested).num_slices > 1);
-        VolumeSettings {
-            question: question.to_owned(),
-            axis: self.axis.or(trained).unwrap_or(suggested),
-            slices: self.slices,
-            every: self.every,
-            window: self.window(),
-            cleanup: Cleanup {
-                fill_gaps: self.fill_gaps,
-                min_volume_ml: self.min_volume_ml,
-                largest_component: self.largest_component,
-            },
-            always_paint,
-        }
+    /// The settings of a prediction on a volume.
+    pub(super) fn settings(
+        &self,
+        volume: &Volume,
+        reading: &Reading,
+        question: &str,
+        always_paint: bool,
+    ) -> Result<VolumeSettings> {
+        let cleanup = Cleanup {
+            fill_gaps: self.fill_gaps,
+            min_volume_ml: self.min_volume_ml,
+            largest_component: self.largest_component,
+        };
+        let (slices, every) = (self.slices, self.every);
+        Ok(VolumeSettings { slices, every, cleanup, always_paint, ..reading.settings(volume, question)? })
     }
 
     /// Segments a volume and writes its mask and record.
     pub(super) fn run(
         &self,
         volume: &Volume,
-        loaded: &LoadedModel,
+        mut settings: VolumeSettings,
+        model: &Model,
         context: &Context,
         common: &Common,
     ) -> anyhow::Result<Outcome> {
-        let mut settings = self.settings(volume, common.question, common.always_paint);
         let start = Instant::now();
         let mut probabilities = common.probabilities.map(|_| Vec::new());
-        let found =
-            predict_volume(loaded, volume, &settings, &*context.progress, &context.interrupt, probabilities.as_mut())
-                .map_err(|error| error.of_image(common.image))?;
+        let found = model
+            .segment(volume, &settings, &*context.progress, &context.interrupt, probabilities.as_mut())
+            .map_err(|error| error.of_image(common.image))?;
         if let Some((path, values)) = common.probabilities.zip(probabilities) {
             write::nifti_f32(path, &values, volume)?;
         }
         if let Some(out) = &self.out {
-            write::segments(out, &[Segment { name: common.question, mask: &found.mask }], volume)?;
+            write::segments(out, &[Segment { name: &settings.question, mask: &found.mask }], volume)?;
         }
         // the record says which window `auto` was
         settings.window = settings.window.chosen_for(volume);
@@ -279,7 +195,7 @@ impl VolumeArgs {
         let mut record = found.record(volume, &settings, files);
         record["probabilities"] = json!(common.probabilities.and_then(name));
         record["seconds"] = json!(start.elapsed().as_secs_f64());
-        let familiarity = found.familiarity(loaded, common.question);
+        let familiarity = &found.familiarity;
         familiarity.add_to(&mut record);
         if let Some(path) = &self.record_out {
             let text =

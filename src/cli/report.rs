@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::output::printable;
+use crate::console::printable;
 use crate::error::Error;
 
 const RED: u8 = 31;

@@ -102,15 +102,15 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let mut options = args.options(context.env.token.as_ref())?;
     // before the model is loaded
     let listener = serve::bind(args.host, args.port)?;
-    let loaded = args.run.open(context)?;
-    options.shown = loaded.description.shown();
+    let model = args.run.open(context)?;
+    options.shown = model.description().shown();
     let address = listener.local_addr().map_err(Error::io("the listening socket", "read"))?;
     let needs_token = options.token.is_some();
     let url = format!("http://{address}{}/", args.base_path);
     context.output.line(&url)?;
     context.output.record(&json!({ "kind": "serving", "url": url, "token": needs_token }))?;
     context.progress.on(&Event::Note("serving until Ctrl-C; research software, not a medical device".into()));
-    serve::serve(&loaded, options, listener, Arc::clone(&context.progress), &context.interrupt)?;
+    serve::serve(&model, options, listener, Arc::clone(&context.progress), &context.interrupt)?;
     Ok(Outcome::Done)
 }
 

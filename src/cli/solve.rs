@@ -9,9 +9,9 @@ use crate::Error;
 use crate::config::{Resolved, RunConfig};
 use crate::job::solve::{self, Number};
 use crate::job::training_settings::SEARCHING;
-use crate::job::weight_files;
 use crate::plan::machine::Machine;
 use crate::plan::search::HEADROOM_FRAC;
+use crate::segment::weight_files;
 use serde_json::json;
 
 /// Find the largest value of one setting that fits a GPU, or the smallest or fewest GPUs

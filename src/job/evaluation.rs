@@ -2,21 +2,21 @@
 
 use super::lock::make_folder;
 use super::together::main_only;
-use super::weight_files::{self, ModelChoice};
 use crate::data::identity::{Seen, SeenImages};
 use crate::data::labels::Labels;
 use crate::data::manifest::{Manifest, Split};
 use crate::data::marks::Marks;
 use crate::data::split;
 use crate::data::split::spread;
+use crate::front::evaluate::{self, Evaluation, Options};
+use crate::front::{Model, OpenOptions};
 use crate::metrics::estimates::{self, Item};
 use crate::metrics::table::TrainedOn;
 use crate::report::comparison::{Compared, Comparison};
 use crate::report::evaluation::{self, Facts};
 use crate::runtime::Runtime;
-use crate::segment::LoadedModel;
-use crate::segment::evaluate::{self, Evaluation, Options};
 use crate::segment::setup::Description;
+use crate::segment::weight_files;
 use crate::tensor::weights::CHECKSUMS;
 use crate::tensor::{self, memory};
 use crate::trainer::Ranks;
@@ -44,16 +44,14 @@ pub struct Scoring<'a> {
     pub split: Split,
     /// Most rows of a split; 0 = all.
     pub limit: usize,
-    /// Further runs beside each scored one: masks are means.
-    pub ensemble: &'a [PathBuf],
     /// Labels of masks that are foreground, if other than those of the run.
     pub labels: Option<Labels>,
     /// Length of answers, and the tolerance of surfaces.
     pub options: Options,
     /// Folder of the report; by default one in the run folder.
     pub out: Option<PathBuf>,
-    /// How the models are opened.
-    pub model: ModelChoice,
+    /// How the models are opened, and the further runs beside each scored one.
+    pub model: OpenOptions,
     /// The processes that divide the questions.
     pub ranks: Ranks<'a>,
     /// Device, hub, observer and interrupt flag.
@@ -69,9 +67,9 @@ impl Scoring<'_> {
     /// [`Error::Weights`] or [`Error::Hub`] for a run that cannot be opened; errors of the data; [`Error::Io`].
     pub fn single(&self, run: &Path) -> Result<Option<(PathBuf, Evaluation)>> {
         let mut runs: Vec<&Path> = if run.is_dir() { Vec::new() } else { vec![run] };
-        runs.extend(self.ensemble.iter().map(PathBuf::as_path));
+        runs.extend(self.model.ensemble.iter().map(PathBuf::as_path));
         let mut default = report_folder(run, self.split);
-        if !self.ensemble.is_empty() {
+        if !self.model.ensemble.is_empty() {
             default.as_mut_os_string().push("-ensemble");
         }
         let place = Place::new(self, default, &runs);
@@ -127,35 +125,35 @@ impl Scoring<'_> {
     /// Loads a run, scores it and writes its files into the folder that `prepare` makes, which gives it and the name of
     /// the run. Only the first process writes files and gets the evaluation.
     fn score(&self, run: &Path, prepare: impl FnOnce() -> Result<(PathBuf, String)>) -> Result<Option<Evaluation>> {
-        let mut loaded = weight_files::open_runs(run, self.ensemble, &self.model, self.runtime)?;
-        let folded = self.own_fold(&loaded.description)?;
+        let mut model = Model::open(run, &self.model, self.runtime)?;
+        let folded = self.own_fold(model.description())?;
         let (manifest, rows) = folded.as_ref().map_or((self.manifest, self.rows), |(all, rows)| (all, rows));
         if let Some(labels) = self.labels {
-            loaded.description.pixels.labels = labels;
+            model.loaded.description.pixels.labels = labels;
         }
         let place = self.ranks.agree_on(main_only(self.ranks, prepare))?;
         let seen = main_only(self.ranks, || {
-            self.note_unlike(&loaded, manifest, rows);
-            self.note_unscored(&loaded.seen, manifest, rows.len());
-            Ok(self.trained_on(&loaded, manifest, rows))
+            self.note_unlike(&model, manifest, rows);
+            self.note_unscored(&model.loaded.seen, manifest, rows.len());
+            Ok(self.trained_on(&model, manifest, rows))
         });
         let trained_on = self.ranks.agree_on(seen)?;
         let started = Instant::now();
         let reports = (self.runtime.observer().as_ref(), &**self.runtime.interrupt());
-        let evaluation = evaluate::evaluate(self.ranks, &loaded, manifest, rows, self.options, reports)?;
+        let evaluation = evaluate::evaluate(self.ranks, &model, manifest, rows, self.options, reports)?;
         let (Some(mut evaluation), Some((folder, name))) = (evaluation, place) else { return Ok(None) };
         evaluation.summary.protocol.trained_on = trained_on.unwrap_or_default();
         evaluation.write(&folder)?;
         let subtitle = self.subtitle(rows.len());
         let mut facts = self.facts(run, started.elapsed().as_secs_f64() / rows.len() as f64, rows.len());
-        facts.extend(evaluation::model_facts(&loaded.description));
+        facts.extend(evaluation::model_facts(model.description()));
         evaluation::write(&folder, (&name, &subtitle), &evaluation, &facts)?;
         Ok(Some(evaluation))
     }
 
     /// Says so if many images look unlike those of the training.
-    fn note_unlike(&self, loaded: &LoadedModel, manifest: &Manifest, rows: &[usize]) {
-        let Some(images) = &loaded.known_images else { return };
+    fn note_unlike(&self, model: &Model, manifest: &Manifest, rows: &[usize]) {
+        let Some(images) = &model.loaded.known_images else { return };
         let (unlike, compared) = images.count_unlike(manifest, rows);
         if unlike * 5 > compared {
             self.runtime.note(format!(
@@ -192,9 +190,8 @@ impl Scoring<'_> {
 
     /// How many of the scored rows are about images and patients that the run, one of its ensemble, or a run that they
     /// started from was trained on. Says so if others are about images that chose its checkpoint.
-    fn trained_on(&self, loaded: &LoadedModel, manifest: &Manifest, rows: &[usize]) -> TrainedOn {
-        let runs: Vec<&SeenImages> =
-            std::iter::once(loaded).chain(&loaded.members).map(|run| run.seen.as_ref()).collect();
+    fn trained_on(&self, model: &Model, manifest: &Manifest, rows: &[usize]) -> TrainedOn {
+        let runs: Vec<&SeenImages> = model.runs().map(|run| run.seen.as_ref()).collect();
         let mut all = vec![Seen::No; rows.len()];
         for run in &runs {
             let seen = self.seen(run, manifest, rows);
@@ -221,7 +218,7 @@ impl Scoring<'_> {
     /// Of a run of cross-validation the rows of its own fold: those of the data root are partly in its training.
     fn own_fold(&self, description: &Description) -> Result<Option<(Manifest, Vec<usize>)>> {
         let Some(fold) = description.fold.filter(|_| self.split != Split::Test) else { return Ok(None) };
-        if !self.ensemble.is_empty() {
+        if !self.model.ensemble.is_empty() {
             let reason =
                 format!("the other runs may have been trained on the `{}` images of this fold", self.split.name());
             return Err(Error::config("--ensemble", reason, "use `--split test`, or leave `--ensemble` out"));

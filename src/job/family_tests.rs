@@ -4,6 +4,7 @@ use super::{How, Resume, run};
 use crate::config::Sources;
 use crate::data::phantom::{self, PhantomOptions};
 use crate::event::Silent;
+use crate::front::{Ask, Image, Model};
 use crate::models::base;
 use crate::nn::LoraConfig;
 use crate::runtime::Runtime;
@@ -71,12 +72,13 @@ fn a_family_is_trained_planned_continued_and_asked_by_its_row_alone() {
     let locate = |spec: &str| -> crate::Result<PathBuf> { Ok(PathBuf::from(spec)) };
     let build = Build::new(Device::Cpu, Kind::Float, &locate);
     let opened = setup::open(&checkpoint, &setup::RunOverrides::default(), build).unwrap();
-    let image = DynamicImage::new_rgb8(40, 30);
-    let [ours, theirs] = [&opened, continued.task.loaded()].map(|it| it.predict(&image, "Where is it?").unwrap());
-    assert_eq!((ours.mask.len(), &ours), (40 * 30, &theirs));
     let ids = crate::data::text::question_prompt(&opened.tokenizer, "Where is it?").unwrap().ids;
     let text = opened.tokenizer.decode(&ids).unwrap();
     assert_eq!((text.as_str(), opened.tokenizer.bos()), ("Look: \nQuestion: Where is it?\nAnswer:\n", None));
+    let (image, ask) = (DynamicImage::new_rgb8(40, 30), Ask::new("Where is it?"));
+    let [opened, continued] = [Model::from(opened), Model::from(continued)];
+    let [ours, theirs] = [&opened, &continued].map(|model| model.predict(&Image::Pixels(&image), &ask).unwrap());
+    assert_eq!((ours.target().probabilities.len(), &ours), (40 * 30, &theirs));
 
     // a new run on the base that this one has trained
     std::fs::create_dir(&base).unwrap();
@@ -89,7 +91,7 @@ fn a_family_is_trained_planned_continued_and_asked_by_its_row_alone() {
     assert_eq!(created.warnings, [""; 0]);
     assert_eq!(created.description.sizes.llm, description.sizes.llm);
     for entry in created.model.stores().base.entries() {
-        let trained = opened.model.stores().base.get(&entry.name).unwrap();
+        let trained = opened.loaded.model.stores().base.get(&entry.name).unwrap();
         assert!(entry.tensor.equal(&trained), "{}", entry.name);
     }
     assert!(created.model.stores().base.get("model.layers.0.self_attn.q_proj.bias").is_some());

@@ -4,7 +4,7 @@ use super::memory::{accept, suggest};
 use super::planned::{Fitted as _, Planned as _};
 use super::rows::Rows;
 use super::together::{check_data, main_only};
-use super::{How, generator, weight_files, write_report};
+use super::{How, generator, write_report};
 use crate::augment::finetune::dry_run::FEATURES_BATCH;
 use crate::augment::finetune::samples::Extract;
 use crate::augment::finetune::{FinetunedRun, Finetuning};
@@ -14,14 +14,15 @@ use crate::config::{FinetuneRun, Resolved};
 use crate::data::manifest::Manifest;
 use crate::data::marks::Marks;
 use crate::data::split;
+use crate::front::{Model, OpenOptions};
 use crate::hub::{Files, Need};
 use crate::models::inception;
 use crate::plan::dry_run::Job;
 use crate::plan::report::Plan;
 use crate::plan::search::{HEADROOM_FRAC, has_headroom};
 use crate::runtime::Runtime;
-use crate::segment::resume;
 use crate::segment::training::checkpoint_in;
+use crate::segment::{resume, weight_files};
 use crate::tensor::{Device, Tensor, memory};
 use crate::trainer::{FirstLayers, Outcome};
 use crate::units::Bytes;
@@ -234,9 +235,9 @@ fn features(run: &FinetuneRun, runtime: &Runtime) -> Result<Option<(FeatureSourc
     };
     let (spec, device) = (run.finetune.features.as_str(), runtime.device());
     if Path::new(spec).join("config.toml").exists() {
-        let loaded = weight_files::open_run(Path::new(spec), runtime)?;
+        let model = Model::open(spec, &OpenOptions::default(), runtime)?;
         let extract: Extract =
-            Rc::new(move |files| images(files, &|images| quality::encoder_features(&loaded, images)));
+            Rc::new(move |files| images(files, &|images| quality::encoder_features(&model.loaded, images)));
         return Ok(Some((FeatureSource::Encoder("segmenter".into()), extract)));
     }
     if !spec.starts_with("hub:") && !Path::new(spec).exists() {

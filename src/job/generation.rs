@@ -3,7 +3,7 @@
 use super::memory::{accept, suggest};
 use super::rows::Rows;
 use super::together::check_data;
-use super::{How, generator, weight_files};
+use super::{How, generator};
 use crate::augment::ablation;
 use crate::augment::export::{Export, LoraUse};
 use crate::augment::filter::Thresholds;
@@ -17,6 +17,7 @@ use crate::models::diffusion::lora::{self, Adapter};
 use crate::plan::dry_run::Job;
 use crate::plan::report::Plan;
 use crate::runtime::Runtime;
+use crate::segment::weight_files;
 use crate::tensor::memory;
 use crate::tensor::weights::{Archive, sha256};
 use crate::units::{Bytes, clock};

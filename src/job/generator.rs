@@ -1,6 +1,5 @@
 //! The generator that settings name: its sizes for a plan, and its files for a run.
 
-use super::weight_files;
 use crate::Result;
 use crate::augment::pipeline;
 use crate::augment::pipeline_config::PipelineConfig;
@@ -8,6 +7,7 @@ use crate::augment::settings::{GeneratorSettings, Mode, RANDOM};
 use crate::config::{AugmentRun, FinetuneRun};
 use crate::models::diffusion::sampler::Sampler;
 use crate::runtime::Runtime;
+use crate::segment::weight_files;
 
 /// The pipeline config of the generator. Downloads the files if they are on the hub.
 ///

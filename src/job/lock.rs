@@ -14,7 +14,7 @@ const NAME: &str = ".prsmed.lock";
 
 /// Lock on a folder, until it is dropped.
 #[derive(Debug)]
-pub struct RunLock {
+pub(super) struct RunLock {
     file: File,
 }
 
@@ -24,7 +24,7 @@ impl RunLock {
     ///
     /// # Errors
     /// [`Error::Config`] if another process writes into the folder; [`Error::Io`].
-    pub fn on(flag: &str, folder: &Path, observer: &dyn Observer) -> Result<Self> {
+    pub(super) fn on(flag: &str, folder: &Path, observer: &dyn Observer) -> Result<Self> {
         make_folder(flag, folder)?;
         let path = folder.join(NAME);
         let file = files::open_to_change(&path).map_err(Error::io(&path, "open"))?;

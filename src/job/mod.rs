@@ -39,7 +39,6 @@ pub mod together;
 pub mod training;
 pub mod training_plan;
 pub mod training_settings;
-pub mod weight_files;
 
 #[cfg(test)]
 mod family_tests;
@@ -220,6 +219,15 @@ pub fn run<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Resul
         job.plan()?;
     }
     J::train(job.prepare()?)
+}
+
+/// Does other work that writes into a folder, with the lock of that folder. `key` names the folder in errors.
+///
+/// # Errors
+/// [`Error::Config`] for a folder in which another process writes; those of the work.
+pub fn locked<T>(key: &str, folder: &Path, runtime: &Runtime, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _lock = RunLock::on(key, folder, runtime.observer().as_ref())?;
+    work()
 }
 
 /// Checks what [`run`] needs and starts nothing: run folder, rows, checkpoint, files and memory plan. Writes nothing.

@@ -3,7 +3,7 @@
 use super::memory::{Memory, accept, suggest};
 use super::rows::Rows;
 use super::together::{check_data, main_only};
-use super::{How, weight_files, write_report};
+use super::{How, write_report};
 use crate::config::learning_rate::suggestion;
 use crate::config::{Resolved, RunConfig};
 use crate::data::identity::SeenImages;
@@ -16,7 +16,7 @@ use crate::runtime::Runtime;
 use crate::segment::resume::DATA_FILE;
 use crate::segment::task::SegmentTask;
 use crate::segment::training::PreparedTraining;
-use crate::segment::{Run, Training, needs};
+use crate::segment::{Run, Training, needs, weight_files};
 use crate::tensor::Device;
 use crate::trainer::Switch;
 use crate::trainer::graph::settling_steps;

@@ -1,9 +1,9 @@
 //! Settings of a training that depend on the machine or on another run.
 
+use super::How;
 use super::found::{CACHE, GRAPH, KERNELS, nothing_fits};
 use super::together::main_only;
 use super::training_plan::TrainingSearch;
-use super::{How, weight_files};
 use crate::config::{Resolved, RunConfig, Settings as _, Sources};
 use crate::hub::Spec;
 use crate::plan::detect;
@@ -11,7 +11,7 @@ use crate::plan::machine::Machine;
 use crate::plan::search::{Extra, Found, HEADROOM_FRAC, Space, search, smallest};
 use crate::runtime::Runtime;
 use crate::segment::setup::Build;
-use crate::segment::{init, needs};
+use crate::segment::{init, needs, weight_files};
 use crate::tensor::meta::Target;
 use crate::tensor::{Device, Kind};
 use crate::{Error, Result};

@@ -3,11 +3,11 @@
 use super::evaluation::{MeanCell, mean_cell, range};
 use super::{Page, REPORT_FILE, heading, number};
 use crate::Result;
+use crate::front::evaluate::files::{write_csv, write_json};
 use crate::metrics::estimates::{self, Difference, Estimates, Item, differences, keys_in_order, title};
 use crate::metrics::paired::Interval;
 use crate::metrics::table::EvalSummary;
 use crate::metrics::text_table::aligned;
-use crate::segment::evaluate::files::{write_csv, write_json};
 use crate::units::fixed;
 use askama::Template;
 use serde::Serialize;

@@ -9,7 +9,7 @@ use super::layout::{Layout, Sizes};
 use super::setup::{self, ModelConfig};
 use super::step::{self, Inputs, Prepared};
 use super::vision_features::{VisionInput, feature_shape};
-use super::{predict, task, validation, weights};
+use super::{generate, task, validation, weights};
 use crate::Result;
 use crate::data::features::FeatureShape;
 use crate::data::text::IMAGE_TOKEN;
@@ -411,7 +411,10 @@ impl DryRunTask for SegmentDryRun {
             Ok(made < SHOWN_TOKENS)
         };
         guard::guard(|| {
-            no_grad(|| predict::answer(&self.model, &images, text, (side, side), new_tokens, &mut on_token))
+            no_grad(|| {
+                let image = generate::encode(&self.model, &images);
+                generate::answer(&self.model, &image, text, (side, side), new_tokens, &mut on_token)
+            })
         })?;
         Ok(())
     }

@@ -68,7 +68,6 @@ pub fn create(
             known_images: None,
             seen: Arc::new(SeenImages::of_checkpoint(&folder.join(DATA_FILE))?),
             warnings,
-            members: Vec::new(),
         },
         note,
     ))

@@ -1,10 +1,9 @@
 //! A model with its tokenizer and description, and how it is built.
 
 use super::Semantics;
-use super::calibration::{Calibration, Confidence};
+use super::calibration::Calibration;
 use super::config::ModelConfig;
 use crate::Result;
-use crate::data::familiarity::Familiarity;
 use crate::data::familiarity::images::KnownImages;
 use crate::data::familiarity::questions::KnownQuestions;
 use crate::data::identity::SeenImages;
@@ -156,36 +155,6 @@ impl Description {
     }
 }
 
-impl LoadedModel {
-    /// Takes the mean temperature and presence threshold of this run and its [`members`](Self::members), where all have one.
-    pub fn calibrate_together(&mut self) {
-        let all =
-            self.members.iter().map(|member| member.description.calibration).chain([self.description.calibration]);
-        let Some(all) = all.collect::<Option<Vec<_>>>() else {
-            self.description.calibration = None;
-            return;
-        };
-        let count = all.len() as f64;
-        let thresholds: Option<Vec<f64>> = all.iter().map(|one| one.presence_threshold).collect();
-        self.description.calibration = Some(Calibration {
-            temperature: all.iter().map(|one| one.temperature).sum::<f64>() / count,
-            presence_threshold: thresholds.map(|thresholds| thresholds.iter().sum::<f64>() / count),
-            num_present: all.iter().map(|one| one.num_present).sum(),
-            num_absent: all.iter().map(|one| one.num_absent).sum(),
-        });
-    }
-
-    /// How sure the model is of the foreground probabilities of a mask.
-    pub fn confidence(&self, probabilities: &[f32]) -> Confidence {
-        Confidence::of(probabilities, self.description.calibration.as_ref())
-    }
-
-    /// How a question compares with those of the training. Nothing is claimed if the checkpoint does not have them.
-    pub fn familiarity(&self, question: &str) -> Familiarity {
-        self.known_questions.as_ref().map(|known| known.compare(question)).unwrap_or_default()
-    }
-}
-
 /// A model with its tokenizer and description.
 #[derive(Debug)]
 pub struct LoadedModel {
@@ -203,8 +172,6 @@ pub struct LoadedModel {
     pub seen: Arc<SeenImages>,
     /// Keys that did not fit (if that is allowed), and other warnings of the load.
     pub warnings: Vec<String>,
-    /// Further runs: masks of predictions are means over all of them.
-    pub members: Vec<LoadedModel>,
 }
 
 /// Options for building a model.

@@ -1,4 +1,4 @@
-//! The PRS-Med task: losses, training, run folders, merging of adapters, prediction, evaluation.
+//! The PRS-Med task: losses, training, run folders, merging of adapters.
 //!
 //! Read [`pass`] first: one pass of the model, the same for training, evaluation and prediction.
 
@@ -10,10 +10,8 @@ pub mod calibration;
 pub mod config;
 mod description;
 pub mod dry_run;
-mod ensemble;
-pub mod evaluate;
 pub mod example;
-pub mod image_list;
+pub mod generate;
 pub mod init;
 pub mod layout;
 mod loaded;
@@ -22,9 +20,6 @@ pub mod merge;
 pub mod needs;
 mod parts;
 pub mod pass;
-pub mod predict;
-pub mod predict_many;
-pub mod predict_volume;
 mod quantized;
 pub mod resume;
 pub mod rows;
@@ -37,6 +32,7 @@ pub mod training;
 mod validation;
 pub mod vision_features;
 pub mod volume_scores;
+pub mod weight_files;
 pub mod weights;
 
 pub use config::{DataConfig, ModelConfig};

@@ -77,7 +77,6 @@ pub fn create(
         known_images: None,
         seen: Arc::default(),
         warnings,
-        members: Vec::new(),
     })
 }
 
@@ -118,7 +117,6 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Loa
         known_images,
         seen,
         warnings,
-        members: Vec::new(),
     })
 }
 

@@ -179,6 +179,14 @@ impl SegmentTask {
         &self.loaded
     }
 
+    /// The trained model, with the calibration of the last validation.
+    #[must_use]
+    pub fn into_loaded(self) -> LoadedModel {
+        let mut loaded = self.loaded;
+        loaded.description.calibration = self.calibration.into_inner().unwrap_or_else(PoisonError::into_inner);
+        loaded
+    }
+
     /// Measures the running statistics of an encoder with random weights on a few training images, layer after layer
     /// in one pass, for frozen batch normalisation. Does nothing for loaded encoders.
     ///

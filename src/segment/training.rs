@@ -1,7 +1,6 @@
 //! Training of PRS-Med: [`Training`], [`PreparedTraining`] and the finished [`Run`].
 
 use super::config::{BatchNorm, ModelConfig, RANDOM};
-use super::predict::Prediction;
 use super::setup::{self, Build, LoadedModel, RunOverrides};
 use super::task::SegmentTask;
 use super::{RunConfig, init, resume, vision_features};
@@ -17,7 +16,6 @@ use crate::tensor::weights::{readable_folder, verify_folder};
 use crate::tensor::{Device, META, guard, ledger, meta};
 use crate::trainer::{self, FirstLayers, Outcome, Ranks, Session, profile};
 use crate::{Error, Result, files};
-use image::DynamicImage;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -294,16 +292,6 @@ pub struct Run {
     pub folder: PathBuf,
     /// The task with the weights after the last step.
     pub task: SegmentTask,
-}
-
-impl Run {
-    /// Answers a question about an image with a mask and a text, with the weights after the last step.
-    ///
-    /// # Errors
-    /// [`Error::Config`] for an empty question; typed errors of libtorch.
-    pub fn predict(&self, image: &DynamicImage, question: &str) -> Result<Prediction> {
-        self.task.loaded().predict(image, question)
-    }
 }
 
 /// Warns of classes that a split has no images of, and of 16-bit images that become almost black.

@@ -36,7 +36,7 @@ pub use access::check_token;
 pub use options::Options;
 
 use crate::event::Observer;
-use crate::segment::LoadedModel;
+use crate::front;
 use crate::{Error, Result};
 use app::App;
 use intensities::Intensities;
@@ -55,25 +55,25 @@ use worker::Shared;
 /// Time for the responses that are on their way when the server stops.
 const FAREWELL: Duration = Duration::from_secs(3);
 
-/// Serves `loaded` on `listener` until `interrupt` is set. Runs the model on the calling thread.
+/// Serves `model` on `listener` until `interrupt` is set. Runs the model on the calling thread.
 ///
 /// # Errors
 /// [`Error::Io`] if threads or the listener cannot be used.
 pub fn serve(
-    loaded: &LoadedModel,
+    model: &front::Model,
     options: Options,
     listener: TcpListener,
     observer: Arc<dyn Observer>,
     interrupt: &AtomicBool,
 ) -> Result<()> {
-    let description = &loaded.description;
+    let (description, questions) = (model.description(), model.known_questions().cloned());
     let shared = Arc::new(Shared {
         store: Store::new(options.max_images, options.keep),
         metrics: Metrics::default(),
         classes: description.modalities.clone(),
         calibration: description.calibration,
-        questions: loaded.known_questions.clone(),
-        intensities: Intensities::new(description.intensity.clone(), loaded.known_questions.clone()),
+        questions: questions.clone(),
+        intensities: Intensities::new(description.intensity.clone(), questions),
         time_limit: options.time_limit,
     });
     // a queue of 0 would take a question only while the worker waits for one
@@ -90,7 +90,7 @@ pub fn serve(
     let router = routes::router(app);
     let stops = async { drop(stopped.await) };
     let server = runtime.spawn(connections::Connections::new(listener).serve(router, stops));
-    worker::work(&received, &mut Model::new(loaded), &shared, interrupt);
+    worker::work(&received, &mut Model::new(model), &shared, interrupt);
     drop((stop, received));
     let _ = runtime.block_on(async { tokio::time::timeout(FAREWELL, server).await });
     runtime.shutdown_timeout(Duration::from_secs(1));

@@ -5,9 +5,8 @@ use super::picture::{Picture, View};
 use crate::Result;
 use crate::error::Error;
 use crate::event::{Event, Observer};
-use crate::segment::LoadedModel;
-use crate::segment::predict::{EncodedImage, Prediction, ask, encode};
-use crate::segment::predict_volume::{VolumePrediction, VolumeSettings, predict_volume};
+use crate::front::volume::{VolumePrediction, VolumeSettings};
+use crate::front::{self, Ask, Encoded, Image, Prediction};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -51,13 +50,13 @@ pub(super) type OnSlice<'a> = dyn Fn(u64, u64) -> ControlFlow<()> + Send + Sync 
 
 /// A trained model.
 pub(super) struct Model<'a> {
-    loaded: &'a LoadedModel,
-    encoded: RecentImages<EncodedImage>,
+    model: &'a front::Model,
+    encoded: RecentImages<Encoded>,
 }
 
 impl<'a> Model<'a> {
-    pub(super) fn new(loaded: &'a LoadedModel) -> Self {
-        Self { loaded, encoded: RecentImages::new(MAX_ENCODED) }
+    pub(super) fn new(model: &'a front::Model) -> Self {
+        Self { model, encoded: RecentImages::new(MAX_ENCODED) }
     }
 }
 
@@ -70,7 +69,7 @@ impl Answerer for Model<'_> {
     ) -> Result<Prediction> {
         self.encoded.forget_removed();
         if self.encoded.get(picture, question.view).is_none() {
-            let encoded = encode(self.loaded, &*picture.pixels(question.view)?)?;
+            let encoded = self.model.encode(&Image::Pixels(&*picture.pixels(question.view)?))?;
             let bytes = encoded.bytes();
             self.encoded.put(picture, question.view, (encoded, bytes));
         }
@@ -79,7 +78,8 @@ impl Answerer for Model<'_> {
         }
         let encoded = self.encoded.get(picture, question.view);
         let encoded = encoded.ok_or_else(|| Error::Internal { reason: "an encoded image is missing".into() })?;
-        ask(self.loaded, encoded, &question.text, question.max_new_tokens, on_text)
+        let ask = Ask { max_new_tokens: question.max_new_tokens, ..Ask::new(&question.text) };
+        self.model.ask_with(encoded, &ask, on_text)
     }
 
     fn segment(
@@ -90,7 +90,7 @@ impl Answerer for Model<'_> {
     ) -> Result<VolumePrediction> {
         let (volume, _) = picture.volume()?;
         let progress = SliceProgress { on_slice, total: AtomicU64::new(0), stop: AtomicBool::new(false) };
-        predict_volume(self.loaded, volume, settings, &progress, &progress.stop, None)
+        self.model.segment(volume, settings, &progress, &progress.stop, None)
     }
 
     fn encoded_bytes(&self) -> usize {

@@ -1,7 +1,7 @@
 //! Settings of the server.
 
 use crate::data::volume::{Axis, Window};
-use crate::segment::predict::MAX_QUESTION;
+use crate::front::MAX_QUESTION;
 use std::time::Duration;
 
 /// Settings of the server.

@@ -2,7 +2,8 @@
 
 use crate::data::volume::format::usual_endings;
 use crate::data::volume::{Axis, Levels, Plane, Volume, Voxels, Window, write};
-use crate::segment::predict_volume::slice_image;
+use crate::front::input::axis_of;
+use crate::front::volume::slice_image;
 use crate::{Error, Result};
 use image::{DynamicImage, GrayImage};
 use serde::Serialize;
@@ -84,10 +85,7 @@ impl Picture {
     /// [`Error::Config`] for a window that the volume does not have.
     pub(super) fn of_volume(mut volume: Volume, shown: (Option<Window>, Option<Axis>)) -> Result<Self> {
         let (window, axis) = shown;
-        let suggested = Axis::suggested(&volume.grid);
-        // a single slice has one axis only
-        let is_single = volume.plane(suggested).num_slices == 1;
-        let axis = axis.filter(|_| !is_single).unwrap_or(suggested);
+        let axis = axis_of(&volume, axis);
         let plane = volume.plane(axis);
         let window = window.unwrap_or_default().chosen_for(&volume);
         let levels = window.levels(&volume)?;

@@ -3,7 +3,7 @@
 use super::failure::{Failure, Reply};
 use super::picture::{Picture, View};
 use crate::data::volume::{Axis, Cleanup, Window};
-use crate::segment::predict_volume::{SliceRange, VolumeSettings};
+use crate::front::volume::{SliceRange, VolumeSettings};
 use crate::{Error, Result};
 use axum::http::StatusCode;
 use serde::Deserialize;

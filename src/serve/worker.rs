@@ -7,13 +7,12 @@ use super::metrics::{Metrics, Outcome};
 use super::model::{Answerer, Question};
 use super::picture::{Picture, View};
 use super::store::{Store, no_image};
-use crate::data::familiarity::ImageFamiliarity;
+use crate::data::familiarity::Familiarity;
 use crate::data::familiarity::questions::KnownQuestions;
 use crate::data::volume::{Axis, Window};
+use crate::front::Prediction;
+use crate::front::volume::{VolumePrediction, VolumeSettings};
 use crate::segment::calibration::Calibration;
-use crate::segment::predict::Prediction;
-use crate::segment::predict::class_of;
-use crate::segment::predict_volume::{VolumePrediction, VolumeSettings};
 use crate::{Error, Result, panics};
 use axum::http::StatusCode;
 use std::ops::ControlFlow;
@@ -117,7 +116,7 @@ fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &Atom
         return send(job, Progress::Failed(no_image()));
     }
     send(job, Progress::Started);
-    let result = catch_unwind(AssertUnwindSafe(|| content_of(job, answerer, shared, &go_on)))
+    let result = catch_unwind(AssertUnwindSafe(|| content_of(job, answerer, &go_on)))
         .unwrap_or_else(|panic| Err(Error::Internal { reason: panics::describe(&*panic) }));
     let result = result.map_err(|error| match error {
         Error::Interrupted if is_removed() => no_image(),
@@ -129,14 +128,7 @@ fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &Atom
     }
     let seconds = begin.elapsed().as_secs_f64();
     let question = job.task.question().to_owned();
-    let familiarity = shared.questions.as_ref().map(|known| known.compare(&question)).unwrap_or_default();
-    let answer = result.map(|(content, seen)| {
-        let class = class_of(&shared.classes, &seen.classes);
-        let other = match (&content, &shared.questions) {
-            (Content::Slice(answer), Some(known)) => known.other_target(&question, &answer.answer, class),
-            _ => None,
-        };
-        let familiarity = familiarity.beside(class).with_image(seen.image).answered(other);
+    let answer = result.map(|(content, familiarity)| {
         let view_differs = shared.intensities.difference(&job.picture, &question, job.task.shown());
         Answer { id: String::new(), question, familiarity, view_differs, seconds, content }
     });
@@ -149,19 +141,12 @@ fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &Atom
     send(job, progress);
 }
 
-/// What a model sees in an image: the probability of each class, and how it compares with the images of the training.
-struct Seen {
-    classes: Vec<f32>,
-    image: ImageFamiliarity,
-}
-
 /// Runs the model. `go_on` is asked before the work, after each token, and after each slice.
 fn content_of(
     job: &Job,
     answerer: &mut dyn Answerer,
-    shared: &Shared,
     go_on: &(dyn Fn() -> ControlFlow<()> + Send + Sync),
-) -> Result<(Content, Seen)> {
+) -> Result<(Content, Familiarity)> {
     match &job.task {
         Task::Slice(question) => {
             let mut on_text = |text: &str| {
@@ -171,8 +156,8 @@ fn content_of(
                 go_on()
             };
             let prediction = answerer.answer(&job.picture, question, &mut on_text)?;
-            let seen = Seen { classes: prediction.classes.clone(), image: prediction.image.clone() };
-            Ok((Content::Slice(slice_answer(job, question.view, prediction, shared)?), seen))
+            let familiarity = prediction.familiarity.clone();
+            Ok((Content::Slice(slice_answer(job, question.view, prediction)?), familiarity))
         }
         Task::Volume(settings) => {
             let on_slice = |done, total| {
@@ -180,8 +165,8 @@ fn content_of(
                 go_on()
             };
             let prediction = answerer.segment(&job.picture, settings, &on_slice)?;
-            let seen = Seen { classes: prediction.classes.clone(), image: prediction.image.clone() };
-            Ok((Content::Volume(volume_answer(job, settings, prediction)?), seen))
+            let familiarity = prediction.familiarity.clone();
+            Ok((Content::Volume(volume_answer(job, settings, prediction)?), familiarity))
         }
     }
 }
@@ -213,20 +198,18 @@ fn late(limit: Duration, task: &Task) -> Failure {
 }
 
 /// The answer of a prediction.
-fn slice_answer(job: &Job, view: View, mut prediction: Prediction, shared: &Shared) -> Result<SliceAnswer> {
-    let confidence = prediction.settle(shared.calibration.as_ref(), false);
+fn slice_answer(job: &Job, view: View, prediction: Prediction) -> Result<SliceAnswer> {
     let mask = prediction.binary_mask()?;
-    let area = prediction.num_foreground() as f64;
-    let class = class_of(&shared.classes, &prediction.classes)
-        .map(|(name, probability)| Class { name: name.to_owned(), probability });
+    let target = prediction.target();
+    let area = target.num_foreground() as f64;
     Ok(SliceAnswer {
         view,
-        answer: prediction.answer.clone(),
         new_tokens: prediction.new_tokens,
-        class,
-        area_frac: area / prediction.mask.len().max(1) as f64,
+        area_frac: target.area_frac(),
         area_mm2: job.picture.spacing_mm().map(|[across, down]| area * across * down),
-        confidence,
+        confidence: target.confidence,
+        class: prediction.class.map(|(name, probability)| Class { name, probability }),
+        answer: prediction.answer,
         corrected_answer: None,
         positions: prediction.positions,
         zones: prediction.zones,
@@ -257,8 +240,8 @@ fn volume_answer(job: &Job, settings: &VolumeSettings, prediction: VolumePredict
 mod tests {
     use super::super::model::OnSlice;
     use super::*;
-    use crate::data::volume::{Axis, Cleanup, Window};
-    use crate::segment::predict_volume::SliceRange;
+    use crate::data::position::Zones;
+    use crate::segment::generate::Reply;
     use image::DynamicImage;
     use std::sync::mpsc::sync_channel;
     use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -284,9 +267,11 @@ mod tests {
                 text => {
                     assert!(on_text("yes").is_continue());
                     let mask = if text == "absent" { vec![0.3; 4] } else { vec![0.9, 0.7, 0.2, 0.1] };
-                    let classes = vec![0.25, 0.75];
-                    let (answer, size) = ("yes".into(), (2, 2));
-                    Ok(Prediction { answer, new_tokens: 2, mask, size, classes, ..Prediction::default() })
+                    let calibration =
+                        Calibration { temperature: 1.0, presence_threshold: Some(0.4), num_present: 1, num_absent: 1 };
+                    let reply = Reply { answer: "yes".into(), new_tokens: 2, masks: vec![mask], classes: Vec::new() };
+                    let painted = Prediction::painted(reply, (2, 2), Zones::Grid, Some(&calibration), false);
+                    Ok(Prediction { class: Some(("mr".into(), 0.75)), ..painted })
                 }
             }
         }
@@ -320,16 +305,13 @@ mod tests {
         let picture = Picture::new(DynamicImage::new_luma8(2, 2), Some([0.5, 2.0]));
         let image = store.add(picture);
         let classes = vec!["ct".into(), "mr".into()];
-        let calibration =
-            Calibration { temperature: 1.0, presence_threshold: Some(0.4), num_present: 1, num_absent: 1 };
-        let calibration = Some(calibration);
         let questions = Some(Arc::new(KnownQuestions::new(["is it?", "where?"], ["is it?"])));
         let metrics = Metrics::default();
         let shared = Arc::new(Shared {
             store,
             metrics,
             classes,
-            calibration,
+            calibration: None,
             questions,
             intensities: Intensities::default(),
             time_limit,
@@ -347,18 +329,7 @@ mod tests {
     }
 
     fn ask_about_all_slices(server: &Server) -> UnboundedReceiver<Progress> {
-        enqueue(
-            server,
-            Task::Volume(VolumeSettings {
-                question: "where?".into(),
-                axis: Axis::Axial,
-                slices: SliceRange::default(),
-                every: 1,
-                window: Window::Auto,
-                cleanup: Cleanup::default(),
-                always_paint: false,
-            }),
-        )
+        enqueue(server, Task::Volume(VolumeSettings::new("where?")))
     }
 
     fn enqueue(server: &Server, task: Task) -> UnboundedReceiver<Progress> {

@@ -1,8 +1,8 @@
 //! `prsmed merge`: LoRA adapters merged into the language model.
 
 use prsmed::event::{Event, Observer, Silent};
+use prsmed::front::{Ask, Image, Model, Prediction};
 use prsmed::segment::merge::{Settings, Source, merge};
-use prsmed::segment::predict::{Prediction, Request, predict};
 use prsmed::segment::setup::{self, Build, RunOverrides};
 use prsmed::tensor::weights::{Archive, write_safetensors};
 use prsmed::tensor::{Device, Kind, Tensor};
@@ -27,10 +27,8 @@ fn image() -> PathBuf {
 }
 
 fn prediction(folder: &Path) -> Prediction {
-    let loaded = setup::open(folder, &RunOverrides::default(), build(Kind::Float)).unwrap();
-    let image = prsmed::data::decode::image(&image()).unwrap();
-    let request = Request { image: &image, question: "Where is the lesion?", max_new_tokens: 6 };
-    predict(&loaded, &request, |_| ()).unwrap()
+    let model = Model::from(setup::open(folder, &RunOverrides::default(), build(Kind::Float)).unwrap());
+    model.predict(&Image::File(image()), &Ask { max_new_tokens: 6, ..Ask::new("Where is the lesion?") }).unwrap()
 }
 
 /// A checkpoint whose adapters change the output: its second LoRA factors are far from 0.
@@ -67,9 +65,15 @@ fn a_merged_model_predicts_the_same_as_its_run() {
     let merged = merge(&run, &out, &settings, build(Kind::Float), &Silent).unwrap();
     let (before, after) = (prediction(&run), prediction(&out));
     assert_eq!((&before.answer, before.new_tokens), (&after.answer, after.new_tokens));
-    assert!(furthest(&before.mask, &after.mask) <= 1e-5 && furthest(&before.classes, &after.classes) <= 1e-5);
+    assert!(
+        furthest(&before.target().probabilities, &after.target().probabilities) <= 1e-5
+            && furthest(&before.classes, &after.classes) <= 1e-5
+    );
     let without = prediction(&trained().0.join("best"));
-    assert!(furthest(&before.mask, &without.mask) > 1e-4, "the adapters change nothing");
+    assert!(
+        furthest(&before.target().probabilities, &without.target().probabilities) > 1e-4,
+        "the adapters change nothing"
+    );
     // every adapted weight changed, and the shards have an index
     let [base, folded] = [&run, &out].map(|folder| Archive::open(&folder.join("base")).unwrap());
     let changed = folded.names().iter().filter(|name| folded.read(name).unwrap() != base.read(name).unwrap()).count();

@@ -103,7 +103,7 @@ fn published_model_sizes_can_be_planned() {
     let sd15 = peak(&["augment.model=random:sd15", "augment.image_size=512"]);
     assert!(sd15 < one, "{sd15}");
     let small = run(&["augment.model=random:sdxl"]);
-    let fitted = small.fitted(&small.planned_pipeline_config().unwrap(), &machine("8gb"), 0.03, true).unwrap();
+    let fitted = small.fitted(&small.planned_pipeline_config().unwrap(), &machine("8gb"), true).unwrap();
     let (fitted, plan) = fitted.expect("SDXL fits 8 GB");
     assert!(plan.fits && fitted.augment.batch >= 1, "{plan:?}");
 }

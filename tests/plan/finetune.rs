@@ -103,8 +103,8 @@ fn fine_tunings_of_published_sizes_fit_named_gpus() {
     let machine = |name: &str| Machine::named(name).unwrap();
     let sd15 = settings("lora-sd15", &["finetune.model=random:sd15".to_owned()]);
     let sizes = sd15.planned_pipeline_config().unwrap();
-    let (roomy, _) = sd15.fitted(&sizes, &machine("24gb"), 0.03, true).unwrap().expect("a LoRA of SD 1.5 fits 24 GB");
-    let (tight, plan) = sd15.fitted(&sizes, &machine("6gb"), 0.03, true).unwrap().expect("a LoRA of SD 1.5 fits 6 GB");
+    let (roomy, _) = sd15.fitted(&sizes, &machine("24gb"), true).unwrap().expect("a LoRA of SD 1.5 fits 24 GB");
+    let (tight, plan) = sd15.fitted(&sizes, &machine("6gb"), true).unwrap().expect("a LoRA of SD 1.5 fits 6 GB");
     for run in [&roomy, &tight] {
         assert_eq!(run.effective_batch(), sd15.effective_batch(), "the effective batch is kept");
         assert_eq!(run.finetune.image_size, 512);

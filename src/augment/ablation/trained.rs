@@ -2,16 +2,16 @@
 
 use crate::data::manifest::Manifest;
 use crate::event::{Event, Observer};
+use crate::front::{Ask, Image, Model};
 use crate::runtime::Runtime;
-use crate::segment::predict::{Request, predict};
-use crate::segment::{Run, RunConfig, Training};
+use crate::segment::{RunConfig, Training};
 use crate::{Error, Result};
 use image::DynamicImage;
 use std::path::Path;
 use std::sync::Arc;
 
 /// A segmenter with the weights after the last step of its training.
-pub(super) struct Trained(Run);
+pub(super) struct Trained(Model);
 
 impl Trained {
     /// Trains a segmenter in the run folder `folder`. An interrupted training continues from its checkpoint, and a
@@ -22,7 +22,7 @@ impl Trained {
     pub(super) fn train(config: RunConfig, manifest: Arc<Manifest>, folder: &Path, runtime: &Runtime) -> Result<Self> {
         let quiet = runtime.clone().with_observer(Arc::new(Quiet { inner: Arc::clone(runtime.observer()) }));
         let trained = Training::new(config, manifest, folder, &quiet)?.resume(true).run()?;
-        if runtime.is_interrupted() { Err(Error::Interrupted) } else { Ok(Self(trained)) }
+        if runtime.is_interrupted() { Err(Error::Interrupted) } else { Ok(Self(trained.into())) }
     }
 
     /// Mask probabilities at the size of the image, row by row.
@@ -31,8 +31,8 @@ impl Trained {
     /// [`Error::NotFinite`]; typed errors of libtorch.
     pub(super) fn probabilities(&self, image: &DynamicImage, question: &str) -> Result<Vec<f32>> {
         // one token is enough: the mask depends on the question only, and answers are not scored here
-        let request = Request { image, question, max_new_tokens: 1 };
-        Ok(predict(self.0.task.loaded(), &request, |_| ())?.mask)
+        let ask = Ask { max_new_tokens: 1, ..Ask::new(question) };
+        Ok(self.0.predict(&Image::Pixels(image), &ask)?.targets.swap_remove(0).probabilities)
     }
 }
 

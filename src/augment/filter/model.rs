@@ -19,11 +19,11 @@ use crate::data::decode;
 use crate::data::image::foreground;
 use crate::data::manifest::{Manifest, Row, Split};
 use crate::event::Event;
+use crate::front::{Ask, Image, Model};
 use crate::metrics::order::quantile;
 use crate::metrics::segmentation::is_foreground;
 use crate::runtime::Runtime;
 use crate::segment::LoadedModel;
-use crate::segment::predict::{Request, predict};
 use crate::segment::setup::{self, Build, RunOverrides};
 use crate::segment::{RunConfig, Training};
 use crate::shell::ShellCommand;
@@ -175,14 +175,14 @@ impl FilterModels {
         self.folder.join(format!("fold-{fold}"))
     }
 
-    fn loaded(&self, fold: usize, runtime: &Runtime) -> Result<LoadedModel> {
+    fn model(&self, fold: usize, runtime: &Runtime) -> Result<Model> {
         let folder = readable_folder(&self.run(fold).join("last"))?;
         verify_folder(&folder)?;
         let (device, cache) = (runtime.device(), runtime.cache());
         let kind = kind_on(device);
         let locate = &|spec: &str| runtime.locate(spec);
         let build = Build { cache, ..Build::new(device, kind, locate) };
-        setup::open(&folder, &RunOverrides::default(), build)
+        setup::open(&folder, &RunOverrides::default(), build).map(Model::from)
     }
 
     /// Scores every pair of `export` and rewrites journal, files and annotations. At most `keep` pairs
@@ -210,20 +210,20 @@ impl FilterModels {
             if own.is_empty() {
                 continue;
             }
-            let loaded = self.loaded(fold, runtime)?;
+            let model = self.model(fold, runtime)?;
             let held_out = self.held_out(real, &sums, fold);
             for row in &held_out {
-                let dice = score(&loaded, &row.image_path, &decode::mask(&row.mask_path)?, &row.question)?.0;
+                let dice = score(&model, &row.image_path, &decode::mask(&row.mask_path)?, &row.question)?.0;
                 agreement.entry(row.modality.clone()).or_default().push(dice);
             }
             let images = RealImages { manifest: real, sums: &sums };
             let pairs = FoldPairs { export, records: &records, own: &own };
-            let features = nearness(&loaded, &images, &pairs, thresholds, runtime)?;
+            let features = nearness(&model.loaded, &images, &pairs, thresholds, runtime)?;
             for &i in &own {
                 if runtime.is_interrupted() {
                     return Err(Error::Interrupted);
                 }
-                let decision = decide(&loaded, export, &records[i], thresholds, features.get(&i))?;
+                let decision = decide(&model, export, &records[i], thresholds, features.get(&i))?;
                 revise(&mut records[i], &decision);
                 done += 1;
                 runtime.observer().on(&Event::Advanced { done });
@@ -301,13 +301,13 @@ fn folds(real: &Manifest, num_models: usize, seed: u64) -> Result<BTreeMap<Strin
 
 /// Dice of the filter model's mask and the label, and the fraction of the image that the model segments outside of
 /// the label.
-fn score(loaded: &LoadedModel, path: &Path, label: &GrayImage, question: &str) -> Result<(f64, f64)> {
+fn score(model: &Model, path: &Path, label: &GrayImage, question: &str) -> Result<(f64, f64)> {
     let image = decode::image(path)?;
     let label = foreground(label);
     // one token is enough: the mask depends on the question only
-    let request = Request { image: &image, question, max_new_tokens: 1 };
-    let prediction = predict(loaded, &request, |_| ()).map_err(|error| error.of_image(path))?;
-    Ok(agreement(&prediction.mask, &label))
+    let ask = Ask { max_new_tokens: 1, ..Ask::new(question) };
+    let prediction = model.predict(&Image::Pixels(&image), &ask).map_err(|error| error.of_image(path))?;
+    Ok(agreement(&prediction.target().probabilities, &label))
 }
 
 /// Dice of mask probabilities and a label of the same size, and the fraction of the image that is foreground outside of
@@ -329,7 +329,7 @@ fn agreement(mask: &[f32], label: &GrayImage) -> (f64, f64) {
 
 /// Scores one pair with the filter model and tests the scores against the limits.
 fn decide(
-    loaded: &LoadedModel,
+    model: &Model,
     export: &Export,
     record: &Record,
     thresholds: &Thresholds,
@@ -337,7 +337,7 @@ fn decide(
 ) -> Result<Decision> {
     let (image, mask) = export.paths(record);
     let question = record.texts.first().map(|text| text.question.as_str()).unwrap_or_default();
-    let (dice, outside) = score(loaded, &image, &decode::mask(&mask)?, question)?;
+    let (dice, outside) = score(model, &image, &decode::mask(&mask)?, question)?;
     let mut decision = Decision::new();
     decision.at_least("dice", dice, thresholds.dice_min);
     decision.at_most("outside", outside, thresholds.outside_max);

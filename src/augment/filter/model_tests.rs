@@ -45,14 +45,15 @@ fn an_image_for_which_a_filter_model_computes_nan_is_named() {
     RgbImage::from_pixel(48, 32, image::Rgb([90, 80, 70])).save(&image).unwrap();
     let label = GrayImage::from_pixel(48, 32, Luma([255]));
     for (part, expected) in [("mask_decoder", "mask logits"), ("cls", "class logits")] {
-        let loaded = loaded();
-        fill(&loaded, part, f64::NAN);
-        let error = score(&loaded, &image, &label, "where is the lesion").unwrap_err();
+        let model = Model::from(loaded());
+        fill(&model.loaded, part, f64::NAN);
+        let error = score(&model, &image, &label, "where is the lesion").unwrap_err();
         let start = format!("{}: the {expected} of the model are not finite", image.display());
         assert!(error.to_string().starts_with(&start), "{error}");
     }
-    let loaded = loaded();
-    assert!(score(&loaded, &image, &label, "where is the lesion").is_ok());
+    let model = Model::from(loaded());
+    assert!(score(&model, &image, &label, "where is the lesion").is_ok());
+    let loaded = model.loaded;
     fill(&loaded, "image_encoder", f64::INFINITY);
     let mask = folder.path().join("mask.png");
     label.save(&mask).unwrap();

@@ -8,7 +8,7 @@ use crate::config::RunConfig;
 use crate::data::manifest::Manifest;
 use crate::data::mixing_sampler::Ratio;
 use crate::event::Event;
-use crate::job::lock::RunLock;
+use crate::job;
 use crate::job::training_settings::refuse_gpu_preset_without_gpu;
 use crate::metrics::paired::Conclusion;
 use crate::{Error, Result};
@@ -77,24 +77,24 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let real = args.data.open(context)?;
     let synthetic = Manifest::open(&args.extra, None)?;
     let external = args.external.as_deref().map(|root| Manifest::open(root, None)).transpose()?;
-    let _claim = RunLock::on("--out", &args.out, context.progress.as_ref())?;
-    super::args::check_segmenter(&mut config, &real, args.plan.is_made(), context)?;
-    let steps = steps(args, &config, &real)?;
-    let ablation = Ablation {
-        real: &real,
-        synthetic: &synthetic,
-        external: external.as_ref(),
-        config: &config,
-        toml: &toml,
-        real_images: args.real_images,
-        ratios: each_once(&args.ratios)?,
-        steps,
-        first_seed: args.seed,
-        num_seeds: usize::from(args.seeds),
-        limit_test: args.limit_test,
-        out: &args.out,
-    };
-    let report = ablation.run(&context.runtime)?;
+    let report = job::locked("--out", &args.out, &context.runtime, || {
+        super::args::check_segmenter(&mut config, &real, args.plan.is_made(), context)?;
+        let ablation = Ablation {
+            real: &real,
+            synthetic: &synthetic,
+            external: external.as_ref(),
+            config: &config,
+            toml: &toml,
+            real_images: args.real_images,
+            ratios: each_once(&args.ratios)?,
+            steps: steps(args, &config, &real)?,
+            first_seed: args.seed,
+            num_seeds: usize::from(args.seeds),
+            limit_test: args.limit_test,
+            out: &args.out,
+        };
+        ablation.run(&context.runtime)
+    })?;
     if report.seeds.len() == 1 {
         let text = "one seed cannot show the variation between seeds: use `--seeds 3` or more before you trust a gain";
         context.progress.on(&Event::Warning(text.into()));

@@ -6,9 +6,9 @@ use crate::cli::context::Context;
 use crate::cli::next;
 use crate::config::RunConfig;
 use crate::data::manifest::Manifest;
+use crate::job::machine;
 use crate::job::training::check_memory;
-use crate::job::{machine, weight_files};
-use crate::segment::needs;
+use crate::segment::{needs, weight_files};
 use crate::shell::ShellCommand;
 use std::path::Path;
 

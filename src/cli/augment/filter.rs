@@ -7,9 +7,8 @@ use crate::augment::filter::model::FilterModels;
 use crate::cli::args::{PlanArgs, RootArgs, SettingsArgs};
 use crate::cli::context::Context;
 use crate::cli::report::Outcome;
-use crate::job::generation;
-use crate::job::lock::RunLock;
 use crate::job::training_settings::refuse_gpu_preset_without_gpu;
+use crate::job::{self, generation};
 use crate::{Error, Result, files};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -65,23 +64,29 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let real = ablation::limited_to(args.data.open(context)?, args.real_images);
     let thresholds = generation::thresholds(&args.extra, &args.thresholds)?;
     refuse_without_pairs(&args.extra)?;
-    let _claim = RunLock::on("--extra", &args.extra, context.progress.as_ref())?;
-    let mut export = Export::open(&args.extra)?;
-    let folder = args.filter_models.clone().unwrap_or_else(|| args.extra.join("filter_models"));
-    if args.filter_models.is_none() {
-        // pairs from others may contain a link of this name
-        files::create_below(&args.extra, &folder).map_err(Error::io(&folder, "create"))?;
-    }
-    let models_lock = (!is_same(&folder, &args.extra))
-        .then(|| RunLock::on("--filter-models", &folder, context.progress.as_ref()))
-        .transpose()?;
-    super::args::check_segmenter(&mut config, &real, args.plan.is_made(), context)?;
-    let filter_models =
-        FilterModels::train(&real, (&config, &toml), usize::from(args.folds), &folder, &context.runtime)?;
-    // the models are not changed any more
-    drop(models_lock);
-    let report = filter_models.filter(&real, &mut export, &thresholds, args.keep, &context.runtime)?;
-    generation::write_report(&export, &thresholds, &context.runtime);
+    let runtime = &context.runtime;
+    let filter = || -> Result<_> {
+        let mut export = Export::open(&args.extra)?;
+        let folder = args.filter_models.clone().unwrap_or_else(|| args.extra.join("filter_models"));
+        if args.filter_models.is_none() {
+            // pairs from others may contain a link of this name
+            files::create_below(&args.extra, &folder).map_err(Error::io(&folder, "create"))?;
+        }
+        let mut train = || -> Result<_> {
+            super::args::check_segmenter(&mut config, &real, args.plan.is_made(), context)?;
+            FilterModels::train(&real, (&config, &toml), usize::from(args.folds), &folder, runtime)
+        };
+        // the models are not changed after their training
+        let models = if is_same(&folder, &args.extra) {
+            train()?
+        } else {
+            job::locked("--filter-models", &folder, runtime, train)?
+        };
+        let report = models.filter(&real, &mut export, &thresholds, args.keep, runtime)?;
+        generation::write_report(&export, &thresholds, runtime);
+        Ok(report)
+    };
+    let report = job::locked("--extra", &args.extra, runtime, filter)?;
     let ablation = ablation_command(&args.data, &args.extra, args.real_images);
     context.output.line(report.text(&args.extra, &args.settings.add_to(ablation)))?;
     context

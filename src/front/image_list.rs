@@ -1,6 +1,6 @@
 //! Which questions about which images are asked: a folder of images, or a table.
 
-use super::predict::check_question;
+use super::check_question;
 use crate::data::annotation::is_image;
 use crate::data::volume::format::{DICOM, image_endings, is_other_image};
 use crate::data::volume::{Uid, dicom, is_volume};

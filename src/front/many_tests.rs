@@ -3,7 +3,7 @@ use std::sync::Mutex;
 
 use super::*;
 use crate::event::Silent;
-use crate::segment::image_list::jobs;
+use crate::front::image_list::jobs;
 
 #[derive(Default)]
 struct Notes(Mutex<Vec<String>>);

@@ -97,10 +97,10 @@ pub(super) mod tests {
 
     /// A writer that keeps its text.
     #[derive(Clone, Default)]
-    pub(in crate::cli) struct Shared(Arc<Mutex<Vec<u8>>>);
+    pub(in crate::console) struct Shared(Arc<Mutex<Vec<u8>>>);
 
     impl Shared {
-        pub(in crate::cli) fn text(&self) -> String {
+        pub(in crate::console) fn text(&self) -> String {
             String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
         }
     }

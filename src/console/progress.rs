@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
-use crate::cli::output::{Output, printable};
+use super::output::{Output, printable};
 use crate::event::{Event, MemoryReport, Observer, StepReport};
 use crate::metrics::order::quantile;
 use crate::trainer::records;
@@ -311,7 +311,7 @@ fn pace_text(report: &StepReport, step_seconds: Option<f64>) -> String {
 }
 
 /// Text of memory after a profiled step, and of its peak with the largest categories.
-pub(super) fn memory_text(report: &MemoryReport) -> String {
+pub fn memory_text(report: &MemoryReport) -> String {
     let MemoryReport { step, allocated, allocated_peak, reserved, resident, device_used, .. } = report;
     let [allocated, peak, reserved] = [allocated, allocated_peak, reserved].map(|bytes| Bytes(*bytes));
     let system =
@@ -323,7 +323,7 @@ pub(super) fn memory_text(report: &MemoryReport) -> String {
 }
 
 /// The `count` largest categories, largest first.
-pub(super) fn shares_text(shares: &[(&'static str, Bytes)], count: usize) -> String {
+pub fn shares_text(shares: &[(&'static str, Bytes)], count: usize) -> String {
     let mut shares: Vec<_> = shares.iter().filter(|(_, bytes)| bytes.0 > 0).collect();
     shares.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let shares: Vec<String> = shares.iter().take(count).map(|(name, bytes)| format!("{name} {bytes}")).collect();
@@ -359,7 +359,7 @@ fn amount(count: u64, unit: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::output::tests::Shared;
+    use crate::console::output::tests::Shared;
 
     fn progress(is_terminal: bool, is_json: bool) -> (Progress, Shared, Shared) {
         let (lines, data) = (Shared::default(), Shared::default());

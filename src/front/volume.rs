@@ -3,14 +3,13 @@
 //! Each slice is an image of its own; the model sees one slice at a time. A slice whose target is reported as not found
 //! stays empty. Answers are not generated.
 
-use super::calibration::Confidence;
-use super::predict::{Request, class_of, predict};
-use super::setup::LoadedModel;
+use super::prediction::class_of;
+use super::{Ask, Model};
 use crate::data::agreement::Positions;
 use crate::data::familiarity::{Familiarity, ImageFamiliarity};
 use crate::data::volume::{Axis, Cleanup, Levels, Plane, Volume, Window};
 use crate::event::{Event, Observer};
-use crate::metrics::segmentation::is_foreground;
+use crate::segment::calibration::Confidence;
 use crate::{Error, Result};
 use image::{DynamicImage, GrayImage};
 use serde::{Deserialize, Serialize};
@@ -113,22 +112,14 @@ pub struct VolumePrediction {
     pub positions: Positions,
     /// That slice, along the axis of the settings; `None` for an empty mask.
     pub mask_position_slice: Option<usize>,
-    /// Mean probability of each class of the run, over the slices with a mask, or over all if none has one.
-    pub classes: Vec<f32>,
-    /// How these slices compare with the images of the training.
-    pub image: ImageFamiliarity,
+    /// How the question and these slices compare with the training.
+    pub familiarity: Familiarity,
 }
 
 impl VolumePrediction {
     /// Number of slices in which the target was found.
     pub fn num_found(&self) -> usize {
         self.slices.iter().filter(|slice| slice.confidence.is_found).count()
-    }
-
-    /// How the question and this volume compare with the training of `loaded`.
-    pub fn familiarity(&self, loaded: &LoadedModel, question: &str) -> Familiarity {
-        let class = class_of(&loaded.description.modalities, &self.classes);
-        loaded.familiarity(question).beside(class).with_image(self.image.clone())
     }
 
     /// What was found, in one line.
@@ -178,6 +169,19 @@ impl VolumePrediction {
 }
 
 impl VolumeSettings {
+    /// A question about all slices along the first axis, without clean-up.
+    pub fn new(question: &str) -> Self {
+        Self {
+            question: question.to_owned(),
+            axis: Axis::Axial,
+            slices: SliceRange::default(),
+            every: 1,
+            window: Window::default(),
+            cleanup: Cleanup::default(),
+            always_paint: false,
+        }
+    }
+
     /// Numbers of the slices to segment.
     ///
     /// # Errors
@@ -194,74 +198,76 @@ impl VolumeSettings {
     }
 }
 
-/// Segments the slices of a volume. The observer gets the progress by slice. `probabilities` gets a probability for each voxel,
-/// before the presence threshold and the clean-up; NaN in slices that are not segmented.
-///
-/// # Errors
-/// As [`predict`]; [`Error::Config`] for slices or a window that the volume does not have; [`Error::Interrupted`].
-pub fn predict_volume(
-    loaded: &LoadedModel,
-    volume: &Volume,
-    settings: &VolumeSettings,
-    observer: &dyn Observer,
-    interrupt: &AtomicBool,
-    mut probabilities: Option<&mut Vec<f32>>,
-) -> Result<VolumePrediction> {
-    let plane = volume.plane(settings.axis);
-    let chosen = settings.chosen(&plane)?;
-    let levels = settings.window.levels(volume)?;
-    observer.on(&Event::Started { phase: "predict".into(), total: chosen.len() as u64, unit: "slices" });
-    let mut mask = vec![0; volume.grid.num_voxels()];
-    if let Some(all) = &mut probabilities {
-        **all = vec![f32::NAN; volume.grid.num_voxels()];
-    }
-    let mut slices = Vec::with_capacity(chosen.len());
-    let mut seen = Vec::with_capacity(chosen.len());
-    for slice in chosen {
-        if interrupt.load(Ordering::SeqCst) {
-            return Err(Error::Interrupted);
-        }
-        let image = slice_image(volume, &plane, slice, &levels)?;
-        let request = Request { image: &image, question: &settings.question, max_new_tokens: 0 };
-        let mut prediction = predict(loaded, &request, |_| ())?;
+impl Model {
+    /// Segments the slices of a volume. The observer gets the progress by slice. `probabilities` gets a probability for each
+    /// voxel, before the presence threshold and the clean-up; NaN in slices that are not segmented.
+    ///
+    /// # Errors
+    /// As [`Model::predict`]; [`Error::Config`] for slices or a window that the volume does not have;
+    /// [`Error::Interrupted`].
+    pub fn segment(
+        &self,
+        volume: &Volume,
+        settings: &VolumeSettings,
+        observer: &dyn Observer,
+        interrupt: &AtomicBool,
+        mut probabilities: Option<&mut Vec<f32>>,
+    ) -> Result<VolumePrediction> {
+        let plane = volume.plane(settings.axis);
+        let chosen = settings.chosen(&plane)?;
+        let levels = settings.window.levels(volume)?;
+        let ask = Ask { always_paint: settings.always_paint, ..Ask::mask(&settings.question) };
+        observer.on(&Event::Started { phase: "predict".into(), total: chosen.len() as u64, unit: "slices" });
+        let mut mask = vec![0; volume.grid.num_voxels()];
         if let Some(all) = &mut probabilities {
-            plane.put(all, slice, &prediction.mask)?;
+            **all = vec![f32::NAN; volume.grid.num_voxels()];
         }
-        let confidence = prediction.settle(loaded.description.calibration.as_ref(), settings.always_paint);
-        let drawn: Vec<u8> = prediction.mask.iter().map(|probability| u8::from(is_foreground(*probability))).collect();
-        plane.put(&mut mask, slice, &drawn)?;
-        let num_pixels = prediction.num_foreground();
-        slices.push(SlicePrediction { slice, num_pixels, confidence });
-        seen.push((num_pixels > 0, prediction.classes, prediction.image));
-        observer.on(&Event::Advanced { done: slices.len() as u64 });
+        let mut slices = Vec::with_capacity(chosen.len());
+        let mut seen = Vec::with_capacity(chosen.len());
+        for slice in chosen {
+            if interrupt.load(Ordering::SeqCst) {
+                return Err(Error::Interrupted);
+            }
+            let image = slice_image(volume, &plane, slice, &levels)?;
+            let prediction = self.ask(&self.encode_pixels(&image)?, &ask)?;
+            let target = prediction.target();
+            if let Some(all) = &mut probabilities {
+                plane.put(all, slice, &target.probabilities)?;
+            }
+            let drawn: Vec<u8> = target.pixels().map(u8::from).collect();
+            plane.put(&mut mask, slice, &drawn)?;
+            let num_pixels = target.num_foreground();
+            slices.push(SlicePrediction { slice, num_pixels, confidence: target.confidence });
+            seen.push((num_pixels > 0, prediction.classes, prediction.familiarity.image));
+            observer.on(&Event::Advanced { done: slices.len() as u64 });
+        }
+        observer.on(&Event::Finished);
+        let raw_ml = volume.grid.volume_ml(&mask)?;
+        settings.cleanup.apply(&mut mask, &volume.grid, Plane::through_axis(&volume.grid, settings.axis))?;
+        let volume_ml = volume.grid.volume_ml(&mask)?;
+        let mask_position_slice = plane.largest_slice(&mask)?;
+        let positions = match mask_position_slice {
+            Some(slice) => Positions::of(&slice_of(&plane, &mask, slice)?, "", self.description().zones),
+            None => Positions::default(),
+        };
+        // slices beyond the target are often unlike those of the training
+        let is_painted = seen.iter().any(|(is_painted, ..)| *is_painted);
+        seen.retain(|slice| slice.0 == is_painted);
+        let classes = mean(seen.iter().map(|(_, classes, _)| classes.as_slice()));
+        let class = class_of(&self.description().modalities, &classes);
+        let image = ImageFamiliarity::of_slices(seen.into_iter().map(|(.., image)| image).collect());
+        Ok(VolumePrediction {
+            slices,
+            levels,
+            raw_ml,
+            volume_ml,
+            range: range(&plane, &mask)?,
+            mask,
+            positions,
+            mask_position_slice,
+            familiarity: self.familiarity(&settings.question, None, &class, image),
+        })
     }
-    observer.on(&Event::Finished);
-    let raw_ml = volume.grid.volume_ml(&mask)?;
-    settings.cleanup.apply(&mut mask, &volume.grid, Plane::through_axis(&volume.grid, settings.axis))?;
-    let volume_ml = volume.grid.volume_ml(&mask)?;
-    let range = range(&plane, &mask)?;
-    let mask_position_slice = plane.largest_slice(&mask)?;
-    let positions = match mask_position_slice {
-        Some(slice) => Positions::of(&slice_of(&plane, &mask, slice)?, "", loaded.description.zones),
-        None => Positions::default(),
-    };
-    // slices beyond the target are often unlike those of the training
-    let is_painted = seen.iter().any(|(is_painted, ..)| *is_painted);
-    seen.retain(|slice| slice.0 == is_painted);
-    let classes = mean(seen.iter().map(|(_, classes, _)| classes.as_slice()));
-    let image = ImageFamiliarity::of_slices(seen.into_iter().map(|(.., image)| image).collect());
-    Ok(VolumePrediction {
-        mask,
-        slices,
-        levels,
-        raw_ml,
-        volume_ml,
-        range,
-        positions,
-        mask_position_slice,
-        classes,
-        image,
-    })
 }
 
 /// The mean of each number.
@@ -341,15 +347,8 @@ mod tests {
         let affine = Affine::from_columns([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], [0.0; 3]);
         let plane = Plane::new(&Grid { size: [4, 5, 10], affine }, Axis::Axial);
         let chosen = |slices: &str, every| {
-            let settings = VolumeSettings {
-                question: String::new(),
-                axis: Axis::Axial,
-                slices: slices.parse().expect("a range"),
-                every,
-                window: Window::Auto,
-                cleanup: Cleanup::default(),
-                always_paint: false,
-            };
+            let slices = slices.parse().expect("a range");
+            let settings = VolumeSettings { slices, every, ..VolumeSettings::new("") };
             settings.chosen(&plane)
         };
         assert_eq!(chosen("0..", 4).unwrap(), [0, 4, 8]);

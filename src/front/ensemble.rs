@@ -1,8 +1,8 @@
 //! Which runs can be one ensemble. Each run has its own tokenizer, image size and semantics. What cannot be followed is
 //! refused: the runs would be asked about different targets, or about images unlike those of their training.
 
-use super::loaded::Description;
 use crate::data::prepared::Intensity;
+use crate::segment::setup::Description;
 use crate::{Error, Result};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -45,9 +45,9 @@ impl Description {
 
 #[cfg(test)]
 mod tests {
-    use super::super::description::describe;
     use super::*;
     use crate::data::labels::Labels;
+    use crate::segment::setup::describe;
 
     fn run() -> Description {
         describe(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run")).unwrap()

@@ -1,18 +1,15 @@
 //! The list of weight files that a job needs, shown before anything is downloaded or planned.
 
+use super::setup::{self, Description};
+use super::{RunConfig, needs};
 use crate::Result;
-use crate::config::RunConfig;
 use crate::event::Event;
 use crate::hub::{self, Checked, Files, Need};
 use crate::runtime::Runtime;
-use crate::segment::setup::{self, Build, Description, RunOverrides};
-use crate::segment::{LoadedModel, needs};
-use crate::tensor::Device;
 use crate::tensor::weights::read_unchanged;
-use crate::trainer::precision::Precision;
 use crate::units::Bytes;
 use serde_json::json;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Finds every file of `needs`, shows which are here, which will be downloaded and which are missing, and refuses missing
 /// files and a disk that is too small. [`Runtime::locate`] downloads them later.
@@ -91,87 +88,6 @@ pub fn described(run: &Path, runtime: &Runtime) -> Result<Option<Description>> {
         needs::checkpoint_of(run)?
     };
     if folder.join("model.json").is_file() { setup::describe(&folder).map(Some) } else { Ok(None) }
-}
-
-/// How a trained model is opened: its stored settings where nothing else is chosen.
-#[derive(Debug, Clone, Default)]
-pub struct ModelChoice {
-    /// Settings that replace the stored ones.
-    pub overrides: RunOverrides,
-    /// Numbers of the computation; by default fp32 on the CPU and bf16 on a GPU.
-    pub precision: Option<Precision>,
-    /// Keys of a checkpoint that do not match the model are only listed.
-    pub allow_partial: bool,
-}
-
-/// Opens the model of a run with its stored settings, on the device of `runtime`.
-///
-/// # Errors
-/// As [`open_run_with`].
-pub fn open_run(run: &Path, runtime: &Runtime) -> Result<LoadedModel> {
-    open_run_with(run, &ModelChoice::default(), runtime)
-}
-
-/// Opens the model of a run.
-///
-/// # Errors
-/// Those of [`read_run`] and [`setup::open`].
-pub fn open_run_with(run: &Path, choice: &ModelChoice, runtime: &Runtime) -> Result<LoadedModel> {
-    let default = if runtime.device() == Device::Cpu { Precision::Fp32 } else { Precision::Bf16 };
-    let locate = |spec: &str| runtime.locate(spec);
-    let kind = choice.precision.unwrap_or(default).kind();
-    let build = Build {
-        allow_partial: choice.allow_partial,
-        cache: runtime.cache(),
-        ..Build::new(runtime.device(), kind, &locate)
-    };
-    let overrides = RunOverrides { divide_layers: Some(false), ..choice.overrides.clone() };
-    let (base, tower) = (overrides.base.as_deref(), overrides.vision_tower.as_deref());
-    let loaded = read_run(run, base, tower, runtime, &|folder| {
-        setup::verify(folder)?;
-        setup::open(folder, &overrides, build)
-    })?;
-    loaded.warnings.iter().for_each(|warning| runtime.warn(warning.as_str()));
-    Ok(loaded)
-}
-
-/// Opens a run with others beside it: masks of its predictions are means over all of them, and answers are its own. Each
-/// model is in memory as a whole.
-///
-/// # Errors
-/// As [`open_run_with`]; [`crate::Error::Config`] for runs that cannot be one ensemble, as far as possible before a model is
-/// loaded.
-pub fn open_runs(run: &Path, others: &[PathBuf], choice: &ModelChoice, runtime: &Runtime) -> Result<LoadedModel> {
-    check_members(run, others, runtime)?;
-    let mut loaded = open_run_with(run, choice, runtime)?;
-    for other in others {
-        let member = open_run_with(other, choice, runtime)?;
-        // a published run has a description only now
-        loaded.description.check_member(&member.description, [run, other])?;
-        loaded.members.push(member);
-    }
-    let threshold =
-        |of: &LoadedModel| of.description.calibration.and_then(|calibration| calibration.presence_threshold);
-    let had_threshold = threshold(&loaded).is_some() || loaded.members.iter().any(|of| threshold(of).is_some());
-    loaded.calibrate_together();
-    if had_threshold && threshold(&loaded).is_none() {
-        runtime.warn("not every run of the ensemble has a presence threshold, so no target is reported as not found");
-    }
-    Ok(loaded)
-}
-
-/// Checks that runs can be one ensemble by their descriptions; published runs have none.
-fn check_members(run: &Path, others: &[PathBuf], runtime: &Runtime) -> Result<()> {
-    if others.is_empty() {
-        return Ok(());
-    }
-    let Some(first) = described(run, runtime)? else { return Ok(()) };
-    for other in others {
-        if let Some(member) = described(other, runtime)? {
-            first.check_member(&member, [run, other])?;
-        }
-    }
-    Ok(())
 }
 
 /// The list as text, one line for each file or folder.

@@ -10,9 +10,7 @@ mod sample;
 
 use self::extremes::{Extremes, Shown};
 use self::sample::{Answered, Scored};
-use super::calibration::Confidence;
-use super::predict::{Prediction, Request, predict};
-use super::setup::LoadedModel;
+use super::{Ask, Image, Model, Painted, Prediction};
 use crate::data::manifest::{Manifest, Row, Target};
 use crate::data::sample::{at_row, decoded};
 use crate::data::{image as pixels, sheet};
@@ -21,12 +19,12 @@ use crate::location::first_location;
 use crate::metrics::estimates::Item;
 use crate::metrics::grid::{Size, Spacing};
 use crate::metrics::mask_scores::MaskScores;
-use crate::metrics::segmentation::{ImageScore, is_foreground};
+use crate::metrics::segmentation::ImageScore;
 use crate::metrics::table::{EvalSummary, EvalSums, Protocol, TrainedOn};
 use crate::tensor::{Kind, Tensor};
 use crate::trainer::Ranks;
 use crate::{Error, Result};
-use image::{DynamicImage, GrayImage, RgbImage};
+use image::{DynamicImage, GrayImage};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -68,16 +66,16 @@ pub struct Evaluation {
 /// another process failed.
 pub fn evaluate(
     ranks: Ranks,
-    loaded: &LoadedModel,
+    model: &Model,
     manifest: &Manifest,
     rows: &[usize],
     options: Options,
     (observer, interrupt): (&dyn Observer, &AtomicBool),
 ) -> Result<Option<Evaluation>> {
     let rows: Vec<&Row> = rows.iter().map(|index| &manifest.rows[*index]).collect();
-    let protocol = protocol(loaded, &rows, options, observer);
+    let protocol = protocol(model, &rows, options, observer);
     let mut run = Running {
-        loaded,
+        model,
         options,
         is_in_mm: protocol.length == "mm",
         sums: EvalSums::default(),
@@ -116,23 +114,25 @@ fn gathered(own: Result<Option<Prediction>>, ranks: Ranks) -> Result<Vec<Predict
         return Ok(own?.into_iter().collect());
     }
     // the masks, which are large, are sent as they are
-    let (own, mask) = match own {
-        Ok(Some(mut prediction)) => {
-            let mask = std::mem::take(&mut prediction.mask);
-            (Ok(Some(prediction)), mask)
-        }
-        own => (own, Vec::new()),
-    };
+    let mut masks = Vec::new();
+    let own = own.map(|prediction| {
+        prediction.map(|mut prediction| {
+            masks.extend(prediction.targets.iter_mut().map(|target| std::mem::take(&mut target.probabilities)));
+            prediction
+        })
+    });
     let all = ranks.gather_if_all(own)?;
-    let mut mask = Some(mask);
     let mut predictions = Vec::new();
     for (from, prediction) in all.into_iter().enumerate() {
         let Some(mut prediction) = prediction else { continue };
         let shape = [i64::from(prediction.size.0) * i64::from(prediction.size.1)];
-        let own = if from == ranks.rank() { mask.take() } else { None };
-        let own = own.map(|mask| Tensor::from_slice(&mask));
-        if let Some(collected) = ranks.collect(own, (&shape, Kind::Float), from)? {
-            prediction.mask = Vec::try_from(&collected).expect("a flat tensor of fp32");
+        for (number, target) in prediction.targets.iter_mut().enumerate() {
+            let own = (from == ranks.rank()).then(|| Tensor::from_slice(&masks[number]));
+            if let Some(collected) = ranks.collect(own, (&shape, Kind::Float), from)? {
+                target.probabilities = Vec::try_from(&collected).expect("a flat tensor of fp32");
+            }
+        }
+        if ranks.is_main() {
             predictions.push(prediction);
         }
     }
@@ -140,7 +140,7 @@ fn gathered(own: Result<Option<Prediction>>, ranks: Ranks) -> Result<Vec<Predict
 }
 
 /// Unit, thresholds and unknown classes; warns about what the user may not expect.
-fn protocol(loaded: &LoadedModel, rows: &[&Row], options: Options, observer: &dyn Observer) -> Protocol {
+fn protocol(model: &Model, rows: &[&Row], options: Options, observer: &dyn Observer) -> Protocol {
     let present = || rows.iter().filter(|row| row.target == Target::Present);
     let without = present().filter(|row| row.spacing_mm.is_none()).count();
     let is_in_mm = without == 0 && present().next().is_some();
@@ -152,7 +152,7 @@ fn protocol(loaded: &LoadedModel, rows: &[&Row], options: Options, observer: &dy
         );
         observer.on(&Event::Warning(text));
     }
-    let description = &loaded.description;
+    let description = model.description();
     let classes: BTreeSet<&str> = rows.iter().map(|row| row.modality.as_str()).collect();
     let is_unknown = |class: &&str| !description.modalities.iter().any(|known| known == class);
     let unknown_classes: Vec<String> = classes.into_iter().filter(is_unknown).map(str::to_owned).collect();
@@ -179,7 +179,7 @@ type Images = (DynamicImage, GrayImage);
 
 /// An evaluation that runs.
 struct Running<'a> {
-    loaded: &'a LoadedModel,
+    model: &'a Model,
     options: Options,
     is_in_mm: bool,
     sums: EvalSums,
@@ -191,29 +191,29 @@ impl Running<'_> {
     /// The answer to the question of `row`, whose image and mask are kept.
     fn predicted(&self, row: &Row, images: &mut Option<Images>) -> Result<Prediction> {
         let (image, _) = images.insert(self.decoded(row)?);
-        let request = Request { image, question: &row.question, max_new_tokens: self.options.max_new_tokens };
-        predict(self.loaded, &request, |_| ()).map_err(|error| error.of_image(&row.image_path))
+        let ask = Ask { max_new_tokens: self.options.max_new_tokens, ..Ask::new(&row.question) };
+        self.model.predict(&Image::Pixels(image), &ask).map_err(|error| error.of_image(&row.image_path))
     }
 
     fn decoded(&self, row: &Row) -> Result<Images> {
-        decoded(row, self.loaded.description.pixels.labels).map_err(|error| at_row(row, &error))
+        decoded(row, self.model.description().pixels.labels).map_err(|error| at_row(row, &error))
     }
 
-    fn score(&mut self, row: &Row, mut prediction: Prediction, images: Option<Images>) -> Result<()> {
+    fn score(&mut self, row: &Row, prediction: Prediction, images: Option<Images>) -> Result<()> {
         let (image, mask) = images.map_or_else(|| self.decoded(row), Ok)?;
         let truth = pixels::foreground(&mask);
         let flags: Vec<bool> = truth.iter().map(|v| *v > 127).collect();
+        let Painted { probabilities, confidence, .. } = prediction.target();
         if row.target != Target::Unknown {
-            self.sums.add_pixels(&prediction.mask, &flags);
+            self.sums.add_pixels(probabilities, &flags);
         }
-        let raw = ImageScore::of(&prediction.mask, &flags).map_err(|error| error.of_image(&row.image_path))?;
-        let confidence = prediction.settle(self.loaded.description.calibration.as_ref(), false);
+        let raw = ImageScore::of(probabilities, &flags).map_err(|error| error.of_image(&row.image_path))?;
         let is_withheld = !confidence.is_found && raw.counts.predicted > 0;
         let scored = match row.target {
             Target::Present => Some(self.mask_scores(row, &prediction, &flags, &raw)?),
             Target::Absent | Target::Unknown => None,
         };
-        let answered = self.answered(row, &prediction, (confidence, is_withheld));
+        let answered = self.answered(row, &prediction, is_withheld);
         let sample = SampleScore::new(row, answered, scored.as_ref());
         self.keep(row, &sample, (&image, &prediction, &truth))?;
         self.sums.add_item(sample.item(), is_withheld);
@@ -226,24 +226,19 @@ impl Running<'_> {
         let (width, height) = (prediction.size.0 as usize, prediction.size.1 as usize);
         let named = |error: Error| error.of_image(&row.image_path);
         let group = self.sums.group(&row.modality);
-        let painted = group.add_mask(&prediction.mask, truth, (width, height)).map_err(named)?;
+        let painted = group.add_mask(&prediction.target().mask(), truth, (width, height)).map_err(named)?;
         let spacing = match row.spacing_mm.filter(|_| self.is_in_mm) {
             Some([across, down]) => Spacing::image(down, across),
             None => Spacing::PIXELS,
         };
-        let predicted: Vec<bool> = prediction.mask.iter().map(|p| is_foreground(*p)).collect();
+        let predicted: Vec<bool> = prediction.target().pixels().collect();
         let size = Size::image(height, width);
         let mask = MaskScores::of(&predicted, truth, size, spacing, self.options.tolerance).map_err(named)?;
-        let has_threshold = self.loaded.description.calibration.is_some_and(|c| c.presence_threshold.is_some());
+        let has_threshold = self.model.description().calibration.is_some_and(|c| c.presence_threshold.is_some());
         Ok(Scored { painted, raw_dice: has_threshold.then_some(raw.dice), mask })
     }
 
-    fn answered(
-        &mut self,
-        row: &Row,
-        prediction: &Prediction,
-        (confidence, is_withheld): (Confidence, bool),
-    ) -> Answered {
+    fn answered(&mut self, row: &Row, prediction: &Prediction, is_withheld: bool) -> Answered {
         let group = self.sums.group(&row.modality);
         group.add_image(&row.image_path);
         // a row without a label has the location that its own answer names
@@ -252,9 +247,8 @@ impl Running<'_> {
         let (text, position_right) = group.add_answer(&prediction.answer, &row.answer, label);
         let mask_position_right = label.filter(|_| row.is_present()).map(|label| prediction.mask_is_at(label));
         group.add_mask_position(mask_position_right, prediction.positions.positions_agree);
-        let modalities = &self.loaded.description.modalities;
-        let class = prediction.best_class().and_then(|class| modalities.get(class));
-        let predicted_modality = class.cloned().unwrap_or_default();
+        let modalities = &self.model.description().modalities;
+        let predicted_modality = prediction.class.as_ref().map_or_else(String::new, |(name, _)| name.clone());
         Answered {
             generated: prediction.answer.clone(),
             text,
@@ -263,9 +257,9 @@ impl Running<'_> {
             mask_position_right,
             class_right: modalities.contains(&row.modality).then(|| predicted_modality == row.modality),
             predicted_modality,
-            confidence,
+            confidence: prediction.target().confidence,
             is_withheld,
-            has_mask: prediction.num_foreground() > 0,
+            has_mask: prediction.target().num_foreground() > 0,
         }
     }
 
@@ -278,8 +272,7 @@ impl Running<'_> {
     ) -> Result<()> {
         let number = self.samples.len();
         let shown = || -> Result<Shown> {
-            let (width, height) = prediction.size;
-            let mask = sheet::probability_image(&prediction.mask, width, height)?;
+            let mask = prediction.levels()?;
             Ok((tile(row, image, prediction, truth, sample)?, Case::new(number, image, &mask, truth)))
         };
         match (row.target, sample.dice) {
@@ -299,19 +292,9 @@ fn tile(
 ) -> Result<sheet::Tile> {
     let score = sample.dice.map_or_else(|| "absent".to_owned(), |dice| format!("Dice {dice:.3}"));
     Ok(sheet::Tile {
-        image: overlay(image, prediction, Some(truth))?,
+        image: prediction.overlay(image, Some(truth))?,
         name: row.image_path.display().to_string(),
         shows: sheet::SHOWS_BOTH,
         notes: format!("{score}, {}: {} {}", row.modality, row.question, prediction.answer),
     })
-}
-
-/// The image with the predicted mask and, if given, the ground truth.
-///
-/// # Errors
-/// [`Error::Shape`] if sizes differ.
-pub fn overlay(image: &DynamicImage, prediction: &Prediction, truth: Option<&GrayImage>) -> Result<RgbImage> {
-    let (width, height) = prediction.size;
-    let mask = sheet::probability_image(&prediction.mask, width, height)?;
-    sheet::overlay(&image.to_rgb8(), &mask, truth)
 }

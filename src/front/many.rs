@@ -4,15 +4,13 @@
 //! its mask is on disk), `masks/`, `overlays/` if asked for, and at the end `results.csv` with the same content. A
 //! repeated call continues after the last complete line.
 
-use super::calibration::Confidence;
-use super::evaluate::overlay;
 use super::image_list::{Job, search};
-use super::loaded::LoadedModel;
-use super::predict::{EncodedImage, Prediction, ask, encode};
+use super::{Ask, Encoded, Image, Model, Prediction};
 use crate::data::agreement::Positions;
 use crate::data::familiarity::Familiarity;
 use crate::data::sheet;
 use crate::event::{Event, Observer};
+use crate::segment::calibration::Confidence;
 use crate::{Error, Result, files};
 use image::DynamicImage;
 use serde::{Deserialize, Serialize};
@@ -218,7 +216,7 @@ impl Results {
     /// image. [`TABLE`] is written also then.
     pub fn answer(
         &mut self,
-        loaded: &LoadedModel,
+        model: &Model,
         jobs: &[Job],
         read: &Reader,
         (observer, interrupt): (&dyn Observer, &AtomicBool),
@@ -227,7 +225,7 @@ impl Results {
         let mut tally = Tally::default();
         observer.on(&Event::Started { phase: "predict".into(), total: jobs.len() as u64, unit: "questions" });
         let mut each = || -> Result<()> {
-            let mut encoded: Option<(PathBuf, DynamicImage, EncodedImage)> = None;
+            let mut encoded: Option<(PathBuf, DynamicImage, Encoded)> = None;
             for (done, job) in jobs.iter().enumerate() {
                 if interrupt.load(Ordering::SeqCst) {
                     return Err(Error::Interrupted);
@@ -243,7 +241,7 @@ impl Results {
                 if !is_open {
                     encoded = None;
                 }
-                let made = self.one(loaded, job, &mut encoded, (read, interrupt));
+                let made = self.one(model, job, &mut encoded, (read, interrupt));
                 let mut answered = match made {
                     Ok(answered) => answered,
                     // the other images go on
@@ -285,35 +283,33 @@ impl Results {
 
     fn one(
         &mut self,
-        loaded: &LoadedModel,
+        model: &Model,
         job: &Job,
-        encoded: &mut Option<(PathBuf, DynamicImage, EncodedImage)>,
+        encoded: &mut Option<(PathBuf, DynamicImage, Encoded)>,
         (read, interrupt): (&Reader, &AtomicBool),
     ) -> Result<Answered> {
         if encoded.is_none() {
             let image = read(&job.image)?;
-            let features = encode(loaded, &image).map_err(|error| error.of_image(&job.image))?;
+            let features = model.encode(&Image::Pixels(&image)).map_err(|error| error.of_image(&job.image))?;
             *encoded = Some((job.image.clone(), image, features));
         }
         let (_, image, features) = encoded.as_ref().expect("just encoded");
-        let stop = |_: &str| {
+        let mut stop = |_: &str| {
             if interrupt.load(Ordering::SeqCst) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        let asked = ask(loaded, features, &job.question, self.made.max_new_tokens, stop);
-        let mut prediction = asked.map_err(|error| error.of_image(&job.image))?;
-        let confidence = prediction.settle(loaded.description.calibration.as_ref(), self.made.always_paint);
+        let Made { max_new_tokens, always_paint, .. } = self.made;
+        let ask = Ask { question: &job.question, max_new_tokens, always_paint };
+        let prediction = model.ask_with(features, &ask, &mut stop).map_err(|error| error.of_image(&job.image))?;
         let (mask, overlay) = self.write(job, image, &prediction)?;
-        let area = prediction.num_foreground() as u64;
-        let class = prediction.best_class().and_then(|class| loaded.description.modalities.get(class));
-        let familiarity = prediction.familiarity(loaded, &job.question);
+        let target = prediction.target();
         Ok(Answered {
+            modality: prediction.class.as_ref().map(|(name, _)| name.clone()),
+            confidence: Some(target.confidence),
+            area_pixels: target.num_foreground() as u64,
+            area_frac: target.area_frac(),
             answer: prediction.answer,
-            modality: class.cloned(),
-            confidence: Some(confidence),
-            familiarity,
+            familiarity: prediction.familiarity,
             positions: prediction.positions,
-            area_pixels: area,
-            area_frac: area as f64 / prediction.mask.len().max(1) as f64,
             size: prediction.size,
             mask: Some(mask),
             overlay,
@@ -343,7 +339,7 @@ impl Results {
         save(&name, prediction.binary_mask()?.into())?;
         let drawn = self.made.overlays.then(|| name.replacen("masks/", "overlays/", 1));
         if let Some(drawn) = &drawn {
-            save(drawn, overlay(image, prediction, None)?.into())?;
+            save(drawn, prediction.overlay(image, None)?.into())?;
         }
         self.names.insert(name.clone());
         Ok((name, drawn))
@@ -444,5 +440,5 @@ fn line_of(record: &impl Serialize) -> Result<String> {
 }
 
 #[cfg(test)]
-#[path = "predict_many_tests.rs"]
+#[path = "many_tests.rs"]
 mod tests;

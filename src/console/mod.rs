@@ -1,0 +1,7 @@
+//! Output of a program on its terminal: data on standard output, progress on standard error.
+
+mod output;
+mod progress;
+
+pub use output::{Output, printable};
+pub use progress::{Progress, Style, memory_text, shares_text};

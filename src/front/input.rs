@@ -1,0 +1,202 @@
+//! How files become the images that a model reads: with the window and the axis of its training, where nothing else is
+//! chosen.
+
+use super::volume::{VolumeSettings, slice_image};
+use crate::data::decode;
+use crate::data::prepared::Intensity;
+use crate::data::volume::{self, Axis, Geometry, Levels, Modality, Volume, Window};
+use crate::event::{Event, Observer, Silent};
+use crate::segment::setup::Description;
+use crate::{Error, Result};
+use image::DynamicImage;
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
+/// An image for a model.
+#[derive(Debug, Clone)]
+pub enum Image<'a> {
+    /// Pixels, 8-bit grey or RGB.
+    Pixels(&'a DynamicImage),
+    /// A PNG, JPEG or TIFF file, turned as its orientation says, or a DICOM or NIfTI file of one slice, with the window of
+    /// the training images.
+    File(PathBuf),
+}
+
+impl<'a> From<&'a DynamicImage> for Image<'a> {
+    fn from(image: &'a DynamicImage) -> Self {
+        Self::Pixels(image)
+    }
+}
+
+impl Image<'_> {
+    /// The pixels, as the run of this description reads them.
+    ///
+    /// # Errors
+    /// As [`Reading::with_training`] and [`Reading::image`].
+    pub fn pixels(&self, run: &Description) -> Result<Cow<'_, DynamicImage>> {
+        match self {
+            Self::Pixels(image) => Ok(Cow::Borrowed(*image)),
+            Self::File(path) => {
+                let is_volume = volume::is_volume(path)?;
+                let reading =
+                    if is_volume { Reading::default().with_training(run, &Silent)? } else { Reading::default() };
+                reading.image(path, &Silent).map(Cow::Owned)
+            }
+        }
+    }
+}
+
+/// What a file is.
+#[derive(Debug)]
+pub enum Input {
+    /// An image in a common format.
+    Image(DynamicImage),
+    /// A NIfTI or DICOM file.
+    Volume(Box<Volume>),
+}
+
+/// How files become images. `None` is as in the training, else as the file suggests.
+#[derive(Debug, Clone, Default)]
+pub struct Reading {
+    /// How values become grey.
+    pub window: Option<Window>,
+    /// Direction of the slices.
+    pub axis: Option<Axis>,
+    /// The affine of a NIfTI file with two that differ.
+    pub geometry: Option<Geometry>,
+    /// Axis of the training images by class; see [`Self::with_training`].
+    pub trained_axes: Vec<(String, Axis)>,
+}
+
+impl Reading {
+    /// The same; what is not chosen is as in the training images, if the run knows it.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the classes of the run have different windows, so that the user must choose.
+    pub fn with_training(mut self, run: &Description, observer: &dyn Observer) -> Result<Self> {
+        let axes = run.intensity.iter().map(|(class, intensity)| (class.clone(), intensity.axis));
+        self.trained_axes = axes.collect();
+        let of = |(class, intensity): (&String, &Intensity)| format!("`{}` for `{class}`", intensity.window);
+        let all = || run.intensity.iter().map(of).collect::<Vec<_>>().join(", ");
+        let mut windows = run.intensity.values().map(|intensity| intensity.window);
+        if let Some(chosen) = self.window {
+            if windows.len() > 0 && !windows.any(|window| window.is_same(chosen)) {
+                let text = format!("the window `{chosen}` is not that of the training images: {}", all());
+                observer.on(&Event::Warning(text));
+            }
+            return Ok(self);
+        }
+        let Some(window) = windows.next() else { return Ok(self) };
+        if windows.any(|other| !other.is_same(window)) {
+            let reason = format!("the classes of the run have different windows: {}", all());
+            let hint =
+                format!("choose the window of the class that the volume belongs to, for example `--window {window}`");
+            return Err(Error::config("--window", reason, hint));
+        }
+        observer.on(&Event::Note(format!("intensity window `{window}`, as in the training images")));
+        self.window = Some(window);
+        Ok(self)
+    }
+
+    /// The window that the user or the run has chosen.
+    pub fn window(&self) -> Window {
+        self.window.unwrap_or_default()
+    }
+
+    /// Opens a file, or a folder or zip of one DICOM series. Notes say what was assumed.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a file that does not exist; [`Error::Data`] for one that cannot be read; [`Error::Io`].
+    pub fn open(&self, path: &Path, observer: &dyn Observer) -> Result<Input> {
+        if !volume::is_volume(path)? {
+            if !path.is_file() {
+                let reason = format!("there is no file `{}`", path.display());
+                let hint = "give a PNG, JPEG or TIFF file, a NIfTI or DICOM file, or a folder or zip of DICOM files";
+                return Err(Error::config("--image", reason, hint));
+            }
+            return decode::image(path).map(Input::Image);
+        }
+        let volume = volume::open_with(path, self.geometry)?;
+        let note = |text: &str| observer.on(&Event::Note(format!("{}: {text}", path.display())));
+        volume.notes.iter().for_each(|text| note(text));
+        if self.window() == Window::Auto && volume.modality == Modality::Unknown {
+            note(
+                "the file does not say its modality: grey is scaled from the 0.5th to the 99.5th percentile; for CT, name a \
+                 window as in `--window soft-tissue`",
+            );
+        }
+        Ok(Input::Volume(Box::new(volume)))
+    }
+
+    /// The image in a file: the only slice of a volume.
+    ///
+    /// # Errors
+    /// [`Error::Data`] for a file that cannot be read, has several slices or does not have the window; [`Error::Io`].
+    pub fn image(&self, path: &Path, observer: &dyn Observer) -> Result<DynamicImage> {
+        let image = match self.open(path, observer) {
+            Ok(Input::Image(image)) => Ok(image),
+            Ok(Input::Volume(volume)) => self.only_slice(&volume, path, observer).and_then(|image| {
+                let hint = "segment it as a volume";
+                image.ok_or_else(|| Error::data(path, "is a volume with several slices", hint))
+            }),
+            Err(error) => Err(error),
+        };
+        image.map_err(|error| match error {
+            Error::Config { reason, hint, .. } => Error::data(path, reason, hint),
+            error => error,
+        })
+    }
+
+    /// The only slice of a volume; `None` of several.
+    ///
+    /// # Errors
+    /// As [`Self::levels`].
+    pub fn only_slice(&self, volume: &Volume, path: &Path, observer: &dyn Observer) -> Result<Option<DynamicImage>> {
+        let plane = volume.plane(Axis::suggested(&volume.grid));
+        if plane.num_slices != 1 {
+            return Ok(None);
+        }
+        slice_image(volume, &plane, 0, &self.levels(volume, path, observer)?).map(Some)
+    }
+
+    /// The grey levels of the window. A note says if they do not fit the values.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a window that the volume does not have.
+    pub fn levels(&self, volume: &Volume, path: &Path, observer: &dyn Observer) -> Result<Levels> {
+        let levels = self.window().levels(volume)?;
+        if let Some(note) = self.window().mismatch(volume, &levels) {
+            observer.on(&Event::Note(format!("{}: {note}", path.display())));
+        }
+        Ok(levels)
+    }
+
+    /// Settings for all slices of a volume along the axis of the training.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the classes of the run have different axes, so that the user must choose.
+    pub fn settings(&self, volume: &Volume, question: &str) -> Result<VolumeSettings> {
+        self.check_axis(volume)?;
+        let trained = self.trained_axes.first().map(|(_, axis)| *axis);
+        let axis = self.axis.unwrap_or_else(|| axis_of(volume, trained));
+        Ok(VolumeSettings { axis, window: self.window(), ..VolumeSettings::new(question) })
+    }
+
+    fn check_axis(&self, volume: &Volume) -> Result<()> {
+        let is_single = volume.plane(Axis::suggested(&volume.grid)).num_slices == 1;
+        let [(_, first), others @ ..] = self.trained_axes.as_slice() else { return Ok(()) };
+        if self.axis.is_some() || is_single || others.iter().all(|(_, axis)| axis == first) {
+            return Ok(());
+        }
+        let all: Vec<String> =
+            self.trained_axes.iter().map(|(class, axis)| format!("`{axis}` for `{class}`")).collect();
+        let reason = format!("the classes of the run have slices of different directions: {}", all.join(", "));
+        Err(Error::config("--axis", reason, "choose the direction of the class that the volume belongs to"))
+    }
+}
+
+/// The axis of the training images, if there is one, else that which the volume suggests. A single slice has one axis only.
+pub fn axis_of(volume: &Volume, trained: Option<Axis>) -> Axis {
+    let suggested = Axis::suggested(&volume.grid);
+    trained.filter(|_| volume.plane(suggested).num_slices > 1).unwrap_or(suggested)
+}

@@ -1,0 +1,342 @@
+//! One question to one model: the mask of its prompt, and the answer token by token.
+//!
+//! The language model processes the prompt once. The mask decoder reads its states, and generation of the answer starts
+//! from its key-value cache. The encoders run once for each image: [`encode`] keeps their outputs.
+
+use super::layout::Layout;
+use super::loaded::LoadedModel;
+use super::pass::{self, Images, Outputs, Pass, Segmented};
+use super::semantics::Semantics;
+use super::validation::values;
+use crate::data::image::{sam_pixels, tower_pixels};
+use crate::data::text::{self, AnswerStream};
+use crate::models::decoder::KvCache;
+use crate::models::prsmed::PrsMed;
+use crate::tensor::{Kind, Tensor, guard, ledger, meta, no_grad};
+use crate::{Error, Result};
+use image::DynamicImage;
+use std::ops::ControlFlow;
+
+/// An image as the encoders of a model read it. It belongs to the model that made it.
+#[derive(Debug)]
+pub struct Encoding {
+    /// Vision features `[1, p, w]`, see [`PrsMed::vision_features`].
+    features: Tensor,
+    /// Image embedding `[1, c, h, w]`, see [`PrsMed::embed_image`].
+    embedding: Tensor,
+}
+
+impl Encoding {
+    /// Bytes of its tensors.
+    pub fn bytes(&self) -> usize {
+        [&self.features, &self.embedding].map(|tensor| tensor.numel() * tensor.kind().elt_size_in_bytes()).iter().sum()
+    }
+}
+
+/// What a model says to a question.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Reply {
+    /// The answer without remains of the template.
+    pub answer: String,
+    /// Number of generated tokens, including the end token.
+    pub new_tokens: usize,
+    /// Probabilities of the mask of each target at the size of the image, row by row.
+    pub masks: Vec<Vec<f32>>,
+    /// Probability of each modality class.
+    pub classes: Vec<f32>,
+}
+
+impl LoadedModel {
+    /// Runs the encoders on an image.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for an image of 0 pixels; typed errors of libtorch.
+    pub fn encode(&self, image: &DynamicImage) -> Result<Encoding> {
+        no_grad(|| guard::guard(|| Ok(encode(&self.model, &self.pixels(image)?))))
+    }
+
+    /// Answers a question about an image of `(width, height)` pixels with at most `max_new_tokens` tokens. `on_text` receives the answer piece by
+    /// piece and can stop the generation.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`] if the model computes NaN or infinity for the mask, the modality or the answer;
+    /// [`Error::Interrupted`] if `on_text` stopped it; typed errors of libtorch.
+    pub fn reply(
+        &self,
+        image: &Encoding,
+        size: (u32, u32),
+        question: &str,
+        max_new_tokens: usize,
+        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Reply> {
+        let tokenizer = &self.tokenizer;
+        let prompt = text::question_prompt(tokenizer, question)?;
+        let mut stream = AnswerStream::default();
+        let mut ids = Vec::new();
+        let mut on_token = |id| {
+            ids.push(id);
+            if id == tokenizer.eos() {
+                return Ok(false);
+            }
+            match on_text(&stream.push(tokenizer, id)?) {
+                ControlFlow::Continue(()) => Ok(true),
+                ControlFlow::Break(()) => Err(Error::Interrupted),
+            }
+        };
+        let answer = || answer(&self.model, image, prompt.ids, size, max_new_tokens, &mut on_token);
+        let (masks, classes) = no_grad(|| guard::guard(answer))?;
+        debug_assert_eq!(classes.len(), self.description.modalities.len());
+        let answer = tokenizer.prompt().clean(&tokenizer.decode(&ids)?);
+        Ok(Reply { answer, new_tokens: ids.len(), masks, classes })
+    }
+
+    /// Inputs of the two encoders, `[1, 3, s, s]` u8.
+    fn pixels(&self, image: &DynamicImage) -> Result<[Tensor; 2]> {
+        let _category = ledger::enter(ledger::Category::Inputs);
+        let config = self.description.pixels;
+        let tower = tower_pixels(image, config.tower_size, config.pad_offset, config.padding)?;
+        let sam = sam_pixels(image, config.sam_size)?;
+        let device = self.model.options().device;
+        let square = |side: u32| [1, 3, i64::from(side), i64::from(side)];
+        Ok([
+            Tensor::from_slice(&tower).view(square(config.tower_size)).to_device(device),
+            Tensor::from_slice(&sam).view(square(config.sam_size)).to_device(device),
+        ])
+    }
+}
+
+/// Runs the encoders on an image, given as [`PrsMed::image_tokens`] and [`PrsMed::embed_image`] take it.
+pub(super) fn encode(model: &PrsMed, [tower, sam]: &[Tensor; 2]) -> Encoding {
+    let features = model.vision_features(tower);
+    let embedding = model.embed_image(sam, PrsMed::evaluation_pass());
+    Encoding { features, embedding }
+}
+
+/// Computes masks and classes of one prompt, then decodes greedily until `on_token` returns false for a token or
+/// `max_new_tokens` are generated. The masks have `(width, height)` pixels.
+pub(super) fn answer(
+    model: &PrsMed,
+    image: &Encoding,
+    ids: Vec<i64>,
+    size: (u32, u32),
+    max_new_tokens: usize,
+    on_token: &mut dyn FnMut(i64) -> Result<bool>,
+) -> Result<(Vec<Vec<f32>>, Vec<f32>)> {
+    let prompt = [ids.len()];
+    let layout = Layout::new(vec![ids], &prompt, &[1], Semantics::Corrected, model.spans(1));
+    let length = i64::try_from(layout.sizes().sequence).expect("a prompt");
+    let shift = layout.position_shift();
+    let layout = {
+        let _category = ledger::enter(ledger::Category::Inputs);
+        layout.to_device(model.options().device)
+    };
+    let capacity = length + i64::try_from(max_new_tokens).unwrap_or(i64::MAX / 2);
+    let mut cache = KvCache::new(model.llm().config(), capacity).with_shift(shift);
+    let images = Images { tower_input: &image.features, segmented: Segmented::Embedding(&image.embedding) };
+    let Outputs { states, mask_logits, class_logits, .. } =
+        pass::forward(model, &layout, images, Pass::evaluation(), Some(&mut cache));
+    let masks = masks_at(&mask_logits, size)?;
+    let classes = probabilities(&class_logits)?;
+    drop((mask_logits, class_logits));
+
+    let mut state = states.narrow(1, length - 1, 1);
+    for made in 1..=max_new_tokens {
+        let next = most_likely(&model.llm().logits(&state))?;
+        if !on_token(next)? || made == max_new_tokens {
+            break;
+        }
+        let token = Tensor::from_slice(&[next]).view([1, 1]).to_device(state.device());
+        let embeds = model.llm().embed(&token).to_kind(state.kind());
+        state = model.llm().forward_cached(&embeds, None, &mut cache);
+    }
+    Ok((masks, classes))
+}
+
+/// Mask probabilities at `(width, height)`, row by row, of logits at the model's own size, `[m, 1, s, s]`.
+fn masks_at(logits: &Tensor, (width, height): (u32, u32)) -> Result<Vec<Vec<f32>>> {
+    Error::check_finite("mask logits", &values(logits))?;
+    let own_size = [i64::from(height), i64::from(width)];
+    let masks = values(&logits.upsample_bilinear2d(own_size, false, None, None).sigmoid());
+    let pixels = (width as usize * height as usize).max(1);
+    Ok(masks.chunks(pixels).map(<[f32]>::to_vec).collect())
+}
+
+/// Class probabilities of logits.
+fn probabilities(logits: &Tensor) -> Result<Vec<f32>> {
+    Error::check_finite("class logits", &values(logits))?;
+    Ok(values(&logits.softmax(-1, Kind::Float)))
+}
+
+/// Index of the largest of `logits [1, 1, vocabulary]`.
+fn most_likely(logits: &Tensor) -> Result<i64> {
+    let best = logits.argmax(-1, false);
+    let index = meta::index(&best);
+    // libtorch takes NaN for the largest value
+    Error::check_finite("answer logits", &values(&logits.narrow(-1, index, 1)))?;
+    Ok(index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::setup::{self, Build};
+    use super::*;
+    use crate::data::text::IMAGE_TOKEN;
+    use crate::models::decoder::PackedAttention;
+    use crate::models::prsmed::BuildOptions;
+    use crate::models::{llava, mask_decoder};
+    use crate::nn::Quantization;
+    use crate::tensor::{Device, rng};
+    use std::path::Path;
+
+    #[test]
+    fn an_answer_ends_at_the_limit_or_when_the_caller_says_so() {
+        let _lock = rng::TEST_LOCK.lock();
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+        let sizes = setup::describe(&fixture).unwrap().sizes;
+        let options = BuildOptions {
+            device: Device::Cpu,
+            stored: Kind::Float,
+            compute: Kind::Float,
+            initialise: true,
+            train_base: false,
+            quantization: Quantization::None,
+            loads_base: false,
+            host_layers: 0,
+            host_vision: false,
+            packed_attention: PackedAttention::Auto,
+            ranks: 1,
+            reads_layers: true,
+        };
+        rng::seed(3);
+        let model = PrsMed::new(&sizes, options);
+        let image = |side: i64| Tensor::zeros([1, 3, side, side], (Kind::Uint8, Device::Cpu));
+        let images = [image(sizes.tower.image_size()), image(64)];
+        let generated = |most: usize, wanted: usize| {
+            let mut ids = Vec::new();
+            let mut on_token = |id: i64| -> Result<bool> {
+                ids.push(id);
+                Ok(ids.len() < wanted)
+            };
+            let text = vec![1, IMAGE_TOKEN, 5, 6];
+            let image = no_grad(|| encode(&model, &images));
+            let (masks, classes) = no_grad(|| answer(&model, &image, text, (8, 4), most, &mut on_token)).unwrap();
+            assert_eq!((masks.len(), masks[0].len(), classes.len()), (1, 8 * 4, 6));
+            ids
+        };
+        let whole = generated(4, usize::MAX);
+        assert_eq!(whole.len(), 4);
+        assert_eq!(generated(4, 2), whole[..2]);
+        assert_eq!(generated(1, usize::MAX), whole[..1]);
+    }
+
+    /// A tiny model with random weights.
+    fn tiny() -> LoadedModel {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+        let description = setup::describe(&fixture).expect("a checkpoint's description");
+        let locate = |spec: &str| -> Result<std::path::PathBuf> { Ok(spec.into()) };
+        let build = Build { seed: 3, ..Build::new(Device::Cpu, Kind::Float, &locate) };
+        let texts = ["Where is the lesion? The lesion is at the upper left of the image."];
+        setup::create(&description.model, description.sizes.lora, &description.modalities, &texts, build)
+            .expect("a tiny model")
+    }
+
+    #[test]
+    fn replies_about_an_encoded_image_are_those_of_the_models_parts() {
+        let _lock = rng::TEST_LOCK.lock();
+        let loaded = tiny();
+        let image = DynamicImage::from(image::RgbImage::from_fn(40, 30, |x, y| {
+            image::Rgb([x, y, x * y].map(|value| u8::try_from(value * 7 % 256).expect("a byte")))
+        }));
+        let encoding = loaded.encode(&image).unwrap();
+        assert!(encoding.bytes() > 1000, "{}", encoding.bytes());
+        for question in ["Where is the lesion?", "Is there a lesion?", "Where is the lesion?"] {
+            let mut pieces = String::new();
+            let mut on_text = |text: &str| {
+                pieces.push_str(text);
+                ControlFlow::Continue(())
+            };
+            let reply = loaded.reply(&encoding, (40, 30), question, 5, &mut on_text).unwrap();
+            assert_eq!((reply.new_tokens, reply.masks[0].len()), (5, 40 * 30));
+            assert_eq!(loaded.tokenizer.prompt().clean(&pieces), reply.answer);
+
+            // the model's parts by hand, from the pixels
+            let ids = text::question_prompt(&loaded.tokenizer, question).unwrap().ids;
+            let model = &loaded.model;
+            let (mask, classes) = no_grad(|| {
+                let [tower, sam] = loaded.pixels(&image).unwrap();
+                let prompt = [ids.len()];
+                let layout = Layout::new(vec![ids], &prompt, &[1], Semantics::Corrected, model.spans(1));
+                let layout = layout.to_device(Device::Cpu);
+                let embeds = llava::splice(&model.llm().embed(&layout.ids), &model.image_tokens(&tower), &layout.index);
+                let states = model.llm().forward_cached(&embeds, None, &mut KvCache::new(model.llm().config(), 1000));
+                let embedding = model.embed_image(&sam, PrsMed::evaluation_pass());
+                let logits = model.mask_logits(&embedding, &states, None, mask_decoder::Pass::default());
+                (masks_at(&logits, (40, 30)).unwrap(), probabilities(&model.class_logits(&embedding)).unwrap())
+            });
+            assert_eq!((reply.masks, reply.classes), (mask, classes));
+        }
+    }
+
+    #[test]
+    fn a_caller_can_stop_an_answer() {
+        let _lock = rng::TEST_LOCK.lock();
+        let loaded = tiny();
+        let encoding = loaded.encode(&DynamicImage::new_luma8(8, 8)).unwrap();
+        let mut pieces = 0;
+        let mut on_text = |_: &str| {
+            pieces += 1;
+            if pieces < 2 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        };
+        let stopped = loaded.reply(&encoding, (8, 8), "Where?", 50, &mut on_text);
+        assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
+        assert_eq!(pieces, 2);
+    }
+
+    /// Linear interpolation between pixel centres in both directions, by its definition.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "indices of a small map")]
+    fn interpolated(map: &[f32], side: usize, across: f32, down: f32) -> f32 {
+        let parts = |at: f32| {
+            let at = (at * side as f32 - 0.5).clamp(0.0, side as f32 - 1.0);
+            let low = at.floor();
+            (low as usize, (low as usize + 1).min(side - 1), at - low)
+        };
+        let ((left, right, x), (top, bottom, y)) = (parts(across), parts(down));
+        let row = |row: usize| map[row * side + left] * (1.0 - x) + map[row * side + right] * x;
+        row(top) * (1.0 - y) + row(bottom) * y
+    }
+
+    #[test]
+    fn a_mask_has_the_width_and_height_of_its_image() {
+        let map: Vec<f32> = (0..16_u8).map(|i| f32::from(i * 7 % 16) - 8.0).collect();
+        let logits = Tensor::from_slice(&map).view([1, 1, 4, 4]);
+        for (width, height) in [(6_u32, 3_u32), (3, 6), (9, 2), (4, 4)] {
+            let mask = masks_at(&logits, (width, height)).unwrap().remove(0);
+            assert_eq!(mask.len(), (width * height) as usize);
+            for (i, found) in mask.iter().enumerate() {
+                let (x, y) = (i % width as usize, i / width as usize);
+                let [across, down] = [(x, width), (y, height)].map(|(at, all)| (at as f32 + 0.5) / all as f32);
+                let expected = 1.0 / (1.0 + (-interpolated(&map, 4, across, down)).exp());
+                assert!((found - expected).abs() < 1e-5, "{width}x{height} at {x}, {y}: {found} {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn logits_that_are_not_finite_are_refused_by_name() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let logits = Tensor::from_slice(&[0.5, bad, 1.5, -2.0_f32]);
+            let mask = masks_at(&logits.view([1, 1, 2, 2]), (8, 8)).unwrap_err();
+            let class = probabilities(&logits.view([1, 4])).unwrap_err();
+            for (error, part) in [(mask, "mask"), (class, "class")] {
+                let error = error.of_image(Path::new("a/b.png"));
+                let expected =
+                    format!("a/b.png: the {part} logits of the model are not finite: 1 of 4 are NaN or infinite");
+                assert_eq!(error.to_string(), expected);
+                assert!(error.hint().starts_with("try `--precision fp32`"));
+            }
+        }
+        let error = most_likely(&Tensor::from_slice(&[0.5, f32::NAN, 1.5]).view([1, 1, 3])).unwrap_err();
+        assert!(error.to_string().starts_with("the answer logits"), "{error}");
+        assert_eq!(most_likely(&Tensor::from_slice(&[0.5_f32, 2.5, 1.5]).view([1, 1, 3])).unwrap(), 1);
+    }
+}
