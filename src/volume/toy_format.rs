@@ -17,7 +17,9 @@ pub(crate) const TOY: Format = Format {
     volume: Some(|path, _| {
         let (numbers, grid) = read(path)?;
         let mut voxels = VoxelBuilder::with_capacity(numbers.len());
-        numbers.into_iter().for_each(|number| voxels.push(number.into()));
+        for number in numbers {
+            voxels.push(number.into());
+        }
         let source = Source::Nifti(Forms::of_grid(&grid));
         Ok(Volume::new(voxels.finish(), grid, source))
     }),
