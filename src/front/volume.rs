@@ -250,12 +250,8 @@ impl Model {
             Some(slice) => Positions::of(&slice_of(&plane, &mask, slice)?, "", self.description().zones),
             None => Positions::default(),
         };
-        // slices beyond the target are often unlike those of the training
-        let is_painted = seen.iter().any(|(is_painted, ..)| *is_painted);
-        seen.retain(|slice| slice.0 == is_painted);
-        let classes = mean(seen.iter().map(|(_, classes, _)| classes.as_slice()));
+        let (classes, image) = seen_in(seen);
         let class = class_of(&self.description().modalities, &classes);
-        let image = ImageFamiliarity::of_slices(seen.into_iter().map(|(.., image)| image).collect());
         Ok(VolumePrediction {
             slices,
             levels,
@@ -268,6 +264,15 @@ impl Model {
             familiarity: self.familiarity(&settings.question, None, &class, image),
         })
     }
+}
+
+/// Mean classes and familiarity of slices with a mask, or of all if none has one: slices beyond the target are often unlike
+/// those of the training.
+fn seen_in(mut slices: Vec<(bool, Vec<f32>, ImageFamiliarity)>) -> (Vec<f32>, ImageFamiliarity) {
+    let is_painted = slices.iter().any(|(is_painted, ..)| *is_painted);
+    slices.retain(|slice| slice.0 == is_painted);
+    let classes = mean(slices.iter().map(|(_, classes, _)| classes.as_slice()));
+    (classes, ImageFamiliarity::of_slices(slices.into_iter().map(|(.., image)| image).collect()))
 }
 
 /// The mean of each number.
