@@ -104,14 +104,14 @@ impl Ablation<'_> {
         let batch = self.config.train.micro_batch * self.config.train.accumulation;
         for ratio in self.ratios.iter().map(|&ratio| rows.ratio(ratio)) {
             if ratio <= 0.0 {
-                return Err(Error::config("--ratios", "0 adds no synthetic rows", "use for example 0.5"));
+                return Err(Error::argument("ratios", "0 adds no synthetic rows", "use for example 0.5"));
             }
             if (batch as f64) < 1.0 + ratio {
                 let reason = format!(
                     "with {ratio} synthetic rows per real row, some steps of {batch} would contain no real row"
                 );
                 let hint = "lower the ratio, or raise `train.micro_batch` or `train.accumulation`";
-                return Err(Error::config("--ratios", reason, hint));
+                return Err(Error::argument("ratios", reason, hint));
             }
         }
         Ok(())
@@ -194,7 +194,7 @@ impl Ablation<'_> {
             "recipe": self.toml,
         });
         files::create_folders(self.out).map_err(Error::io(self.out, "create"))?;
-        same_settings(&self.out.join("settings.json"), &now, "--out", "runs")
+        same_settings(&self.out.join("settings.json"), &now, "out", "runs")
     }
 
     /// Scores of one run. A finished training is not repeated, and neither

@@ -229,8 +229,8 @@ fn settings_that_cannot_work_are_refused_before_the_first_training() {
         ablation.check(&data.rows(0)).unwrap_err().to_string()
     };
     let error = refused(2, 2.0);
-    assert!(error.contains("`--ratios`: with 2 synthetic rows per real row, some steps of 2 would"), "{error}");
-    assert!(refused(2, 0.0).starts_with("`--ratios`: 0 adds no synthetic rows"));
+    assert!(error.contains("argument `ratios`: with 2 synthetic rows per real row, some steps of 2 would"), "{error}");
+    assert!(refused(2, 0.0).starts_with("argument `ratios`: 0 adds no synthetic rows"));
     let config = config(3);
     let ablation = Ablation { ratios: vec![Ratio::PerReal(2.0), Ratio::All], ..data.ablation(&config) };
     ablation.check(&data.rows(0)).unwrap();

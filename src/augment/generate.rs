@@ -257,7 +257,7 @@ impl Generation<'_> {
         if saved.is_none_or(|saved| saved.get("inputs").is_some()) {
             now["inputs"] = self.inputs(sources, ids)?;
         }
-        same_settings(&path, &now, "--out", "pairs")
+        same_settings(&path, &now, "out", "pairs")
     }
 
     /// What the pairs depend on besides settings, rows, images and weights.

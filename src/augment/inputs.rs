@@ -69,7 +69,7 @@ impl Inputs {
             return Ok(());
         }
         let text = files::read(&path, files::MAX_TABLE).map_err(Error::io(&path, "read"))?;
-        let hint = "put the file of the first part of the run back, or start a new run with another `--out`";
+        let hint = "put the file of the first part of the run back, or start a new run with another argument `out`";
         let before: Self =
             serde_json::from_slice(&text).map_err(|error| Error::data(&path, error.to_string(), hint))?;
         match self.difference(&before) {
@@ -134,6 +134,6 @@ mod tests {
         before.check(&folder.path().join("last")).unwrap();
         let error = inputs(&[("a.png", "1"), ("b.png", "4")]).check(&folder.path().join("last")).unwrap_err();
         assert!(error.to_string().contains("b.png has changed"), "{error}");
-        assert!(error.hint().contains("`--out`"), "{}", error.hint());
+        assert!(error.hint().contains("argument `out`"), "{}", error.hint());
     }
 }

@@ -6,24 +6,28 @@ use crate::{Error, Result, files};
 use serde_json::Value;
 use std::path::Path;
 
-/// Writes `now` to `path` at the first call. Later calls fail when `now` differs from the file. `flag` is the option
-/// that names the folder, `what` is its content.
+/// Writes `now` to `path` at the first call. Later calls fail when `now` differs from the file. `argument` is
+/// that which names the folder, `what` is its content.
 ///
 /// # Errors
-/// [`Error::Config`] naming the first setting that differs; [`Error::Data`] for a damaged file; [`Error::Io`].
-pub(in crate::augment) fn same_settings(path: &Path, now: &Value, flag: &str, what: &str) -> Result<()> {
+/// [`Error::Argument`] naming the first setting that differs; [`Error::Data`] for a damaged file; [`Error::Io`].
+pub(in crate::augment) fn same_settings(path: &Path, now: &Value, argument: &str, what: &str) -> Result<()> {
     if path.symlink_metadata().is_err() {
         return write_bytes(path, &serde_json::to_vec_pretty(now).expect("plain values serialise"));
     }
     let text = files::read(path, files::MAX_TEXT).map_err(Error::io(path, "read"))?;
     let before: Value = serde_json::from_slice(&text)
-        .map_err(|error| Error::data(path, error.to_string(), format!("choose another `{flag}`")))?;
+        .map_err(|error| Error::data(path, error.to_string(), format!("choose another argument `{argument}`")))?;
     if before == *now {
         return Ok(());
     }
     let folder = path.parent().unwrap_or(path).display();
     let reason = format!("`{folder}` contains {what} made with other settings ({})", difference(&before, now));
-    Err(Error::config(flag, reason, format!("choose another `{flag}`, or use the settings of the first run")))
+    Err(Error::argument(
+        argument,
+        reason,
+        format!("choose another argument `{argument}`, or use the settings of the first run"),
+    ))
 }
 
 /// The first setting that differs.
@@ -50,7 +54,7 @@ mod tests {
     fn later_jobs_must_use_the_settings_of_the_first_job() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("settings.json");
-        let check = |steps: u64| same_settings(&path, &json!({ "a": 1, "train": { "steps": steps } }), "--out", "runs");
+        let check = |steps: u64| same_settings(&path, &json!({ "a": 1, "train": { "steps": steps } }), "out", "runs");
         check(2).unwrap();
         check(2).unwrap();
         let error = check(3).unwrap_err().to_string();

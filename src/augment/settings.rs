@@ -250,7 +250,7 @@ impl AugmentConfig {
             return Err(Error::config("augment.strength", reason, "raise it, or `augment.steps`"));
         }
         if self.mode == Mode::MaskToImage && self.controlnet.is_empty() && !self.model.starts_with(RANDOM) {
-            let hint = "set `augment.controlnet` to a ControlNet trained on masks, or choose another `--mode`";
+            let hint = "set `augment.controlnet` to a ControlNet trained on masks, or choose another argument `mode`";
             return Err(Error::config("augment.controlnet", "`mask_to_image` needs one", hint));
         }
         Ok(())

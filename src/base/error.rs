@@ -11,11 +11,21 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A setting is unknown, of the wrong type or out of range: change the preset, the config file or the flag.
+    /// A setting is unknown, of the wrong type or out of range: change the preset or the config file.
     #[error("`{key}`: {reason}")]
     Config {
-        /// Dotted key (`train.micro_batch`) or flag (`--image`).
+        /// Dotted key (`train.micro_batch`), or the text or environment variable that is wrong.
         key: String,
+        /// What is wrong with its value.
+        reason: String,
+        /// What to do.
+        hint: String,
+    },
+    /// An argument is missing or has a value that is not possible: change it. The command line shows it as a flag.
+    #[error("argument `{name}`: {reason}")]
+    Argument {
+        /// Its name, with underscores (`data_root`).
+        name: String,
         /// What is wrong with its value.
         reason: String,
         /// What to do.
@@ -182,6 +192,11 @@ impl Error {
         Self::Config { key: key.into(), reason: limited(reason), hint: hint.into() }
     }
 
+    /// Creates an [`Error::Argument`].
+    pub fn argument(name: impl Into<String>, reason: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Argument { name: name.into(), reason: limited(reason), hint: hint.into() }
+    }
+
     /// Creates an [`Error::Data`] about a whole file.
     pub fn data(path: impl Into<PathBuf>, reason: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Data { path: path.into(), line: None, reason: limited(reason), hint: hint.into() }
@@ -224,6 +239,7 @@ impl Error {
     pub fn hint(&self) -> String {
         match self {
             Self::Config { hint, .. }
+            | Self::Argument { hint, .. }
             | Self::Data { hint, .. }
             | Self::Weights { hint, .. }
             | Self::Hub { hint, .. }
@@ -248,13 +264,15 @@ impl Error {
                     .into()
             }
             Self::Torch { .. } | Self::Internal { .. } => String::new(),
-            Self::Diverged { .. } => "lower `train.learning_rate`, or use `--precision bf16` instead of fp16".into(),
+            Self::Diverged { .. } => {
+                "lower `train.learning_rate`, or use the argument `precision=bf16` instead of fp16".into()
+            }
             Self::NotFinite { .. } => {
-                "try `--precision fp32`; if that fails too, these weights cannot be used: take an \
+                "try the argument `precision=fp32`; if that fails too, these weights cannot be used: take an \
                                        earlier checkpoint, or train again with a lower `train.learning_rate`"
                     .into()
             }
-            Self::Interrupted => "run the same command again to continue; trainings need `--resume`".into(),
+            Self::Interrupted => "run the same command again to continue; trainings need the argument `resume`".into(),
         }
     }
 }

@@ -62,7 +62,7 @@ impl ManyArgs {
         open: impl FnOnce() -> Result<Model>,
     ) -> anyhow::Result<Outcome> {
         let work = || self.answer(jobs, settings, context, open);
-        let tally = job::locked("--out", settings.out, &context.runtime, work)?;
+        let tally = job::locked("out", settings.out, &context.runtime, work)?;
         report(tally, settings.out, context)
     }
 

@@ -49,7 +49,11 @@ fn check_graph(config: &RunConfig) -> Result<()> {
     match conflicts.into_iter().find(|(conflict, ..)| config.train.graph == Switch::On && *conflict) {
         Some((_, what, remedy)) => {
             let reason = format!("steps cannot be captured as CUDA graphs: {what}");
-            Err(Error::config("train.graph", reason, format!("add `--set {remedy}`, or set it to `auto` or `off`")))
+            Err(Error::config(
+                "train.graph",
+                reason,
+                format!("add the setting `{remedy}`, or set it to `auto` or `off`"),
+            ))
         }
         None => Ok(()),
     }

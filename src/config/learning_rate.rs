@@ -23,7 +23,7 @@ impl Suggestion {
         let Self { samples, chosen_for, learning_rate, suggested } = self;
         format!(
             "the learning rate {learning_rate:e} was chosen for {chosen_for} samples in a step, and a step has {samples}; for \
-             AdamW the square-root rule suggests `--set {KEY}={suggested:e}` (Malladi et al. 2022, arXiv:2205.10287). \
+             AdamW the square-root rule suggests the setting `{KEY}={suggested:e}` (Malladi et al. 2022, arXiv:2205.10287). \
              It is not changed by itself"
         )
     }
@@ -61,7 +61,7 @@ mod tests {
     fn four_times_the_batch_suggests_twice_the_learning_rate() {
         let found = suggested("tiny", &["train.accumulation=4"]).unwrap();
         assert_eq!((found.samples, found.chosen_for, found.learning_rate, found.suggested), (32, 8, 1e-3, 2e-3));
-        assert!(found.text().contains("`--set train.learning_rate=2e-3`"), "{}", found.text());
+        assert!(found.text().contains("setting `train.learning_rate=2e-3`"), "{}", found.text());
         let found = suggested("full", &["data.questions_per_image=1"]).unwrap();
         assert_eq!((found.samples, found.chosen_for, found.suggested), (3, 9, 5.77e-5));
     }

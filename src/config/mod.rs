@@ -304,7 +304,7 @@ impl Sources {
                 Error::config(
                     flag,
                     format!("`{assignment}` is not `key=value`"),
-                    "write for example `--set train.epochs=5`",
+                    "write for example the setting `train.epochs=5`",
                 )
             })?;
             let patch = nested(key.trim(), parse_value(value.trim()));
@@ -410,7 +410,7 @@ fn preset<T: Settings>(name: &str) -> Result<Table> {
         let of_other = others.iter().find(|(_, presets)| presets.iter().any(|(known, _)| *known == name));
         let owner = of_other.map_or_else(String::new, |(command, _)| format!("it belongs to `prsmed {command}`; "));
         let hint = format!("{owner}use one of {}", names.join(", "));
-        Error::config("--preset", format!("there is no preset `{name}`"), hint)
+        Error::argument("preset", format!("there is no preset `{name}`"), hint)
     })?;
     let mut table = text.parse::<Table>().expect("the embedded presets are parsed by a test");
     table.remove("preset");

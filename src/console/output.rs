@@ -3,17 +3,48 @@
 use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
+use regex::{Captures, Regex};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
 
-/// `text` with its control characters escaped, except newlines and tabs: texts from files must not control the terminal.
+/// Arguments and settings as the library names them: the argument `fold=0/5`, the settings `train.epochs=2 data.workers=1`.
+static NAMED: LazyLock<Regex> = LazyLock::new(|| {
+    let pattern = r"(?:the )?(argument|setting)(s?) `([a-z_]+(?:[=,][^`]*)?|[A-Za-z_.]+=[^`]*)`";
+    Regex::new(pattern).expect("a pattern")
+});
+
+/// A text of the library in the words of the command line: the argument `fold=0/5` becomes `--fold 0/5`, the setting
+/// `train.epochs=2` becomes `--set train.epochs=2`.
+pub fn with_flags(text: &str) -> Cow<'_, str> {
+    NAMED.replace_all(text, |found: &Captures| {
+        let is_setting = &found[1] == "setting";
+        let flag = |part: &str| match part.split_once('=') {
+            _ if is_setting => format!("--set {part}"),
+            Some((name, value)) => format!("--{} {value}", name.replace('_', "-")),
+            None => part.split(", ").map(|name| format!("--{}", name.replace('_', "-"))).collect::<Vec<_>>().join(", "),
+        };
+        let mut parts = vec![String::new()];
+        for word in found[3].split(' ') {
+            match parts.last_mut() {
+                Some(last) if last.is_empty() => word.clone_into(last),
+                Some(last) if found[2].is_empty() || !word.contains('=') => *last += &format!(" {word}"),
+                _ => parts.push(word.to_owned()),
+            }
+        }
+        format!("`{}`", parts.iter().map(|part| flag(part)).collect::<Vec<_>>().join(" "))
+    })
+}
+
+/// `text` for the terminal: with flags, and with its control characters escaped, except newlines and tabs, because texts
+/// from files must not control the terminal.
 pub fn printable(text: &str) -> Cow<'_, str> {
+    let text = with_flags(text);
     let is_shown = |c: char| !c.is_control() || c == '\n' || c == '\t';
     if text.chars().all(is_shown) {
-        return Cow::Borrowed(text);
+        return text;
     }
     let escaped = text.chars().map(|c| if is_shown(c) { c.to_string() } else { c.escape_debug().to_string() });
     Cow::Owned(escaped.collect())
@@ -73,7 +104,7 @@ impl Output {
             return Ok(());
         }
         let text = serde_json::to_string(value).map_err(|error| Error::io("standard output", "write")(error.into()))?;
-        self.write(&(text + "\n"))
+        self.write(&format!("{}\n", with_flags(&text)))
     }
 
     fn write(&self, text: &str) -> Result<()> {
@@ -126,6 +157,26 @@ pub(super) mod tests {
             output.piece("b").unwrap();
             output.record(&serde_json::json!({ "dice": 0.9 })).unwrap();
             assert_eq!(shared.text(), expected);
+        }
+    }
+
+    #[test]
+    fn arguments_and_settings_of_the_library_become_flags() {
+        for (text, expected) in [
+            ("argument `data_root`: is empty", "the argument `data_root`: is empty"),
+            ("leave the argument `ensemble` out", "leave the argument `ensemble` out"),
+            (
+                "choose with the argument `labels=1=liver,2=tumour`",
+                "choose with the argument `labels=1=liver,2=tumour`",
+            ),
+            ("the argument `question=\"Where is it?\"`", "the argument `question=\"Where is it?\"`"),
+            ("argument `axis, every`: leave these arguments out", "`--axis, --every`: leave these arguments out"),
+            ("the arguments `gpu=\"RTX 4090\" gpus=2`", "the argument `gpu=\"RTX 4090\" --gpus 2`"),
+            ("add the setting `train.graph=off`", "add the setting `train.graph=off`"),
+            ("the settings `a.b=1 c.d=2`", "the setting `a.b=1 --set c.d=2`"),
+            ("argument `RUN`, the setting `train.graph`, `out`", "argument `RUN`, the setting `train.graph`, `out`"),
+        ] {
+            assert_eq!(printable(text), expected);
         }
     }
 

@@ -53,7 +53,7 @@ pub fn files(root: &Path, annotations: Option<&Path>) -> Result<Vec<PathBuf>> {
         Some(given) if given.is_file() => return Ok(vec![given.to_path_buf()]),
         Some(given) if given.is_dir() => given.to_path_buf(),
         Some(given) => {
-            return Err(Error::data(given, "there is no such file or folder of annotations", "check `--annotations`"));
+            return Err(Error::data(given, "there is no such file or folder of annotations", "check the argument `annotations`"));
         }
         None => ["annotations", "annotation"]
             .map(|name| root.join(name))
@@ -64,7 +64,7 @@ pub fn files(root: &Path, annotations: Option<&Path>) -> Result<Vec<PathBuf>> {
                 let hint = match std::path::absolute(root).ok().as_deref().and_then(Path::parent).filter(is_root) {
                     Some(parent) => format!("this is the folder of a class: give the data root `{}`", parent.display()),
                     None => "make a data root of images and masks with `prsmed data prepare`, or give the folder of the CSV \
-                             files with `--annotations DIR`"
+                             files with the argument `annotations=DIR`"
                         .to_owned(),
                 };
                 Error::data(root, "the data root contains neither `annotations` nor `annotation`", hint)
@@ -84,7 +84,7 @@ pub fn files(root: &Path, annotations: Option<&Path>) -> Result<Vec<PathBuf>> {
                         pairs, and `prsmed augment filter` with lower limits accepts more";
             return Err(Error::data(root, "there are no accepted pairs", hint));
         }
-        return Err(Error::data(folder, "there is no CSV file in this folder", "check `--annotations`"));
+        return Err(Error::data(folder, "there is no CSV file in this folder", "check the argument `annotations`"));
     }
     files.sort();
     Ok(files)

@@ -83,7 +83,7 @@ fn label_maps_narrow_images_and_missing_splits_are_reported() {
     assert_eq!((report.bad.len(), report.bad[0].line, report.bad[0].problem), (1, 3, Problem::SeveralLabels));
     let reason = &report.bad[0].reason;
     assert!(reason.contains("map.png: the mask has several labels: 5 (32 pixels), 20 (32 pixels); "), "{reason}");
-    assert!(reason.contains("`--labels 1,3`"), "{reason}");
+    assert!(reason.contains("argument `labels=1,3`"), "{reason}");
     assert_eq!((report.depth.num_decoded, report.depth.narrow[0].max), (1, 4095));
     let uncovered: Vec<_> = report.uncovered.iter().map(|u| (u.split, u.classes.join(","))).collect();
     assert_eq!(uncovered, [(Split::Val, "mr".to_owned()), (Split::Test, "mr".to_owned())]);

@@ -335,7 +335,7 @@ impl Manifest {
                 &row.csv,
                 row.line,
                 format!("split `{}` in an extra data root, which may contain `train` rows only", row.split),
-                "give the root with real `val` and `test` rows as `--data-root`, or remove these rows",
+                "give the root with real `val` and `test` rows as the argument `data_root`, or remove these rows",
             ));
         }
         let mut extra = extra.with_modalities(self.modalities.clone())?;

@@ -318,7 +318,7 @@ impl WordReport {
                 named.map(|wrong| format!("{}:{}: {}", wrong.csv.display(), wrong.line, wrong.reason)).collect();
             let more = match all.len().saturating_sub(MAX_NAMED) {
                 0 => String::new(),
-                more => format!("; and {more} more (`--json` lists them in `words`)"),
+                more => format!("; and {more} more (the argument `json` lists them in `words`)"),
             };
             (!all.is_empty()).then(|| format!("{what}: {}: {}{more}", all.len(), named.join("; ")))
         };

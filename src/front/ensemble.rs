@@ -17,7 +17,7 @@ impl Description {
         let [own_name, other_name] = runs.map(|run| format!("`{}`", run.display()));
         let refused = |what: &str, own: String, theirs: String, hint: &str| {
             let reason = format!("the runs were trained {what}: {own_name} {own}, {other_name} {theirs}");
-            Err(Error::config("--ensemble", reason, hint))
+            Err(Error::argument("ensemble", reason, hint))
         };
         let classes = |of: &Self| of.modalities.iter().map(|class| format!("`{class}`")).collect::<BTreeSet<_>>();
         let [own, theirs] = [self, other].map(classes);
@@ -30,7 +30,12 @@ impl Description {
             labels => format!("`{labels}`"),
         };
         if self.pixels.labels != other.pixels.labels {
-            return refused("with other `--labels`", labels(self), labels(other), "use runs of the same labels");
+            return refused(
+                "with ananother argument `labels`",
+                labels(self),
+                labels(other),
+                "use runs of the same labels",
+            );
         }
         for (class, own) in &self.intensity {
             let is_other = |theirs: &&Intensity| theirs.axis != own.axis || !theirs.window.is_same(own.window);
@@ -74,7 +79,7 @@ mod tests {
         for (first, second, expected) in [
             (run(), other_classes, "other classes: `runs/a`"),
             (run(), more_classes, "`eye_OCT`"),
-            (run(), labels, "other `--labels`: `runs/a` none, `runs/b` `2,3`"),
+            (run(), labels, "ananother argument `labels`: `runs/a` none, `runs/b` `2,3`"),
             (
                 of("axial", "lung"),
                 of("axial", "soft-tissue"),

@@ -34,10 +34,10 @@ pub fn jobs(path: &Path, questions: &[String], observer: &dyn Observer) -> Resul
     let root = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
     if questions.is_empty() && listed.iter().any(|(_, question)| question.is_none()) {
         let reason = "the images have no questions";
-        return Err(Error::config(
-            "--question",
+        return Err(Error::argument(
+            "question",
             reason,
-            "add `--question \"Where is the lesion?\"`, or a column `question`",
+            "add the argument `question=\"Where is the lesion?\"`, or a column `question`",
         ));
     }
     let mut images: Vec<PathBuf> = listed.iter().map(|(image, _)| image.clone()).collect();
@@ -86,7 +86,7 @@ fn listed(path: &Path, observer: &dyn Observer) -> Result<Vec<(PathBuf, Option<S
         let endings = image_endings().chain([dicom]).collect::<Vec<_>>().join(", .");
         let endings = format!("`{}` has no file that ends in .{endings}", path.display());
         let reason = [vec![endings], notes].concat().join("; ");
-        return Err(Error::config("--images", reason, "name a folder of images, or a CSV file with a column `image`"));
+        return Err(Error::argument("images", reason, "name a folder of images, or a CSV file with a column `image`"));
     }
     for note in notes {
         observer.on(&Event::Note(note));
@@ -140,7 +140,8 @@ fn left_out(folder: &Path, images: &[PathBuf]) -> Result<Vec<String>> {
         let names = first_names(&files);
         (!files.is_empty()).then(|| format!("{what} are left out ({}): {names}; {remedy}", files.len()))
     };
-    let volumes = note("files that may be volumes", volumes, "segment a volume with `--image FILE --out mask.nii.gz`");
+    let volumes =
+        note("files that may be volumes", volumes, "segment a volume with the arguments `image=FILE out=mask.nii.gz`");
     let others = note("images of formats that cannot be read", others, "convert them to PNG");
     Ok(volumes.into_iter().chain(others).collect())
 }
@@ -163,7 +164,7 @@ fn series_note(images: &[PathBuf]) -> Option<String> {
     };
     Some(format!(
         "{} DICOM files belong to {num_series} and are answered as images of their own: {}; if they are the slices of a \
-         volume, segment it with `--image FOLDER --out mask.nii.gz`",
+         volume, segment it with the arguments `image=FOLDER out=mask.nii.gz`",
         files.len(),
         first_names(&files)
     ))

@@ -89,9 +89,10 @@ impl Reading {
         let Some(window) = windows.next() else { return Ok(self) };
         if windows.any(|other| !other.is_same(window)) {
             let reason = format!("the classes of the run have different windows: {}", all());
-            let hint =
-                format!("choose the window of the class that the volume belongs to, for example `--window {window}`");
-            return Err(Error::config("--window", reason, hint));
+            let hint = format!(
+                "choose the window of the class that the volume belongs to, for example the argument `window={window}`"
+            );
+            return Err(Error::argument("window", reason, hint));
         }
         observer.on(&Event::Note(format!("intensity window `{window}`, as in the training images")));
         self.window = Some(window);
@@ -112,7 +113,7 @@ impl Reading {
             if !path.is_file() {
                 let reason = format!("there is no file `{}`", path.display());
                 let hint = "give a PNG, JPEG or TIFF file, a NIfTI or DICOM file, or a folder or zip of DICOM files";
-                return Err(Error::config("--image", reason, hint));
+                return Err(Error::argument("image", reason, hint));
             }
             return decode::image(path).map(Input::Image);
         }
@@ -122,7 +123,7 @@ impl Reading {
         if self.window() == Window::Auto && volume.modality == Modality::Unknown {
             note(
                 "the file does not say its modality: grey is scaled from the 0.5th to the 99.5th percentile; for CT, name a \
-                 window as in `--window soft-tissue`",
+                 window as in the argument `window=soft-tissue`",
             );
         }
         Ok(Input::Volume(Box::new(volume)))
@@ -191,7 +192,7 @@ impl Reading {
         let all: Vec<String> =
             self.trained_axes.iter().map(|(class, axis)| format!("`{axis}` for `{class}`")).collect();
         let reason = format!("the classes of the run have slices of different directions: {}", all.join(", "));
-        Err(Error::config("--axis", reason, "choose the direction of the class that the volume belongs to"))
+        Err(Error::argument("axis", reason, "choose the direction of the class that the volume belongs to"))
     }
 }
 

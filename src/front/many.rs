@@ -176,17 +176,17 @@ impl Results {
         if let (true, Some(other)) = (text.is_empty(), other) {
             let reason =
                 format!("`{}` exists, and `{JOURNAL}`, which would name its origin, does not", other.display());
-            return Err(Error::config("--out", reason, "choose another folder"));
+            return Err(Error::argument("out", reason, "choose another folder"));
         }
         let before: Option<Made> = lines.next().and_then(|line| serde_json::from_str(line).ok());
         let is_same = before.as_ref() == Some(&made);
         if keeps_files && !is_same && !text.is_empty() {
             let reason =
                 format!("`{}` has results of another model, of other images or of other settings", folder.display());
-            return Err(Error::config(
-                "--no-overwrite",
+            return Err(Error::argument(
+                "no_overwrite",
                 reason,
-                "choose another `--out`, or leave out `--no-overwrite`",
+                "choose another argument `out`, or leave out the argument `no_overwrite`",
             ));
         }
         if !text.is_empty() && !is_same {

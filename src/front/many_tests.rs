@@ -67,7 +67,7 @@ fn volumes_that_a_folder_has_beside_its_images_are_named() {
         notes,
         [
             "files that may be volumes are left out (4): `sub/w.nii`, `sub/x.nrrd`, `v.nii.gz` and 1 more; segment a volume \
-          with `--image FILE --out mask.nii.gz`"
+          with the arguments `image=FILE out=mask.nii.gz`"
         ]
     );
     let (found, notes) = asked(folder(&[("v.nii.gz", b"\x1f\x8b")]).path());
@@ -93,7 +93,10 @@ fn slices_of_a_series_are_not_answered_one_by_one_without_a_note() {
     };
     let notes = of(&[("a", &axial)]);
     assert!(notes.len() == 1 && notes[0].starts_with(&format!("{} DICOM files belong to one series", axial.len())));
-    assert!(notes[0].contains("a0.dcm`") && notes[0].contains("`--image FOLDER --out mask.nii.gz`"), "{notes:?}");
+    assert!(
+        notes[0].contains("a0.dcm`") && notes[0].contains("the arguments `image=FOLDER out=mask.nii.gz`"),
+        "{notes:?}"
+    );
     let notes = of(&[("b/", &two)]);
     assert!(notes[0].starts_with(&format!("{} DICOM files belong to 2 series", two.len())), "{notes:?}");
     // one file of each

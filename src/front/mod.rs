@@ -223,12 +223,12 @@ fn mean_with(reply: &mut Reply, others: &[Reply]) -> Vec<f64> {
 /// attention grows with the square of its length.
 pub fn check_question(question: &str) -> Result<()> {
     if question.trim().is_empty() {
-        return Err(Error::config("--question", "the question is empty", "ask for example: Where is the lesion?"));
+        return Err(Error::argument("question", "the question is empty", "ask for example: Where is the lesion?"));
     }
     let count = question.chars().count();
     if count > MAX_QUESTION {
         let reason = format!("the question has {count} characters; at most {MAX_QUESTION} are allowed");
-        return Err(Error::config("--question", reason, "ask a shorter question"));
+        return Err(Error::argument("question", reason, "ask a shorter question"));
     }
     Ok(())
 }
@@ -248,7 +248,7 @@ mod tests {
     fn questions_without_words_or_with_too_many_are_refused() {
         for (question, reason) in [(" ".to_owned(), "is empty"), ("a".repeat(MAX_QUESTION + 1), "4001 characters")] {
             let error = check_question(&question).unwrap_err().to_string();
-            assert!(error.starts_with("`--question`: the question ") && error.contains(reason), "{error}");
+            assert!(error.starts_with("argument `question`: the question ") && error.contains(reason), "{error}");
         }
         check_question("Where?").unwrap();
     }

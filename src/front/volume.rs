@@ -192,7 +192,7 @@ impl VolumeSettings {
         if chosen.is_empty() {
             let reason = format!("`{}` has no slice: there are {} {} slices", self.slices, plane.num_slices, self.axis);
             let hint = format!("choose from `0..{}`", plane.num_slices);
-            return Err(Error::config("--slices", reason, hint));
+            return Err(Error::argument("slices", reason, hint));
         }
         Ok(chosen)
     }

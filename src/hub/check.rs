@@ -7,10 +7,10 @@ use prsmed_base::error::{Error, Result};
 use prsmed_base::event::Observer;
 use prsmed_base::units::Bytes;
 
-/// A file or folder of weights that a setting or flag names.
+/// A file or folder of weights that a setting or argument names.
 #[derive(Debug, Clone)]
 pub struct Need<'a> {
-    /// The setting or flag, for example `model.base`.
+    /// The setting (`model.base`) or argument (`lora`).
     pub key: String,
     /// A path or `hub:...`.
     pub spec: String,
@@ -90,14 +90,19 @@ impl Checked<'_> {
     }
 }
 
-/// The error with the setting that names the file.
+/// The error with the setting or argument that names the file.
 fn named(need: &Need, error: Error) -> Error {
-    let hint = error.hint();
+    let (key, hint) = (&need.key, error.hint());
+    let is_argument = key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
     match error {
         Error::Weights { path, reason, .. } => {
-            Error::config(&need.key, format!("`{}`: {reason}", path.display()), hint)
+            let new = if is_argument { Error::argument } else { Error::config };
+            new(key, format!("`{}`: {reason}", path.display()), hint)
         }
-        Error::Hub { repo, reason, .. } => Error::hub(repo, format!("{reason} (`{}`)", need.key), hint),
+        Error::Hub { repo, reason, .. } => {
+            let kind = if is_argument { "argument " } else { "" };
+            Error::hub(repo, format!("{reason} ({kind}`{key}`)"), hint)
+        }
         other => other,
     }
 }

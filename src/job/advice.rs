@@ -143,7 +143,7 @@ impl EvenBatch {
             return None;
         }
         let flag = |even: &Self| {
-            format!("`--effective-batch {}` is {:.1} times as fast", even.effective_batch, even.times_faster)
+            format!("argument `effective_batch={}` is {:.1} times as fast", even.effective_batch, even.times_faster)
         };
         let flags: Vec<String> = all.iter().map(flag).collect();
         let count = machine.num_ranks();

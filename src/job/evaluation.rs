@@ -105,7 +105,7 @@ impl Scoring<'_> {
             let folder = out.join(&name);
             self.runtime.note(format!("scoring {name}"));
             let Some(evaluation) = self.score(run, || {
-                make_folder("--out", &folder)?;
+                make_folder("out", &folder)?;
                 Ok((folder.clone(), name.clone()))
             })?
             else {
@@ -221,7 +221,11 @@ impl Scoring<'_> {
         if !self.model.ensemble.is_empty() {
             let reason =
                 format!("the other runs may have been trained on the `{}` images of this fold", self.split.name());
-            return Err(Error::config("--ensemble", reason, "use `--split test`, or leave `--ensemble` out"));
+            return Err(Error::argument(
+                "ensemble",
+                reason,
+                "use the argument `split=test`, or leave the argument `ensemble` out",
+            ));
         }
         let mut manifest = self.manifest.clone();
         let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -251,7 +255,7 @@ impl Scoring<'_> {
                 return Err(Error::config(
                     run.to_string_lossy(),
                     reason,
-                    "train them with `--fold 0/5`, `--fold 1/5`, ...",
+                    "train them with the argument `fold=0/5`, the argument `fold=1/5`, ...",
                 ));
             }
         }
@@ -266,7 +270,7 @@ impl Scoring<'_> {
         for (run, name) in runs.iter().zip(unique_names(runs)) {
             let folder = place.folder.join(&name);
             let scored = self.score(run, || {
-                make_folder("--out", &folder)?;
+                make_folder("out", &folder)?;
                 Ok((folder.clone(), name.clone()))
             })?;
             let Some(evaluation) = scored else { continue };
@@ -333,7 +337,7 @@ impl Place {
     }
 
     fn make(&self, runtime: &Runtime) -> Result<()> {
-        make_folder("--out", &self.folder)?;
+        make_folder("out", &self.folder)?;
         if let Some(taken) = &self.taken {
             let (taken, folder) = (taken.display(), self.folder.display());
             runtime.note(format!("`{taken}` has results of other data or runs; these results go to `{folder}`"));

@@ -151,7 +151,7 @@ fn fewer_questions(packed: usize, (samples, questions): (usize, usize), ranks: u
         let near = if below == 0 { above.to_string() } else { format!("{below} or {above}") };
         format!(
             "using {questions} questions per image, because {packed} do not divide the effective batch of {samples}; \
-             `--effective-batch` {near} allows {packed}, which is faster"
+             the argument `effective_batch` {near} allows {packed}, which is faster"
         )
     })
 }
@@ -180,7 +180,7 @@ pub fn not_made(found: &Found) -> Option<String> {
     let seconds = faster.step_seconds().filter(|seconds| chosen.step_seconds().is_some_and(|chosen| *seconds < chosen));
     let seconds = seconds.filter(|_| is_worth_saying)?;
     Some(format!(
-        "{} a step with frozen layers in 4 bits, which rounds their weights: `--set model.quantization={}`",
+        "{} a step with frozen layers in 4 bits, which rounds their weights: the setting `model.quantization={}`",
         time::text(seconds),
         quantization.unwrap_or_default()
     ))
@@ -237,9 +237,9 @@ mod tests {
     fn fewer_questions_come_with_batches_that_all_gpus_divide() {
         let note = |samples: usize, ranks: usize| fewer_questions(3, (samples, 1), ranks);
         assert_eq!(note(9, 1), None, "three questions divide it");
-        assert!(note(8, 1).unwrap().contains("`--effective-batch` 6 or 9 allows 3"));
-        assert!(note(8, 8).unwrap().contains("`--effective-batch` 24 allows 3"));
-        assert!(note(32, 8).unwrap().contains("`--effective-batch` 24 or 48 allows 3"));
+        assert!(note(8, 1).unwrap().contains("argument `effective_batch` 6 or 9 allows 3"));
+        assert!(note(8, 8).unwrap().contains("argument `effective_batch` 24 allows 3"));
+        assert!(note(32, 8).unwrap().contains("argument `effective_batch` 24 or 48 allows 3"));
     }
 
     #[test]

@@ -133,7 +133,7 @@ impl super::Job for PairGeneration<'_> {
         let (run, runtime) = (&self.pairs.run, self.how.runtime);
         let mut needs = run.augment.generator().needs();
         for spec in &self.pairs.loras {
-            needs.push(Need::new("--lora", lora_of(spec)?.0, Files::Checkpoint));
+            needs.push(Need::new("lora", lora_of(spec)?.0, Files::Checkpoint));
         }
         weight_files::check(needs, runtime)?;
         note_random_weights(run, runtime);
@@ -205,7 +205,7 @@ fn read_loras(specs: &[String], runtime: &Runtime) -> Result<(Adapters, Vec<Lora
 fn lora_of(spec: &str) -> Result<(&str, f64)> {
     let Some((path, number)) = spec.rsplit_once('=') else { return Ok((spec, 1.0)) };
     let wrong = |reason: &str| {
-        Error::config("--lora", format!("`{number}` {reason}"), "write for example `file.safetensors=0.8`")
+        Error::argument("lora", format!("`{number}` {reason}"), "write for example `file.safetensors=0.8`")
     };
     let strength: f64 = number.parse().map_err(|_| wrong("is not a number"))?;
     if !strength.is_finite() || strength == 0.0 {
@@ -240,8 +240,8 @@ pub fn thresholds(folder: &Path, sets: &[String]) -> Result<Thresholds> {
     for set in sets {
         let wrong = |reason: String| {
             let known: Vec<String> = values.keys().map(|key| format!("`{key}`")).collect();
-            Error::config(
-                "--threshold",
+            Error::argument(
+                "threshold",
                 reason,
                 format!("write for example `dice_min=0.7`; the limits are {}", known.join(", ")),
             )
@@ -254,7 +254,7 @@ pub fn thresholds(folder: &Path, sets: &[String]) -> Result<Thresholds> {
         values.insert(key.to_owned(), json!(number));
     }
     let found: Thresholds = serde_json::from_value(Value::Object(values))
-        .map_err(|error| Error::config("--threshold", error.to_string(), "give numbers"))?;
+        .map_err(|error| Error::argument("threshold", error.to_string(), "give numbers"))?;
     let run = AugmentRun { filter: found, ..AugmentRun::default() };
     run.check()?;
     Ok(run.filter)
@@ -271,7 +271,7 @@ mod tests {
         assert_eq!(strength("a.safetensors=-0.5").unwrap(), ("a.safetensors".to_owned(), -0.5));
         for number in ["0", "-0.0", "nan", "inf", "-inf", "1e999", "NaN", "strong", ""] {
             let error = strength(&format!("a.safetensors={number}")).unwrap_err().to_string();
-            assert!(error.starts_with(&format!("`--lora`: `{number}` is no")), "{error}");
+            assert!(error.starts_with(&format!("argument `lora`: `{number}` is no")), "{error}");
         }
     }
 }

@@ -19,16 +19,16 @@ pub(super) struct RunLock {
 }
 
 impl RunLock {
-    /// Creates the folder that `flag` names, as [`make_folder`] does, and locks it. On a file system without locks it
+    /// Creates the folder that `argument` names, as [`make_folder`] does, and locks it. On a file system without locks it
     /// only warns. Clears temporary files that a crash has left in the folder.
     ///
     /// # Errors
-    /// [`Error::Config`] if another process writes into the folder; [`Error::Io`].
-    pub(super) fn on(flag: &str, folder: &Path, observer: &dyn Observer) -> Result<Self> {
-        make_folder(flag, folder)?;
+    /// [`Error::Argument`] if another process writes into the folder; [`Error::Io`].
+    pub(super) fn on(argument: &str, folder: &Path, observer: &dyn Observer) -> Result<Self> {
+        make_folder(argument, folder)?;
         let path = folder.join(NAME);
         let file = files::open_to_change(&path).map_err(Error::io(&path, "open"))?;
-        check(file.try_lock(), flag, folder, observer)?;
+        check(file.try_lock(), argument, folder, observer)?;
         let mut this = Self { file };
         this.sign().map_err(Error::io(&path, "write"))?;
         files::clear_leftovers(folder).map_err(Error::io(folder, "clear temporary files in"))?;
@@ -48,14 +48,14 @@ impl Drop for RunLock {
     }
 }
 
-/// Creates an output folder and checks that it is writable, before the expensive work. `flag` names it in errors.
+/// Creates an output folder and checks that it is writable, before the expensive work. `argument` names it in errors.
 ///
 /// # Errors
-/// [`Error::Config`] if it is a file; [`Error::Io`].
-pub fn make_folder(flag: &str, folder: &Path) -> Result<()> {
+/// [`Error::Argument`] if it is a file; [`Error::Io`].
+pub fn make_folder(argument: &str, folder: &Path) -> Result<()> {
     if folder.exists() && !folder.is_dir() {
         let reason = format!("`{}` is a file", folder.display());
-        return Err(Error::config(flag, reason, "choose another folder"));
+        return Err(Error::argument(argument, reason, "choose another folder"));
     }
     files::create_folders(folder).map_err(Error::io(folder, "create"))?;
     tempfile::tempfile_in(folder).map(drop).map_err(Error::io(folder, "write"))
@@ -64,13 +64,13 @@ pub fn make_folder(flag: &str, folder: &Path) -> Result<()> {
 /// Checks the attempt to lock `folder`. On a file system without locks it only warns.
 fn check(
     locked: std::result::Result<(), TryLockError>,
-    flag: &str,
+    argument: &str,
     folder: &Path,
     observer: &dyn Observer,
 ) -> Result<()> {
     match locked {
         Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => Err(is_taken(flag, folder)),
+        Err(TryLockError::WouldBlock) => Err(is_taken(argument, folder)),
         Err(TryLockError::Error(error)) if is_without_locks(&error) => {
             let text = format!(
                 "no other prsmed must write into `{}`, and this file system cannot prevent it: {error}",
@@ -83,11 +83,11 @@ fn check(
     }
 }
 
-fn is_taken(flag: &str, folder: &Path) -> Error {
+fn is_taken(argument: &str, folder: &Path) -> Error {
     let number = files::read_to_string(&folder.join(NAME), 64).ok().and_then(|text| text.parse::<u32>().ok());
     let process = number.map_or_else(String::new, |number| format!(" (process {number})"));
     let reason = format!("another prsmed{process} is writing into `{}`", folder.display());
-    Error::config(flag, reason, "wait until it is done, stop it, or choose another folder")
+    Error::argument(argument, reason, "wait until it is done, stop it, or choose another folder")
 }
 
 /// True if the file system has no locks: the system call is not supported, or a network share has no lock server.
@@ -105,14 +105,17 @@ mod tests {
     fn a_folder_has_one_lock_at_a_time() {
         let home = tempfile::tempdir().unwrap();
         let folder = home.path().join("run");
-        let run_lock = RunLock::on("--out", &folder, &Silent).unwrap();
-        let refused = RunLock::on("--out", &folder, &Silent).unwrap_err().to_string();
+        let run_lock = RunLock::on("out", &folder, &Silent).unwrap();
+        let refused = RunLock::on("out", &folder, &Silent).unwrap_err().to_string();
         let own = std::process::id();
-        assert_eq!(refused, format!("`--out`: another prsmed (process {own}) is writing into `{}`", folder.display()));
+        assert_eq!(
+            refused,
+            format!("argument `out`: another prsmed (process {own}) is writing into `{}`", folder.display())
+        );
         drop(run_lock);
         assert_eq!(std::fs::read(folder.join(NAME)).unwrap(), b"");
         std::fs::write(folder.join(NAME), "left by a crash").unwrap();
-        drop(RunLock::on("--out", &folder, &Silent).unwrap());
+        drop(RunLock::on("out", &folder, &Silent).unwrap());
     }
 
     #[test]
@@ -122,7 +125,7 @@ mod tests {
         std::fs::create_dir(&folder).unwrap();
         std::fs::write(&precious, "thesis").unwrap();
         std::os::unix::fs::symlink(&precious, folder.join(NAME)).unwrap();
-        let error = RunLock::on("--out", &folder, &Silent).unwrap_err();
+        let error = RunLock::on("out", &folder, &Silent).unwrap_err();
         let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
         assert!(cause.contains("is a symbolic link"), "{error}: {cause}");
         assert_eq!(std::fs::read(&precious).unwrap(), b"thesis");
@@ -133,7 +136,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let left = home.path().join(".config.toml.prsmed-tmp-a1B2c3");
         std::fs::write(&left, "half").unwrap();
-        drop(RunLock::on("--out", home.path(), &Silent).unwrap());
+        drop(RunLock::on("out", home.path(), &Silent).unwrap());
         assert!(!left.exists());
     }
 
@@ -153,7 +156,7 @@ mod tests {
         let warnings = Warnings::default();
         let locked = |number: i32| {
             let error = std::io::Error::from_raw_os_error(number);
-            check(Err(TryLockError::Error(error)), "--out", Path::new("run"), &warnings)
+            check(Err(TryLockError::Error(error)), "out", Path::new("run"), &warnings)
         };
         assert_eq!(locked(libc::EIO).unwrap_err().to_string(), "run/.prsmed.lock: cannot lock");
         assert_eq!(warnings.0.lock().unwrap().len(), 0);

@@ -87,5 +87,5 @@ pub fn accept(
         .iter()
         .find(|remedy| remedy.fits)
         .map_or_else(|| otherwise.to_owned(), |remedy| format!("`{}` fits", remedy.flags()));
-    Err(Error::config(key, plan.summary(), format!("{helps}; `--no-plan` skips this check")))
+    Err(Error::config(key, plan.summary(), format!("{helps}; the argument `no_plan` skips this check")))
 }

@@ -189,7 +189,7 @@ pub trait Job: Sized {
 /// fit; those of the job; [`crate::Error::Interrupted`] after saving.
 pub fn run<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Result<J>) -> Result<J::Done> {
     let (ranks, runtime) = (how.ranks, how.runtime);
-    let lock = || RunLock::on("--out", &how.out, runtime.observer().as_ref());
+    let lock = || RunLock::on("out", &how.out, runtime.observer().as_ref());
     if ranks.is_main() {
         J::refuse_foreign(how)?;
     }
@@ -221,12 +221,12 @@ pub fn run<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Resul
     J::train(job.prepare()?)
 }
 
-/// Does other work that writes into a folder, with the lock of that folder. `key` names the folder in errors.
+/// Does other work that writes into a folder, with the lock of that folder. `argument` names the folder in errors.
 ///
 /// # Errors
-/// [`Error::Config`] for a folder in which another process writes; those of the work.
-pub fn locked<T>(key: &str, folder: &Path, runtime: &Runtime, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    let _lock = RunLock::on(key, folder, runtime.observer().as_ref())?;
+/// [`Error::Argument`] for a folder in which another process writes; those of the work.
+pub fn locked<T>(argument: &str, folder: &Path, runtime: &Runtime, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _lock = RunLock::on(argument, folder, runtime.observer().as_ref())?;
     work()
 }
 

@@ -64,8 +64,8 @@ impl Resume {
             if !changes.is_empty() {
                 let keys = changes.iter().map(|change| format!("`{}`", key(change))).collect::<Vec<_>>().join(", ");
                 observer.on(&Event::Warning(format!(
-                    "the run keeps its settings; `--preset` and `--config` do not change them, and would differ in {keys}. \
-                     `--set KEY=VALUE` changes one"
+                    "the run keeps its settings; the argument `preset` and the argument `config` do not change them, and would differ in {keys}. \
+                     the setting `KEY=VALUE` changes one"
                 )));
             }
         }

@@ -41,7 +41,7 @@ impl Rows {
             let canonical = root.canonicalize().unwrap_or_else(|_| root.clone());
             if known.contains(&canonical) {
                 let reason = format!("`{}` is given twice", root.display());
-                return Err(Error::config("--extra", reason, "give every data root once"));
+                return Err(Error::argument("extra", reason, "give every data root once"));
             }
             known.push(canonical);
             manifest = manifest.with_extra(Manifest::open_with(root, None, options())?)?;
@@ -63,7 +63,11 @@ impl Rows {
             }
         } else if !errors.is_empty() {
             let reason = format!("{}; scores of these test images would be too good", errors.join("; "));
-            return Err(Error::data(&self.root, reason, format!("{}; `--allow-leak` goes on", leaks.remedy())));
+            return Err(Error::data(
+                &self.root,
+                reason,
+                format!("{}; the argument `allow_leak` goes on", leaks.remedy()),
+            ));
         }
         Ok(())
     }
@@ -79,7 +83,7 @@ impl Rows {
         let patients = seen.iter().filter(|(_, seen)| *seen == Seen::Patient).count();
         let named = seen.iter().take(3).map(|(row, _)| row.image_path.display().to_string());
         let reason = format!(
-            "the run of `--init` was trained on the images of {} test questions, and on other images of the patients of \
+            "the run of the argument `init` was trained on the images of {} test questions, and on other images of the patients of \
              {patients} more (the first: {})",
             seen.len() - patients,
             named.collect::<Vec<_>>().join(", ")
@@ -88,7 +92,7 @@ impl Rows {
             runtime.warn(reason);
             return Ok(());
         }
-        let hint = "start from another run, or remove these test rows; `--allow-leak` goes on";
+        let hint = "start from another run, or remove these test rows; the argument `allow_leak` goes on";
         Err(Error::data(&self.root, format!("{reason}; scores of these test images would be too good"), hint))
     }
 }

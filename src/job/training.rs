@@ -109,7 +109,9 @@ impl<'a> SegmenterTraining<'a> {
         let checked = main_only(ranks, || {
             let seen = SeenImages::of_checkpoint(&folder.join(DATA_FILE))?;
             if let Some(reason) = seen.unknown.as_ref().filter(|_| self.has_test) {
-                runtime.note(format!("it is unknown whether test images are new to the run of `--init`: {reason}"));
+                runtime.note(format!(
+                    "it is unknown whether test images are new to the run of the argument `init`: {reason}"
+                ));
             }
             self.rows.check_init(&self.training.seen_by(&seen), runtime)
         });

@@ -32,7 +32,7 @@ pub fn search_for(resolved: &Resolved, machine: &Machine, effective_batch: usize
     let ranks = machine.num_ranks();
     if effective_batch < ranks {
         let reason = format!("a step has {effective_batch} samples, too few for {ranks} GPUs");
-        return Err(Error::config("--gpus", reason, "use fewer GPUs, or give a larger `--effective-batch`"));
+        return Err(Error::argument("gpus", reason, "use fewer GPUs, or give a larger argument `effective_batch`"));
     }
     // numbers of questions that divide the effective batch, so that a step has exactly as many samples; each GPU needs an
     // image
@@ -108,9 +108,9 @@ pub fn refuse_gpu_preset_without_gpu(resolved: &Resolved, runtime: &Runtime) -> 
     }
     let why = detect::why_no_gpu(runtime.visible_gpus());
     let reason = format!("`{preset}` needs a GPU, and none is usable: {why}");
-    let hint = "`prsmed doctor` shows what this machine offers; `--preset cpu` trains the same model in host memory, \
-                slowly, `--preset tiny` a small one";
-    Err(Error::config("--preset", reason, hint))
+    let hint = "`prsmed doctor` shows what this machine offers; the argument `preset=cpu` trains the same model in host memory, \
+                slowly, the argument `preset=tiny` a small one";
+    Err(Error::argument("preset", reason, hint))
 }
 
 /// The fastest settings of the full model for the GPU of this machine. All processes take those of the first one.
@@ -132,7 +132,7 @@ pub fn for_this_gpu(sets: Vec<(String, String)>, how: &How, checks_files: bool) 
         let found = search_for(&fitted, machine, full.config.samples_of_a_step(), true)?;
         let Some(best) = found.fitting.first() else {
             let reason = nothing_fits(&found, &machine.offer().device);
-            let hint = "use a larger GPU, or skip this check with `--preset` and `--no-plan`";
+            let hint = "use a larger GPU, or skip this check with the argument `preset` and the argument `no_plan`";
             return Err(Error::config("train", reason, hint));
         };
         let config = fitted.config.with_sets(&best.sets)?.divided_among(machine.num_ranks())?;

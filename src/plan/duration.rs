@@ -82,7 +82,7 @@ impl Duration {
         let shorter = match self.seconds {
             seconds if seconds < 3.0 * DAY => "",
             _ => {
-                "; shorter with fewer epochs (`--set train.epochs=N`), more GPUs (`--gpus N`) or another one (`--gpu all`)"
+                "; shorter with fewer epochs (the setting `train.epochs=N`), more GPUs (the argument `gpus=N`) or another one (the argument `gpu=all`)"
             }
         };
         format!(

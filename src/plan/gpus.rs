@@ -209,7 +209,7 @@ impl NotFound {
             Self::Unknown { text, .. } if counted(text).is_some() => {
                 let (count, name) = counted(text).unwrap_or_default();
                 format!(
-                    "name one GPU and give their number, where the command has it: `--gpu \"{name}\" --gpus {count}`"
+                    "name one GPU and give their number, where the command has it: the arguments `gpu=\"{name}\" gpus={count}`"
                 )
             }
             Self::Unknown { text, .. } if text.to_ascii_lowercase().starts_with("cuda") => {

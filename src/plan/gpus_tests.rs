@@ -90,7 +90,9 @@ fn a_name_of_several_sizes_means_the_smallest_and_says_so() {
 
 #[test]
 fn several_gpus_are_named_with_their_number() {
-    for (text, flags) in [("2x RTX 4090", "`--gpu \"RTX 4090\" --gpus 2`"), ("8 x A100", "`--gpu \"A100\" --gpus 8`")] {
+    for (text, flags) in
+        [("2x RTX 4090", "arguments `gpu=\"RTX 4090\" gpus=2`"), ("8 x A100", "arguments `gpu=\"A100\" gpus=8`")]
+    {
         let hint = find(text).unwrap_err().hint();
         assert!(hint.ends_with(flags), "{hint}");
     }

@@ -332,7 +332,7 @@ mod tests {
                 let expected =
                     format!("a/b.png: the {part} logits of the model are not finite: 1 of 4 are NaN or infinite");
                 assert_eq!(error.to_string(), expected);
-                assert!(error.hint().starts_with("try `--precision fp32`"));
+                assert!(error.hint().starts_with("try the argument `precision=fp32`"));
             }
         }
         let error = most_likely(&Tensor::from_slice(&[0.5, f32::NAN, 1.5]).view([1, 1, 3])).unwrap_err();

@@ -47,8 +47,7 @@ pub fn create(
     let parts = [("base", Some(base.as_path())), ("vision_tower", tower.as_deref())];
     let is_own = base.starts_with(&folder);
     if let Some((part, path)) = trained.changed_part(&parts)?.filter(|_| !is_own) {
-        let text =
-            "has other weights than those that the run of `--init` was trained with: its adapters may not fit them";
+        let text = "has other weights than those that the run of the argument `init` was trained with: its adapters may not fit them";
         warnings.push(format!("`{part}`: `{}` {text}", path.display()));
     }
     let (tokenizer, of_tokenizer) = setup::tokenizer_of(&folder, &base, &trained)?;
@@ -122,7 +121,7 @@ fn sizes(
     }
     let different = |key: &str, was: String, is: String| {
         let reason = format!("the run `{}` has {was}, the settings have {is}", folder.display());
-        Err(Error::config(key, reason, format!("use `--set {key}={was}`, or train without `{KEY}`")))
+        Err(Error::config(key, reason, format!("use the setting `{key}={was}`, or train without `{KEY}`")))
     };
     if of.lora.rank != lora.rank {
         return different("lora.rank", of.lora.rank.to_string(), lora.rank.to_string());

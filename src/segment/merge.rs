@@ -211,7 +211,7 @@ impl Base {
         let keys = &description.sizes.family.keys;
         let archive = keys.open(&base)?;
         if let Some(name) = archive.names().iter().find(|name| archive.is_quantized(name)) {
-            let hint = "give the unquantized base with `--base WHERE`";
+            let hint = "give the unquantized base with the argument `base=WHERE`";
             return Err(Error::weights(
                 &base,
                 format!("`{name}` has 4-bit weights, which adapters cannot be added to"),
@@ -278,7 +278,7 @@ impl Base {
         Err(Error::weights(
             archive.path(),
             reason,
-            "merge with `--dtype bf16` or `--dtype fp32`, or another checkpoint",
+            "merge with the argument `dtype=bf16` or the argument `dtype=fp32`, or another checkpoint",
         ))
     }
 

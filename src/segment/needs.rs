@@ -77,7 +77,7 @@ pub fn base_of_adapter(folder: &Path) -> Result<String> {
             "the adapter names the language model `{}`, which is not on this machine",
             text("base_model_name_or_path")
         );
-        Error::config("--base", reason, format!("add `--base {LLAVA_MED}`, or a folder with its files"))
+        Error::argument("base", reason, format!("add the argument `base={LLAVA_MED}`, or a folder with its files"))
     })
 }
 

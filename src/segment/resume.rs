@@ -40,7 +40,8 @@ pub fn check_settings_and_rows<T: serde::Serialize + serde::de::DeserializeOwned
     if saved.exists() {
         let before = DataIdentity::read(&saved)?;
         if let Some(difference) = DataIdentity::of(manifest)?.difference(&before, manifest) {
-            let hint = "resume with the data that the run was started on, or start a new run with another `--out`";
+            let hint =
+                "resume with the data that the run was started on, or start a new run with another argument `out`";
             return Err(Error::data(
                 &manifest.root,
                 format!("is not the data of the run to resume: {difference}"),
@@ -74,7 +75,11 @@ pub fn read(path: &Path) -> Result<RunConfig> {
 fn read_as<T: serde::de::DeserializeOwned>(path: &Path, declarations: &[Setting]) -> Result<T> {
     let text = files::read_to_string(path, files::MAX_TEXT).map_err(Error::io(path, "read"))?;
     let damaged = |error: toml::de::Error| {
-        Error::data(path, error.message(), "put the run's own file back, or start a new run with another `--out`")
+        Error::data(
+            path,
+            error.message(),
+            "put the run's own file back, or start a new run with another argument `out`",
+        )
     };
     let table = renamed(text.parse::<Table>().map_err(damaged)?, declarations)?;
     table.try_into().map_err(damaged)
@@ -99,7 +104,7 @@ fn compare<T: serde::Serialize>(before: &T, now: &T, declarations: &[Setting]) -
                 )),
                 Resume::Fixed => {
                     let reason = format!("the run to resume has {was}, and {is} would make it another run");
-                    let hint = format!("use `--set {key}={was}`, or start a new run with another `--out`");
+                    let hint = format!("use the setting `{key}={was}`, or start a new run with another argument `out`");
                     return Err(Error::config(key, reason, hint));
                 }
             }

@@ -130,7 +130,7 @@ pub(super) fn refuse_other_weights(folder: &Path, build: Build) -> Result<()> {
     let parts = [("base", Some(base.as_path())), ("vision_tower", tower.as_deref())];
     if let Some((part, path)) = description.changed_part(&parts)? {
         let reason = format!("`{}` has other weights than those that the run began with", path.display());
-        let hint = "put the weights of the first part of the run back, or start a new run with another `--out`";
+        let hint = "put the weights of the first part of the run back, or start a new run with another argument `out`";
         return Err(Error::config(format!("model.{part}"), reason, hint));
     }
     Ok(())
@@ -289,7 +289,7 @@ fn sizes(config: &ModelConfig) -> Result<&Sizes> {
         Error::config(
             "model.sizes",
             "a model with random parts needs their sizes",
-            "use `--preset tiny`, or give `model.base` and `model.image_encoder` real weights",
+            "use the argument `preset=tiny`, or give `model.base` and `model.image_encoder` real weights",
         )
     })
 }

@@ -265,7 +265,7 @@ impl<'r> PreparedTraining<'r> {
         let Self { task, config, toml, folder, runtime, resumes, profile, has_room_for_graphs, ranks } = self;
         if ranks.size() > 1 && config.model.batch_norm == BatchNorm::Batch {
             let reason = "running statistics of several processes would differ";
-            return Err(Error::config("model.batch_norm", reason, "add `--set model.batch_norm=frozen`"));
+            return Err(Error::config("model.batch_norm", reason, "add the setting `model.batch_norm=frozen`"));
         }
         files::create_folders(&folder).map_err(Error::io(&folder, "create"))?;
         let session = Session {
@@ -313,8 +313,8 @@ fn report_data(manifest: &Manifest, runtime: &Runtime) {
 pub fn checkpoint_in(folder: &Path, resumes: bool) -> Result<Option<PathBuf>> {
     let checkpoint = readable_folder(&folder.join("last")).ok();
     if checkpoint.is_some() && !resumes {
-        let hint = "add `--resume` to continue it, or choose another `--out`";
-        return Err(Error::config("--out", format!("`{}` already contains a run", folder.display()), hint));
+        let hint = "add the argument `resume` to continue it, or choose another argument `out`";
+        return Err(Error::argument("out", format!("`{}` already contains a run", folder.display()), hint));
     }
     Ok(checkpoint)
 }

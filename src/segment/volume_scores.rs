@@ -213,8 +213,8 @@ fn score(pair: &MaskPaths, options: CompareOptions, observer: &dyn Observer) -> 
             observer.on(&Event::Note(format!("{}: {note}", path.display())));
         }
     }
-    let is_true = foreground(&pair.truth, &truth, options.truth_labels, "--labels")?;
-    let is_predicted = foreground(&pair.prediction, &prediction, options.predicted_labels, "--predicted-labels")?;
+    let is_true = foreground(&pair.truth, &truth, options.truth_labels, "labels")?;
+    let is_predicted = foreground(&pair.prediction, &prediction, options.predicted_labels, "predicted_labels")?;
     let [columns, rows, slices] = grid.size;
     let spacing_mm = grid.spacing();
     let spacing = Spacing { slice: spacing_mm[2], row: spacing_mm[1], column: spacing_mm[0] };
@@ -268,11 +268,11 @@ fn has_distances(path: &Path, grid: &Grid, observer: &dyn Observer) -> bool {
 }
 
 /// The voxels with one of the labels. Without chosen labels, a file may have one label only.
-fn foreground(path: &Path, map: &labels::LabelMap, chosen: Labels, flag: &str) -> Result<Vec<bool>> {
+fn foreground(path: &Path, map: &labels::LabelMap, chosen: Labels, argument: &str) -> Result<Vec<bool>> {
     let found = map.labels();
     if chosen.is_empty() && found.len() > 1 {
         let all: Vec<String> = found.keys().map(u16::to_string).collect();
-        let hint = format!("choose the foreground, for example `{flag} {}`", all[0]);
+        let hint = format!("choose the foreground, for example with the argument `{argument}={}`", all[0]);
         return Err(Error::data(path, format!("it has several labels: {}", all.join(", ")), hint));
     }
     Ok((0..map.values.len()).map(|index| map.has(index, chosen)).collect())

@@ -116,7 +116,7 @@ fn a_prediction_with_flipped_axes_is_compared_by_position() {
     let other = Grid { size: [12, 10, 4], ..grid(false) };
     write::nifti_labels(&prediction, &vec![0; 480], &other).unwrap();
     let error = compare(&found, options(), &Silent).unwrap_err();
-    assert!(error.to_string().contains("grid") && error.hint().contains("--resample"), "{error}");
+    assert!(error.to_string().contains("grid") && error.hint().contains("`resample`"), "{error}");
 }
 
 #[test]
@@ -166,7 +166,10 @@ fn several_labels_need_a_choice() {
     write::nifti_labels(&prediction, &cuboid([1, 1, 1], [4, 4, 4], 1), &grid(false)).unwrap();
     let (found, _) = pairs(&prediction, &truth).unwrap();
     let error = compare(&found, options(), &Silent).unwrap_err();
-    assert!(error.to_string().contains("several labels: 2, 5") && error.hint().contains("--labels 2"), "{error}");
+    assert!(
+        error.to_string().contains("several labels: 2, 5") && error.hint().contains("argument `labels=2`"),
+        "{error}"
+    );
     let chosen = CompareOptions { truth_labels: Labels::new(&[2]).unwrap(), ..options() };
     assert_eq!(compare(&found, chosen, &Silent).unwrap().scores[0].dice, Some(1.0));
 }

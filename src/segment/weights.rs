@@ -222,7 +222,7 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
     check_class_head(&part_file(folder, "cls"), num_classes)?;
     let sizes = prsmed::Config { family, tower, llm, lora, encoder: tiny_vit::Config::vit_t(), decoder, num_classes };
     check_sizes(&model, &sizes).map_err(|error| {
-        let hint = "give the base that the run was trained on with `--base`, or download the folder again";
+        let hint = "give the base that the run was trained on with the argument `base`, or download the folder again";
         Error::weights(folder, error.to_string(), hint)
     })?;
     let modalities = REFERENCE_CLASSES.iter().map(|m| (*m).to_owned()).collect();
@@ -284,7 +284,7 @@ pub(super) fn base_of(folder: &Path, description: &Description, build: Build) ->
     let config = ModelConfig { image_encoder: RANDOM.into(), ..description.model.clone() };
     let found = Found::locate(&config, build)?;
     let base = found.base.ok_or_else(|| {
-        let hint = "copy the whole checkpoint folder, or give `--base`";
+        let hint = "copy the whole checkpoint folder, or give the argument `base`";
         Error::weights(folder, "its base had random weights and `base/` is missing", hint)
     })?;
     Ok((base, found.tower))

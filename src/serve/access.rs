@@ -28,11 +28,11 @@ pub fn check_token(host: IpAddr, token: Option<&str>) -> Result<()> {
             return Ok(());
         }
         let reason = format!("is required with `--host {host}`, because other machines can connect");
-        return Err(Error::config("--token", reason, example()));
+        return Err(Error::argument("token", reason, example()));
     };
     if token.len() < MIN_TOKEN || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
         let reason = format!("must have at least {MIN_TOKEN} letters, digits or signs without spaces");
-        return Err(Error::config("--token", reason, example()));
+        return Err(Error::argument("token", reason, example()));
     }
     Ok(())
 }

@@ -50,7 +50,9 @@ pub(super) fn query_of<T>(query: Result<Query<T>, QueryRejection>) -> Reply<T> {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let status = match &error {
-            Error::Config { .. } | Error::Data { .. } | Error::Shape { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+            Error::Config { .. } | Error::Argument { .. } | Error::Data { .. } | Error::Shape { .. } => {
+                StatusCode::UNPROCESSABLE_ENTITY
+            }
             Error::OutOfMemory { .. } | Error::Interrupted => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };

@@ -116,10 +116,10 @@ fn runtime() -> Result<Runtime> {
 pub fn bind(host: std::net::IpAddr, port: u16) -> Result<TcpListener> {
     TcpListener::bind((host, port)).map_err(|error| {
         let (key, hint) = match error.kind() {
-            std::io::ErrorKind::AddrInUse => ("--port", "choose another port, or `--port 0` for any free one"),
-            std::io::ErrorKind::PermissionDenied => ("--port", "choose a port from 1024 on"),
-            _ => ("--host", "use an address of this machine; 127.0.0.1 is for this machine only"),
+            std::io::ErrorKind::AddrInUse => ("port", "choose another port, or the argument `port=0` for any free one"),
+            std::io::ErrorKind::PermissionDenied => ("port", "choose a port from 1024 on"),
+            _ => ("host", "use an address of this machine; 127.0.0.1 is for this machine only"),
         };
-        Error::config(key, format!("cannot listen on {host}, port {port}: {error}"), hint)
+        Error::argument(key, format!("cannot listen on {host}, port {port}: {error}"), hint)
     })
 }

@@ -43,7 +43,9 @@ impl VolumeOptions {
             always_paint: false,
         };
         settings.chosen(&volume.plane(settings.axis)).map_err(|error| match error {
-            Error::Config { reason, hint, .. } => Error::Config { key: "volume.slices".into(), reason, hint },
+            Error::Config { reason, hint, .. } | Error::Argument { reason, hint, .. } => {
+                Error::Config { key: "volume.slices".into(), reason, hint }
+            }
             other => other,
         })?;
         Ok(settings)

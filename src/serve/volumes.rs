@@ -88,7 +88,7 @@ fn without_path(error: Error, path: &FilePath) -> Error {
             // the command line can choose one of several volumes, series or affines
             let hint = if hint.contains('#') {
                 "send a file with one volume or series".into()
-            } else if hint.contains("--geometry") {
+            } else if hint.contains("argument `geometry") {
                 "find out which are right, and correct the header, for example with nibabel".into()
             } else {
                 clean(&hint)

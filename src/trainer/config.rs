@@ -157,7 +157,7 @@ impl TrainConfig {
         else {
             let reason = format!("a step has {whole} images, too few for {ranks} processes");
             let hint = format!(
-                "use at most {whole} processes, or a larger effective batch: `--set train.accumulation={}`",
+                "use at most {whole} processes, or a larger effective batch: the setting `train.accumulation={}`",
                 ranks.div_ceil(self.micro_batch).next_multiple_of(ranks)
             );
             return Err(Error::config("train.accumulation", reason, hint));
@@ -188,7 +188,7 @@ impl TrainConfig {
                 (self.step_in_backward, "frees gradients in the backward pass itself", "train.step_in_backward=false"),
             ];
             if let Some((_, reason, remedy)) = conflicts.into_iter().find(|(conflict, ..)| *conflict) {
-                let hint = format!("add `--set {remedy}`, or set it to `false`");
+                let hint = format!("add the setting `{remedy}`, or set it to `false`");
                 return Err(Error::config("train.offload_weights", reason, hint));
             }
         }
@@ -204,7 +204,7 @@ impl TrainConfig {
         match conflicts.into_iter().find(|(conflict, ..)| self.step_in_backward && *conflict) {
             Some((_, what, remedy)) => {
                 let reason = format!("parameters are updated before {what}");
-                let hint = format!("add `--set {remedy}`, or set it to `false`");
+                let hint = format!("add the setting `{remedy}`, or set it to `false`");
                 Err(Error::config("train.step_in_backward", reason, hint))
             }
             None => Ok(()),

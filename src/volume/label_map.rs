@@ -95,7 +95,8 @@ impl LabelMap {
             return Ok(Self { values, hidden, grid: grid.clone(), notes, ..self });
         }
         let reason = format!("its grid is not that of the volume: {}", differences(&self.grid, grid));
-        let hint = "use the label map of this volume, or allow resampling to the nearest voxel with `--resample`";
+        let hint =
+            "use the label map of this volume, or allow resampling to the nearest voxel with the argument `resample`";
         Err(Error::data(path, reason, hint))
     }
 }

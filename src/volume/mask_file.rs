@@ -15,9 +15,9 @@ use super::photograph;
 use super::transparency::{self, Transparency};
 
 /// What to do about a mask with several labels.
-const CHOOSE_LABELS: &str = "choose the labels of the target, for example `--labels 1,3`, or write one mask for \
+const CHOOSE_LABELS: &str = "choose the labels of the target, for example the argument `labels=1,3`, or write one mask for \
                                  each label";
-const SPLIT_COLOURS: &str = "save one mask for each colour, or a grey label map (0, 1, 2, ...), of which `--labels` \
+const SPLIT_COLOURS: &str = "save one mask for each colour, or a grey label map (0, 1, 2, ...), of which the argument `labels` \
                              chooses";
 const NO_PHOTOGRAPH: &str =
     "give a mask: background 0 and one value for the target; were the images and the masks swapped?";

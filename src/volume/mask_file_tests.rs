@@ -369,7 +369,7 @@ fn an_index_as_black_as_index_0_is_not_dropped_without_a_choice() {
     let reason = "index 0 (4720 pixels) and index 16 (200 pixels) of the mask's palette are both black, so that it is not clear \
                   whether 16 is background";
     assert!(
-        error.to_string().ends_with(reason) && error.hint().contains("`--labels 1,3`"),
+        error.to_string().ends_with(reason) && error.hint().contains("argument `labels=1,3`"),
         "{error}: {}",
         error.hint()
     );

@@ -282,7 +282,7 @@ fn windows_are_chosen_by_modality() {
     let levels = Window::Auto.levels(&volume).unwrap();
     assert_eq!((levels.apply(50.0), levels.apply(100.0), levels.apply(550.0)), (255, 229, 0));
     let error = Window::File.levels(&read("ras_i16.nii.gz")).unwrap_err();
-    assert!(error.hint().contains("--window"), "{error}");
+    assert!(error.hint().contains("argument `window"), "{error}");
 }
 
 #[test]

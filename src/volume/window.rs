@@ -166,7 +166,7 @@ fn check_hounsfield(window: Window, volume: &Volume) -> Result<()> {
 
 /// The levels of the file's own window or lookup table.
 fn file_levels(volume: &Volume) -> Result<Levels> {
-    let hint = "choose a window by name, for example `--window soft-tissue`, or percentiles: `--window p0.5-p99.5`";
+    let hint = "choose a window by name, for example the argument `window=soft-tissue`, or percentiles: the argument `window=p0.5-p99.5`";
     if let Some(fault) = &volume.display.window_fault {
         return Err(Error::config("window", format!("the window of the file cannot be used: {fault}"), hint));
     }

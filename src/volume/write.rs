@@ -21,7 +21,7 @@ pub fn check(path: &Path, volume: &Volume) -> Result<()> {
 fn format_of(path: &Path) -> Result<Writer> {
     format::writer(path).ok_or_else(|| {
         let reason = format!("`{}` has the wrong file extension", path.display());
-        Error::config("--out", reason, format!("use a file name that ends with {}", format::written_endings()))
+        Error::argument("out", reason, format!("use a file name that ends with {}", format::written_endings()))
     })
 }
 

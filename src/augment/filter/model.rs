@@ -93,14 +93,14 @@ impl FilterReport {
         if let Some(dice) = self.real_dice {
             lines.push(format!("median Dice of the filter models on held-out real images: {dice:.3}"));
             if dice < 0.6 {
-                lines.push("that is low: train longer (`--steps`) before you trust their decisions".to_owned());
+                lines.push("that is low: train longer (argument `steps`) before you trust their decisions".to_owned());
             }
         }
         let folder = folder.display();
         lines.push(format!("look at {folder}/report.html"));
         lines.push(match self.rows {
-            0 => "no pair is left to train on. To accept more, train the filter models longer (`--steps`), or change the limit \
-                  of the test that rejects most with `--threshold`; report.html names the limits"
+            0 => "no pair is left to train on. To accept more, train the filter models longer (argument `steps`), or change the limit \
+                  of the test that rejects most with the argument `threshold`; report.html names the limits"
                 .to_owned(),
             _ => format!("next: {ablation}"),
         });
@@ -141,11 +141,11 @@ impl FilterModels {
             && before.folds != folds
         {
             let reason = format!("`{}` contains filter models of other images or folds", folder.display());
-            return Err(Error::config("--filter-models", reason, "choose another folder"));
+            return Err(Error::argument("filter_models", reason, "choose another folder"));
         }
         files::create_folders(folder).map_err(Error::io(folder, "create"))?;
         let settings = json!({ "format": 1, "folds": num_models, "recipe": toml });
-        same_settings(&folder.join("settings.json"), &settings, "--filter-models", "filter models")?;
+        same_settings(&folder.join("settings.json"), &settings, "filter_models", "filter models")?;
         write_bytes(&folder.join(FOLDS), &serde_json::to_vec_pretty(&folds).expect("plain values serialise"))?;
         let this = Self { folder: folder.to_path_buf(), folds, num_models };
         let sums = sums(real)?;
@@ -285,8 +285,8 @@ fn folds(real: &Manifest, num_models: usize, seed: u64) -> Result<BTreeMap<Strin
     let largest = classes.values().map(BTreeSet::len).max().unwrap_or(0);
     if num_models < 2 || largest < num_models {
         let reason = format!("{num_models} folds are too many: no class has more than {largest} training images");
-        let hint = if largest < 2 { "add training images" } else { "add for example `--folds 2`" };
-        return Err(Error::config("--folds", reason, hint));
+        let hint = if largest < 2 { "add training images" } else { "add for example the argument `folds=2`" };
+        return Err(Error::argument("folds", reason, hint));
     }
     let mut folds = BTreeMap::new();
     for (class, (_, images)) in classes.into_iter().enumerate() {

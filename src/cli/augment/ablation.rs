@@ -77,7 +77,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let real = args.data.open(context)?;
     let synthetic = Manifest::open(&args.extra, None)?;
     let external = args.external.as_deref().map(|root| Manifest::open(root, None)).transpose()?;
-    let report = job::locked("--out", &args.out, &context.runtime, || {
+    let report = job::locked("out", &args.out, &context.runtime, || {
         super::args::check_segmenter(&mut config, &real, args.plan.is_made(), context)?;
         let ablation = Ablation {
             real: &real,

@@ -80,13 +80,13 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         let models = if is_same(&folder, &args.extra) {
             train()?
         } else {
-            job::locked("--filter-models", &folder, runtime, train)?
+            job::locked("filter_models", &folder, runtime, train)?
         };
         let report = models.filter(&real, &mut export, &thresholds, args.keep, runtime)?;
         generation::write_report(&export, &thresholds, runtime);
         Ok(report)
     };
-    let report = job::locked("--extra", &args.extra, runtime, filter)?;
+    let report = job::locked("extra", &args.extra, runtime, filter)?;
     let ablation = ablation_command(&args.data, &args.extra, args.real_images);
     context.output.line(report.text(&args.extra, &args.settings.add_to(ablation)))?;
     context

@@ -159,19 +159,19 @@ fn write_marker(out: &Path, options: &impl Serialize, report: &impl Serialize) -
 }
 
 fn out_of_range(key: &str, value: &dyn std::fmt::Display, range: &str) -> Result<()> {
-    Err(Error::config(key, format!("{value} is out of range"), format!("give {range}")))
+    Err(Error::argument(key, format!("{value} is out of range"), format!("give {range}")))
 }
 
 fn check(options: &PhantomOptions) -> Result<()> {
     let frac = |value: f64| (0.0..=1.0).contains(&value);
     match options {
-        o if o.count == 0 => out_of_range("--count", &o.count, "at least 1"),
+        o if o.count == 0 => out_of_range("count", &o.count, "at least 1"),
         o if !(32..=2048).contains(&o.image_size_px) => {
-            out_of_range("--image-size", &o.image_size_px, "32 to 2048 pixels")
+            out_of_range("image_size", &o.image_size_px, "32 to 2048 pixels")
         }
-        o if !frac(o.two_lesion_frac) => out_of_range("--two-lesions", &o.two_lesion_frac, "0 to 1"),
-        o if !frac(o.absent_frac) => out_of_range("--negatives", &o.absent_frac, "0 to 1"),
-        o if !(1..=4).contains(&o.rows_per_lesion) => out_of_range("--questions", &o.rows_per_lesion, "1 to 4"),
+        o if !frac(o.two_lesion_frac) => out_of_range("two_lesions", &o.two_lesion_frac, "0 to 1"),
+        o if !frac(o.absent_frac) => out_of_range("negatives", &o.absent_frac, "0 to 1"),
+        o if !(1..=4).contains(&o.rows_per_lesion) => out_of_range("questions", &o.rows_per_lesion, "1 to 4"),
         o if !frac(o.val_frac) => out_of_range("val_frac", &o.val_frac, "0 to 1"),
         o if !frac(o.test_frac) || o.val_frac + o.test_frac > 1.0 => {
             out_of_range("test_frac", &o.test_frac, "0 to 1, together with `val_frac` at most 1")

@@ -165,13 +165,14 @@ fn options_out_of_range_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let refuse =
         |options: PhantomOptions| generate(&folder.path().join("new"), &options, &Silent).unwrap_err().to_string();
-    assert!(refuse(PhantomOptions { count: 0, ..PhantomOptions::default() }).contains("`--count`"));
-    assert!(refuse(PhantomOptions { image_size_px: 8, ..PhantomOptions::default() }).contains("`--image-size`"));
+    assert!(refuse(PhantomOptions { count: 0, ..PhantomOptions::default() }).contains("argument `count`"));
+    assert!(refuse(PhantomOptions { image_size_px: 8, ..PhantomOptions::default() }).contains("argument `image_size`"));
     assert!(
         refuse(PhantomOptions { val_frac: 0.6, test_frac: 0.6, ..PhantomOptions::default() }).contains("`test_frac`")
     );
     assert!(
-        refuse(PhantomOptions { two_lesion_frac: f64::NAN, ..PhantomOptions::default() }).contains("`--two-lesions`")
+        refuse(PhantomOptions { two_lesion_frac: f64::NAN, ..PhantomOptions::default() })
+            .contains("argument `two_lesions`")
     );
     assert!(!folder.path().join("new").exists());
 }

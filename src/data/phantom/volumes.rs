@@ -105,12 +105,12 @@ pub fn generate_volumes(out: &Path, options: &VolumeOptions, observer: &dyn Obse
 fn check(options: &VolumeOptions) -> Result<()> {
     let frac = |value: f64| (0.0..=1.0).contains(&value);
     match options {
-        o if o.volumes == 0 => out_of_range("--volumes", &o.volumes, "at least 1"),
+        o if o.volumes == 0 => out_of_range("volumes", &o.volumes, "at least 1"),
         o if !(32..=512).contains(&o.image_size_px) => {
-            out_of_range("--image-size", &o.image_size_px, "32 to 512 pixels for volumes")
+            out_of_range("image_size", &o.image_size_px, "32 to 512 pixels for volumes")
         }
-        o if !frac(o.two_lesion_frac) => out_of_range("--two-lesions", &o.two_lesion_frac, "0 to 1"),
-        o if !frac(o.absent_frac) => out_of_range("--negatives", &o.absent_frac, "0 to 1"),
+        o if !frac(o.two_lesion_frac) => out_of_range("two_lesions", &o.two_lesion_frac, "0 to 1"),
+        o if !frac(o.absent_frac) => out_of_range("negatives", &o.absent_frac, "0 to 1"),
         _ => Ok(()),
     }
 }
@@ -156,7 +156,7 @@ impl PhantomVolume {
             count => space.place(count, &mut rng),
         };
         let lesions = lesions.ok_or_else(|| {
-            Error::config("--seed", format!("no room for the lesions of volume {index}"), "use another seed")
+            Error::argument("seed", format!("no room for the lesions of volume {index}"), "use another seed")
         })?;
         let mut this = Self { grid, values: Vec::new(), labels: Vec::new(), lesions };
         let (first, second) = (stream(2), stream(3));

@@ -128,9 +128,9 @@ fn options_out_of_range_are_named() {
     let refuse = |options: VolumeOptions| {
         generate_volumes(&folder.path().join("new"), &options, &Silent).unwrap_err().to_string()
     };
-    assert!(refuse(VolumeOptions { volumes: 0, ..options(1) }).contains("`--volumes`"));
-    assert!(refuse(VolumeOptions { image_size_px: 513, ..options(1) }).contains("`--image-size`"));
-    assert!(refuse(VolumeOptions { two_lesion_frac: -0.1, ..options(1) }).contains("`--two-lesions`"));
-    assert!(refuse(VolumeOptions { absent_frac: f64::NAN, ..options(1) }).contains("`--negatives`"));
+    assert!(refuse(VolumeOptions { volumes: 0, ..options(1) }).contains("argument `volumes`"));
+    assert!(refuse(VolumeOptions { image_size_px: 513, ..options(1) }).contains("argument `image_size`"));
+    assert!(refuse(VolumeOptions { two_lesion_frac: -0.1, ..options(1) }).contains("argument `two_lesions`"));
+    assert!(refuse(VolumeOptions { absent_frac: f64::NAN, ..options(1) }).contains("argument `negatives`"));
     assert!(!folder.path().join("new").exists());
 }

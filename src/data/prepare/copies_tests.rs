@@ -162,10 +162,14 @@ fn a_pattern_that_makes_one_patient_of_all_is_warned_about() {
         (
             pattern("^(.+?)_"),
             [0.1, 0.1],
-            &["one patient, `PAT`", "no images for `val` and `test`", "for example `--group '^([^_]+_[^_]+)_'`"][..],
+            &[
+                "one patient, `PAT`",
+                "no images for `val` and `test`",
+                "for example the argument `group='^([^_]+_[^_]+)_'`",
+            ][..],
         ),
-        (pattern("^(PAT)"), [0.0, 0.2], &["`--group '^(PAT)'` puts all 6 images", "no images for `test`;"]),
-        (Patients::Table(table), [0.2, 0.2], &["`--patients ", "correct the column `patient`"]),
+        (pattern("^(PAT)"), [0.0, 0.2], &["argument `group='^(PAT)'` puts all 6 images", "no images for `test`;"]),
+        (Patients::Table(table), [0.2, 0.2], &["argument `patients=", "correct the column `patient`"]),
         (pattern("^(.+?)_"), [0.0, 0.0], &[]),
         (pattern("^([^_]+_[^_]+)_"), [0.25, 0.25], &[]),
         (Patients::Unknown, [0.25, 0.25], &[]),

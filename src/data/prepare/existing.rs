@@ -43,7 +43,7 @@ impl Existing {
                     path,
                     reason,
                     "give another modality name or data root, remove the old one first, or add the new files to it with \
-                     `--append`",
+                     the argument `append`",
                 ));
             }
         }
@@ -135,7 +135,7 @@ impl Existing {
             return Ok(&self.free);
         }
         let reason = "another process has added files to this class meanwhile";
-        Err(Error::data(&self.free, reason, "run the command again with `--append`"))
+        Err(Error::data(&self.free, reason, "run the command again with the argument `append`"))
     }
 
     /// Whether the class has a mask with this stem.
@@ -153,7 +153,7 @@ fn refuse_other_case(options: &PrepareOptions) -> Result<()> {
         Some(other) => {
             let reason =
                 format!("the data root has the folder `{other}`, and `{own}` differs in upper and lower case only");
-            Err(Error::config("modality", reason, format!("use `{other}` with `--append`, or another name")))
+            Err(Error::config("modality", reason, format!("use `{other}` with the argument `append`, or another name")))
         }
         None => Ok(()),
     }

@@ -32,7 +32,7 @@ pub(super) fn remedy(skipped: &[Skipped]) -> Option<&'static str> {
             skipped.iter().any(is_other).then_some("convert the images and masks to PNG")
         }
         EMPTY => Some(
-            "if they should show a target, their export failed; `--negatives` keeps images whose mask is rightly empty, as \
+            "if they should show a target, their export failed; the argument `negatives` keeps images whose mask is rightly empty, as \
              questions about an absent target",
         ),
         size if size.contains(ITS_IMAGE) => {
@@ -161,8 +161,8 @@ fn patients_of(folders: &[PathBuf]) -> String {
         |folder: &PathBuf| entries(folder).iter().filter(|path| is_image(path)).map(|path| name(path)).collect();
     let folders: Vec<(String, Vec<String>)> = folders.iter().map(|folder| (name(folder), images(folder))).collect();
     match grouping::pattern_of_folders(&folders) {
-        Some(pattern) => format!("`--group '{pattern}'`"),
-        None => "`--patients TABLE.csv`, a table with the columns `file` and `patient`".to_owned(),
+        Some(pattern) => format!("argument `group='{pattern}'`"),
+        None => "the argument `patients=TABLE.csv`, a table with the columns `file` and `patient`".to_owned(),
     }
 }
 
@@ -209,10 +209,19 @@ mod tests {
     #[test]
     fn the_patients_of_copied_files_are_those_of_their_folders() {
         for (files, flag) in [
-            (&["P1/a.png", "P1/b.png", "P2/a.png", "P2/b.png"][..], "`--group '^([^_]+)_'`"),
-            (&["PAT_01/a.png", "PAT_01/b.png", "PAT_02/a.png", "PAT_02/b.png"], "`--group '^([^_]+_[^_]+)_'`"),
-            (&["us_1_x/a.png", "us_1_x/b.png", "us_2_x/a.png", "us_2_x/b.png"], "`--group '^([^_]+_[^_]+_[^_]+)_'`"),
-            (&["P_1/a.png", "P_1/b.png", "P_2/a.png", "P_2/b.png", "P3/a.png", "P3/b.png"], "`--patients TABLE.csv`"),
+            (&["P1/a.png", "P1/b.png", "P2/a.png", "P2/b.png"][..], "the argument `group='^([^_]+)_'`"),
+            (
+                &["PAT_01/a.png", "PAT_01/b.png", "PAT_02/a.png", "PAT_02/b.png"],
+                "the argument `group='^([^_]+_[^_]+)_'`",
+            ),
+            (
+                &["us_1_x/a.png", "us_1_x/b.png", "us_2_x/a.png", "us_2_x/b.png"],
+                "the argument `group='^([^_]+_[^_]+_[^_]+)_'`",
+            ),
+            (
+                &["P_1/a.png", "P_1/b.png", "P_2/a.png", "P_2/b.png", "P3/a.png", "P3/b.png"],
+                "the argument `patients=TABLE.csv`",
+            ),
         ] {
             let text = folders_in(folder(files).path()).expect("folders");
             assert!(text.contains(&format!("give the patients with {flag}")), "{files:?}: {text}");

@@ -138,7 +138,7 @@ fn joined<'a>(masks: &[&(&'a PathBuf, StoredMask)], structure: &Structure) -> Re
                 (Some((first, other)), Some(label)) if first != label => {
                     let other: &Path = other;
                     let reason = format!(
-                        "has the label {label}, but another mask of its image, `{}`, has {first}; choose with `--labels`",
+                        "has the label {label}, but another mask of its image, `{}`, has {first}; choose with the argument `labels`",
                         other.display()
                     );
                     return Err((path, reason));
@@ -158,7 +158,7 @@ fn joined<'a>(masks: &[&(&'a PathBuf, StoredMask)], structure: &Structure) -> Re
 /// The mask of a structure as 0 and 255.
 fn select(mask: &StoredMask, structure: &Structure) -> Result<GrayImage, String> {
     mask.check(structure.labels).map_err(|refusal| match refusal {
-        Refusal::SeveralLabels(reason) => format!("{reason}; choose with `--labels`"),
+        Refusal::SeveralLabels(reason) => format!("{reason}; choose with the argument `labels`"),
         Refusal::Colours(_) | Refusal::Photograph(_) => format!("{refusal}; {}", refusal.hint()),
     })?;
     Ok(if structure.labels.is_empty() { mask.binary() } else { mask.select(structure.labels) })

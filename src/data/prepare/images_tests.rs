@@ -112,7 +112,7 @@ fn second_masks_that_do_not_fit_are_refused_by_name() {
     assert_eq!(report.images, 2);
     let reasons: Vec<&str> = report.skipped.iter().map(|skipped| skipped.reason.as_str()).collect();
     assert!(reasons[0].starts_with("has the label 2, but another mask of its image, `"), "{reasons:?}");
-    assert!(reasons[0].ends_with("a_mask.png`, has 1; choose with `--labels`"), "{reasons:?}");
+    assert!(reasons[0].ends_with("a_mask.png`, has 1; choose with the argument `labels`"), "{reasons:?}");
     assert_eq!(reasons[1], "is 30 x 40 pixels, its image 60 x 40");
     assert_eq!((written(&f, "c"), written(&f, "d")), (100, 100), "an empty second mask adds nothing");
 }
@@ -129,7 +129,7 @@ fn more_bad_pairs_than_good_ones_end_the_preparation() {
     assert!(reason.contains("4 of 5 pairs of image and mask cannot be used; nothing was written"), "{reason}");
     assert_eq!(reason.matches("is 40 x 60 pixels, its image 60 x 40; one of them is turned by 90 degrees").count(), 3);
     assert!(
-        hint.starts_with("save each mask at the size of its image") && hint.contains("`--skip-bad-pairs`"),
+        hint.starts_with("save each mask at the size of its image") && hint.contains("argument `skip_bad_pairs`"),
         "{hint}"
     );
     let report = prepare(&PrepareOptions { skip_bad_pairs: true, ..f.options() }, &Silent).unwrap();
@@ -150,7 +150,7 @@ fn hints_fit_the_reason() {
     let f = folders();
     f.image("a.png");
     f.mask("a.png", 255, &[]);
-    assert!(refused(&f).1.contains("`--negatives`"));
+    assert!(refused(&f).1.contains("argument `negatives`"));
     GrayImage::from_pixel(30, 40, Luma([255])).save(f.masks.join("a.png")).unwrap();
     assert!(refused(&f).1.contains("the size of its image"));
     fs::rename(f.masks.join("a.png"), f.masks.join("b.png")).unwrap();
@@ -452,7 +452,7 @@ fn images_without_masks_stop_the_command_when_they_are_more_than_half() {
     let (text, hint) = refused(&f);
     let expected = "3 of 5 images cannot be used (3 have no mask of their name); nothing was written; ";
     assert!(text.contains(expected) && text.contains("c.png: no mask with this stem"), "{text}");
-    assert!(hint.contains("`--skip-bad-pairs`"), "{hint}");
+    assert!(hint.contains("argument `skip_bad_pairs`"), "{hint}");
     let skipping = PrepareOptions { skip_bad_pairs: true, ..f.options() };
     assert_eq!(prepare(&skipping, &Silent).unwrap().images, 2);
     // images that the data root has count as used
@@ -537,7 +537,10 @@ fn a_class_that_differs_from_another_in_case_only_is_refused() {
     run(&f).unwrap();
     for name in ["LUNG_CT", "lung_ct"] {
         let error = prepare(&PrepareOptions { modality: name.into(), ..f.options() }, &Silent).unwrap_err();
-        assert!(error.to_string().contains("`lung_CT`, and `") && error.hint().contains("`--append`"), "{error}");
+        assert!(
+            error.to_string().contains("`lung_CT`, and `") && error.hint().contains("argument `append`"),
+            "{error}"
+        );
         assert!(!f.out.join(name).exists());
     }
 }

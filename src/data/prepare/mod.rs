@@ -277,14 +277,15 @@ impl Work<'_> {
         let (flag, remedy) = match patients {
             Patients::Unknown => return None,
             Patients::Table(path) => {
-                (format!("`--patients {}`", path.display()), "correct the column `patient`".to_owned())
+                (format!("argument `patients={}`", path.display()), "correct the column `patient`".to_owned())
             }
             Patients::Pattern(pattern) => {
                 let names: BTreeSet<String> = items.iter().map(|item| item.source().to_owned()).collect();
                 let other = grouping::pattern(&names.into_iter().collect::<Vec<_>>());
-                let other = other.map(|other| format!(", for example `--group '{other}'`")).unwrap_or_default();
+                let other =
+                    other.map(|other| format!(", for example the argument `group='{other}'`")).unwrap_or_default();
                 (
-                    format!("`--group '{pattern}'`"),
+                    format!("argument `group='{pattern}'`"),
                     format!("write a pattern whose first group is one patient only{other}"),
                 )
             }
@@ -324,7 +325,7 @@ impl Work<'_> {
         let is_other = report.skipped.iter().any(|skip| skip.reason.starts_with(OTHER_IMAGE));
         let is_one_folder = images == masks && kind == PairKind::Images && !is_other;
         let remedy = if is_one_folder {
-            Some("images and masks are the same folder: give the folder of the masks with `--masks`")
+            Some("images and masks are the same folder: give the folder of the masks with the argument `masks`")
         } else {
             hints::remedy(&report.skipped)
         };
@@ -356,7 +357,7 @@ impl Work<'_> {
                 ),
             },
             format!(
-                "{}; `--skip-bad-pairs` leaves such pairs out",
+                "{}; the argument `skip_bad_pairs` leaves such pairs out",
                 hints::remedy(&unusable).unwrap_or("correct the files or their names")
             ),
         )
@@ -370,14 +371,14 @@ fn window(options: &PrepareOptions, class: &Path) -> Result<Window> {
     };
     if options.slices.window.is_some_and(|window| window != intensity.window) {
         let reason = format!("the class was prepared with the window `{}`", intensity.window);
-        return Err(Error::config("--window", reason, "leave the flag out, or give another modality name"));
+        return Err(Error::argument("window", reason, "leave the argument out, or give another modality name"));
     }
     if options.slices.axis != intensity.axis {
         let reason = format!("the class was prepared with {} slices", intensity.axis);
-        return Err(Error::config(
-            "--axis",
+        return Err(Error::argument(
+            "axis",
             reason,
-            format!("use `--axis {}`, or another modality name", intensity.axis),
+            format!("use the argument `axis={}`, or another modality name", intensity.axis),
         ));
     }
     Ok(intensity.window)

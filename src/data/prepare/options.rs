@@ -159,20 +159,20 @@ impl PrepareOptions {
 /// [`Error::Config`].
 pub(super) fn check(options: &PrepareOptions, templates: &Templates) -> Result<()> {
     check_class(&options.modality)?;
-    for (key, paths) in [("--images", &options.images), ("--masks", &options.masks)] {
+    for (key, paths) in [("images", &options.images), ("masks", &options.masks)] {
         if paths.is_empty() {
-            return Err(Error::config(key, "no path was given", "give a folder of images or volumes"));
+            return Err(Error::argument(key, "no path was given", "give a folder of images or volumes"));
         }
         // the name of a series may have a `*`
         let mut files = paths.iter().map(|path| split_selection(path).0);
         if let Some(pattern) = files.find(|file| file.to_string_lossy().contains('*') && !file.exists()) {
             let remedy =
                 "correct the pattern, and write it without quotes: the shell replaces it by the files that fit";
-            return Err(Error::config(key, format!("there is no file `{}`", pattern.display()), remedy));
+            return Err(Error::argument(key, format!("there is no file `{}`", pattern.display()), remedy));
         }
     }
     if options.slices.every == 0 {
-        return Err(Error::config("--every", "0 is out of range", "give 1 for all slices, 2 for every second one"));
+        return Err(Error::argument("every", "0 is out of range", "give 1 for all slices, 2 for every second one"));
     }
     let frac = |value: f64| (0.0..=1.0).contains(&value);
     if !frac(options.val_frac) || !frac(options.test_frac) || options.val_frac + options.test_frac > 1.0 {
@@ -228,16 +228,16 @@ fn check_words(options: &PrepareOptions, templates: &Templates) -> Result<()> {
         && !(ratio.is_finite() && ratio > 0.0)
     {
         let reason = format!("{ratio} is out of range");
-        return Err(Error::config("--negatives", reason, "give a number above 0, for example 1"));
+        return Err(Error::argument("negatives", reason, "give a number above 0, for example 1"));
     }
     if options.negatives.are_wanted() && templates.absent.answers.is_empty() {
-        return Err(Error::config(
-            "--templates",
+        return Err(Error::argument(
+            "templates",
             "the file has no answers about absent targets",
             "add a section `[absent]` with `answers = [\"There is no {target} in this {image}.\"]`",
         ));
     }
-    let named = options.named_labels.iter().map(|(name, _)| ("--labels", name));
+    let named = options.named_labels.iter().map(|(name, _)| ("labels", name));
     let words = [("target", options.target.as_str()), ("image_word", &options.image_word)];
     for (key, word) in words.into_iter().chain(named) {
         if word.trim().is_empty() || word.contains(['{', '}', '\n']) || first_location(word).is_some() {

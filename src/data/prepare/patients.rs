@@ -116,9 +116,11 @@ impl Finder {
                 let names = paths.iter().filter_map(|path| path.as_ref().file_name());
                 let names: Vec<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();
                 let example = grouping::pattern(&names);
-                let example = example.map(|example| format!(", for example `--group '{example}'`")).unwrap_or_default();
-                Error::config(
-                    "--group",
+                let example = example
+                    .map(|example| format!(", for example the argument `group='{example}'`"))
+                    .unwrap_or_default();
+                Error::argument(
+                    "group",
                     format!("`{regex}` matches none of {} file names; the first is `{first}`", paths.len()),
                     format!("write a regular expression whose first group is the patient{example}"),
                 )
@@ -134,7 +136,11 @@ impl Finder {
 
 fn pattern_of(pattern: &str) -> Result<Regex> {
     let bad = |reason: String| {
-        Error::config("--group", reason, "put the patient in parentheses, for example `--group '^(P[0-9]+)_'`")
+        Error::argument(
+            "group",
+            reason,
+            "put the patient in parentheses, for example the argument `group='^(P[0-9]+)_'`",
+        )
     };
     let regex =
         Regex::new(pattern).map_err(|error| bad(format!("`{pattern}` is not a regular expression: {error}")))?;

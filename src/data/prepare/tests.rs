@@ -188,7 +188,7 @@ fn masks_that_show_nothing_or_everything_are_told() {
     f.mask("a.png", 255, &[]);
     f.mask("b.png", 255, &[]);
     let empty = prepare(&f.options(), &Silent).unwrap_err();
-    assert!(empty.hint().contains("their export failed; `--negatives` keeps"), "{}", empty.hint());
+    assert!(empty.hint().contains("their export failed; the argument `negatives` keeps"), "{}", empty.hint());
     let negatives = PrepareOptions { negatives: Negatives::Usual, ..f.options() };
     let report = prepare(&negatives, &Silent).unwrap();
     assert!(report.notes.iter().any(|note| note.starts_with("no image shows its target")), "{:?}", report.notes);
@@ -328,7 +328,7 @@ fn label_maps_need_a_choice_and_narrow_images_are_named() {
     f.mask("b.png", 255, &[(2, 2, 9, 9)]);
     let report = prepare(&f.options(), &Silent).unwrap();
     assert_eq!((report.images, report.skipped.len()), (1, 1));
-    let expected = "the mask has several labels: 5 (64 pixels), 20 (100 pixels); choose with `--labels`";
+    let expected = "the mask has several labels: 5 (64 pixels), 20 (100 pixels); choose with the argument `labels`";
     assert_eq!(report.skipped[0].reason, expected);
 
     let chosen = PrepareOptions { labels: "20".parse().unwrap(), modality: "chosen".into(), ..f.options() };
@@ -389,7 +389,7 @@ fn new_files_are_added_and_nothing_else_changes() {
     };
     let (before, splits) = (files(), patient_splits(&f.out));
     let refused = prepare(&options, &Silent).unwrap_err();
-    assert!(refused.hint().contains("`--append`"), "{refused}");
+    assert!(refused.hint().contains("argument `append`"), "{refused}");
     let append = PrepareOptions { append: true, ..options };
     let nothing = prepare(&append, &Silent).unwrap();
     assert_eq!((nothing.images, nothing.known), (0, 12));
@@ -471,7 +471,7 @@ fn two_additions_to_one_class_never_write_at_once() {
     fs::write(f.out.join("annotations/lung_CT.2.csv"), "").unwrap();
     let refused = read.free_annotation_path().unwrap_err();
     assert!(refused.to_string().contains("another process has added files to this class meanwhile"), "{refused}");
-    assert!(refused.hint().contains("`--append`"), "{refused}");
+    assert!(refused.hint().contains("argument `append`"), "{refused}");
 }
 
 #[test]
@@ -520,7 +520,7 @@ fn empty_masks_become_rows_about_an_absent_target() {
         let options = PrepareOptions { modality: "bad".into(), negatives, ..f.options() };
         prepare(&options, &Silent).unwrap_err().to_string()
     };
-    assert!(refused(Negatives::PerPositive(0.0)).contains("`--negatives`"));
+    assert!(refused(Negatives::PerPositive(0.0)).contains("argument `negatives`"));
 }
 
 #[test]

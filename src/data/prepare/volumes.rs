@@ -54,10 +54,10 @@ pub(super) fn read(work: &Work, pairs: Vec<Pair>, window: Window, found: &mut Fo
     work.observer.on(&Event::Finished);
     if windows.len() > 1 {
         let all: Vec<String> = windows.values().map(|(window, name)| format!("`{window}` for {name}")).collect();
-        return Err(Error::config(
-            "--window",
+        return Err(Error::argument(
+            "window",
             format!("the volumes need different intensity windows: {}", all.join(", ")),
-            "choose one for all of them, for example `--window soft-tissue`, or prepare them as different modalities",
+            "choose one for all of them, for example the argument `window=soft-tissue`, or prepare them as different modalities",
         ));
     }
     Ok(windows.into_values().next().map_or(window, |(window, _)| window))
@@ -133,7 +133,7 @@ fn unusable(path: &Path, error: &Error) -> Skipped {
 fn several_labels(labels: &LabelMap) -> Option<String> {
     let found = labels.labels();
     let all: Vec<String> = found.iter().map(|(label, count)| format!("{label} ({count} voxels)")).collect();
-    let choice = "choose with `--labels 2`, or name them with `--labels 1=liver,2=tumour`";
+    let choice = "choose with the argument `labels=2`, or name them with the argument `labels=1=liver,2=tumour`";
     (found.len() > 1).then(|| format!("the label map has several labels: {}; {choice}", all.join(", ")))
 }
 
@@ -157,7 +157,7 @@ fn read_volume(pair: Pair, work: &Work, window: Window) -> Result<(UsablePair, O
         findings.merge(found);
     }
     if items.is_empty() {
-        let reason = "no slice has the target; `--negatives` adds slices without it";
+        let reason = "no slice has the target; the argument `negatives` adds slices without it";
         return Err(Skipped { path: pair.masks[0].1.clone(), reason: reason.to_owned() });
     }
     let numbers: BTreeSet<usize> = items.iter().map(|(item, _)| item.slice_number()).collect();

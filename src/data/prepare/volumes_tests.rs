@@ -149,7 +149,7 @@ fn volumes_and_label_maps_are_matched_by_name() {
     assert_eq!(skipped.len(), 3, "{skipped:?}");
     assert_eq!(skipped[..2], ["alone.nii.gz: no mask with this stem", "other.nii.gz: no image with this stem"]);
     assert!(skipped[2].contains("broken.nii.gz: cannot be used: its grid is not that of the volume"), "{skipped:?}");
-    assert!(skipped[2].contains("--resample"), "{skipped:?}");
+    assert!(skipped[2].contains("argument `resample`"), "{skipped:?}");
     // one of each needs no matching names
     let options = PrepareOptions {
         images: vec![f.path("ct/alone.nii.gz")],
@@ -248,9 +248,9 @@ fn folders_of_several_volumes_are_named_with_what_they_hold() {
         (
             "kits",
             "maps",
-            ["2 volumes: `imaging.nii.gz`, `segmentation.nii.gz`", "`--images ", "kits/*/imaging.nii.gz`"],
+            ["2 volumes: `imaging.nii.gz`, `segmentation.nii.gz`", "argument `images=", "kits/*/imaging.nii.gz`"],
         ),
-        ("maps", "kits", ["2 volumes: ", "`--masks ", "kits/*/segmentation.nii.gz`"]),
+        ("maps", "kits", ["2 volumes: ", "argument `masks=", "kits/*/segmentation.nii.gz`"]),
         ("brats", "maps", ["5 volumes: `x_a.nii.gz`", "`x_t1.nii.gz` and 1 more", "brats/*/*_a.nii.gz`"]),
     ] {
         let (found, reasons) = of_folders(&f, &[images], &[masks], "m");
@@ -265,7 +265,10 @@ fn a_label_map_with_several_labels_needs_a_choice() {
     f.pair("case", "case");
     let mut options = PrepareOptions { named_labels: crate::prepare::NamedLabels::default(), ..f.options() };
     let refused = prepare(&options, &Silent).unwrap_err().to_string();
-    assert!(refused.contains("several labels: 1 (18 voxels), 2 (4 voxels); choose with `--labels 2`"), "{refused}");
+    assert!(
+        refused.contains("several labels: 1 (18 voxels), 2 (4 voxels); choose with the argument `labels=2`"),
+        "{refused}"
+    );
     options.labels = "2".parse().unwrap();
     let report = prepare(&options, &Silent).unwrap();
     assert_eq!((report.images, report.rows), (1, 2));
@@ -306,7 +309,7 @@ fn flags_of_volumes_are_refused_for_images_and_bad_values_are_named() {
     assert!(refused.contains("is a folder of images, not of volumes"), "{refused}");
     let mut options = f.options();
     options.slices.every = 0;
-    assert!(prepare(&options, &Silent).unwrap_err().to_string().contains("`--every`"));
+    assert!(prepare(&options, &Silent).unwrap_err().to_string().contains("argument `every`"));
 }
 
 /// Mean grey of the images of a class under the masks whose names end with `suffix`.
@@ -433,7 +436,10 @@ fn files_of_one_name_have_the_names_of_the_folders_that_differ() {
         ..f.options()
     };
     let notes = prepare(&options, &Silent).unwrap().notes;
-    assert!(notes[0].contains("several folders, as `P1_a`, and each is a patient of its own; `--group`"), "{notes:?}");
+    assert!(
+        notes[0].contains("several folders, as `P1_a`, and each is a patient of its own; the argument `group`"),
+        "{notes:?}"
+    );
     options =
         PrepareOptions { patients: Patients::Pattern("^(P[0-9]+)_".into()), modality: "grouped".into(), ..options };
     let report = prepare(&options, &Silent).unwrap();
@@ -460,7 +466,7 @@ fn files_of_one_name_have_the_names_of_the_folders_that_differ() {
     // a pattern that the shell did not replace
     options.images = vec![f.path("visits/*/*/ct.nii.gz")];
     let error = prepare(&PrepareOptions { modality: "quoted".into(), ..options }, &Silent).unwrap_err();
-    assert!(error.to_string().starts_with("`--images`: there is no file `"), "{error}");
+    assert!(error.to_string().starts_with("argument `images`: there is no file `"), "{error}");
     assert!(error.hint().contains("write it without quotes"), "{}", error.hint());
 }
 
@@ -496,7 +502,7 @@ fn a_folder_of_one_dicom_seg_is_a_label_map() {
     fs::copy(f.path("labels/P1/a.dcm"), f.path("labels/P1/b.dcm")).unwrap();
     let refused = prepare(&options("two"), &Silent).unwrap_err().to_string();
     assert!(refused.contains("labels/P1: it has 2 volumes: `a.dcm`, `b.dcm` (name one of each"), "{refused}");
-    assert!(refused.contains("for example `--masks "), "{refused}");
+    assert!(refused.contains("for example the argument `masks="), "{refused}");
 }
 
 /// Options without names of labels.

@@ -77,7 +77,7 @@ fn check_tower_name(fields: &Fields) -> Result<()> {
     match fields.text("mm_vision_tower") {
         Some(name) if !is_published_tower(name) => {
             let reason = format!("`mm_vision_tower` = \"{name}\" is not known, and no `vision_config` describes it");
-            let hint = "give the repository of this tower as `model.vision_tower` (`--vision-tower`)";
+            let hint = "give the repository of this tower as `model.vision_tower` (argument `vision_tower`)";
             Err(Error::weights(fields.path(), reason, hint))
         }
         _ => Ok(()),
@@ -108,7 +108,7 @@ fn named_tower(fields: &Fields) -> clip::Config {
 /// `config.json` does not describe its tower, a CLIP of OpenAI, whose heads are 64 wide.
 fn tower_sizes(archive: &Archive, keys: &Keys, described: Option<clip::Config>) -> Result<clip::Config> {
     let name = |key: &str| format!("{}vision_model.{key}", keys.tower);
-    let hint = "give the CLIP repository as `model.vision_tower` (`--vision-tower`)";
+    let hint = "give the CLIP repository as `model.vision_tower` (argument `vision_tower`)";
     let [hidden_size, _, patch_size, _] = shape_of(archive, &name("embeddings.patch_embedding.weight"), hint)?;
     let [positions, _] = shape_of(archive, &name("embeddings.position_embedding.weight"), hint)?;
     let has_layer = |i: &usize| archive.contains(&name(&format!("encoder.layers.{i}.layer_norm1.weight")));

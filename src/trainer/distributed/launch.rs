@@ -30,7 +30,7 @@ pub fn launch(count: usize, shares_cores: bool, interrupt: &AtomicBool) -> Resul
     if std::env::var_os("RANK").is_some() {
         // a process that a job started would start the same processes again, without an end
         let hint = "unset `RANK`, or start all processes with `torchrun`";
-        return Err(Error::config("--gpus", "this process belongs to a job already, by the variable `RANK`", hint));
+        return Err(Error::argument("gpus", "this process belongs to a job already, by the variable `RANK`", hint));
     }
     let program = std::env::current_exe().map_err(Error::io("prsmed", "find"))?;
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();

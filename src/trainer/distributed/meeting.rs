@@ -144,7 +144,7 @@ fn listen(rendezvous: &Rendezvous) -> Result<TcpListener> {
             _ => {
                 std::mem::forget(listener);
                 let reason = format!("descriptor {descriptor} is not a socket at port {port}");
-                Err(Error::config("PRSMED_STORE_FD", reason, "unset it; only `--gpus` sets it"))
+                Err(Error::config("PRSMED_STORE_FD", reason, "unset it; only the argument `gpus` sets it"))
             }
         };
     }

@@ -42,16 +42,17 @@ pub(super) fn check(config: &TrainConfig, ranks: Ranks) -> Result<()> {
         (config.step_in_backward, "train.step_in_backward", "cannot be used while", "train.zero_stage=2"),
     ];
     if let Some((_, key, what, instead)) = switches.into_iter().find(|(is_on, ..)| *is_on) {
-        let hint = format!("add `--set {key}=false`; `--set {instead}` divides gradients and optimizer state");
+        let hint =
+            format!("add the setting `{key}=false`; the setting `{instead}` divides gradients and optimizer state");
         return Err(Error::config(key, format!("it {what} {several}"), hint));
     }
     if config.graph == Switch::On {
-        let hint = "add `--set train.graph=off`";
+        let hint = "add the setting `train.graph=off`";
         return Err(Error::config("train.graph", format!("steps are not captured while {several}"), hint));
     }
     if config.accumulation < ranks.size() {
         let reason = format!("{several}, and a step has only {} micro-batches", config.accumulation);
-        let hint = format!("add `--set train.accumulation={}`, or start fewer processes", ranks.size());
+        let hint = format!("add the setting `train.accumulation={}`, or start fewer processes", ranks.size());
         return Err(Error::config("train.accumulation", reason, hint));
     }
     Ok(())

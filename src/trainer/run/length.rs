@@ -25,7 +25,7 @@ pub(super) fn check_length(progress: &Progress, total_steps: u64, config: &Train
     }
     let key = limit_of(total_steps, config);
     let reason = format!("the run to resume has done {done} steps, and the settings end it after {total_steps}");
-    Err(Error::config(key, reason, "give a larger number, or start a new run with another `--out`"))
+    Err(Error::config(key, reason, "give a larger number, or start a new run with another argument `out`"))
 }
 
 /// Says how the learning rate jumps if the training has become longer or shorter.

@@ -175,7 +175,7 @@ fn a_mask_with_several_labels_needs_a_choice() {
     let error = mask(&root.file("map.png")).expect_err("two labels");
     let expected = "map.png: the mask has several labels: 5 (200 pixels), 20 (400 pixels)";
     assert!(error.to_string().ends_with(expected), "{error}");
-    assert!(error.hint().contains("`--labels 1,3`"));
+    assert!(error.hint().contains("argument `labels=1,3`"));
     let count = |labels: &[u16]| {
         let labels = Labels::new(labels).expect("labels");
         let mask = labelled_mask(&root.file("map.png"), labels).expect("chosen");

@@ -136,12 +136,13 @@ pub(super) fn affine(
         let source = if qform.is_some() { "qform" } else { "`pixdim`" };
         let difference = format!("{of_sform} mm by its sform, {of_qform} mm by its {source}");
         check_choice(path, &difference, chosen, qform.is_some())?;
-        notes
-            .push(format!("its header has two voxel sizes: {difference}; those of the {used} are used (`--geometry`)"));
+        notes.push(format!(
+            "its header has two voxel sizes: {difference}; those of the {used} are used (argument `geometry`)"
+        ));
     } else if let Some((sform, qform)) = both {
         let apart = furthest(sform, qform, size);
         if apart > 0.1 * length(sform.spacing()).max(1e-6) {
-            let reason = if chosen.is_none() { ", as in nibabel" } else { " (`--geometry`)" };
+            let reason = if chosen.is_none() { ", as in nibabel" } else { " (argument `geometry`)" };
             notes.push(format!("sform and qform place voxels up to {apart:.1} mm apart; the {used} is used{reason}"));
         }
     }
@@ -204,12 +205,17 @@ fn check_choice(path: &Path, difference: &str, chosen: Option<Geometry>, has_qfo
         Some(Geometry::Qform) if has_qform => Ok(()),
         Some(Geometry::Qform) => {
             let reason = format!("its header has two voxel sizes: {difference}; and it has no valid qform to choose");
-            Err(Error::data(path, reason, format!("choose `--geometry sform` if its voxel sizes are right, {correct}")))
+            Err(Error::data(
+                path,
+                reason,
+                format!("choose argument `geometry=sform` if its voxel sizes are right, {correct}"),
+            ))
         }
         None => {
             let reason = format!("its header has two voxel sizes: {difference}");
-            let qform = if has_qform { "or `--geometry qform` " } else { "" };
-            let hint = format!("find out which are right, and choose `--geometry sform` {qform}with them, {correct}");
+            let qform = if has_qform { "or the argument `geometry=qform` " } else { "" };
+            let hint =
+                format!("find out which are right, and choose argument `geometry=sform` {qform}with them, {correct}");
             Err(Error::data(path, reason, hint))
         }
     }

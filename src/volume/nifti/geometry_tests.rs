@@ -28,7 +28,11 @@ fn two_voxel_sizes_are_refused_until_one_is_chosen() {
         for size in sform.iter().chain(&pixdim) {
             assert!(text.contains(&format!("{size:.4}")), "{text}");
         }
-        assert!(error.hint().contains("`--geometry sform` or `--geometry qform`"), "{}", error.hint());
+        assert!(
+            error.hint().contains("argument `geometry=sform` or the argument `geometry=qform`"),
+            "{}",
+            error.hint()
+        );
         let path = Folder::new();
         let path = path.write("labels.nii", &both);
         assert!(labels::open(&path).is_err());
@@ -40,7 +44,7 @@ fn two_voxel_sizes_are_refused_until_one_is_chosen() {
         // without a qform there is none to choose
         let alone = bytes(sform, pixdim, [0, 1]);
         let error = opened(&alone, None).expect_err("two sizes");
-        assert!(!error.hint().contains("--geometry qform") && error.hint().contains("--geometry sform"), "{error}");
+        assert!(!error.hint().contains("geometry=qform") && error.hint().contains("geometry=sform"), "{error}");
         assert!(opened(&alone, Some(Geometry::Qform)).expect_err("none").to_string().contains("no valid qform"));
         assert_eq!(opened(&alone, Some(Geometry::Sform)).expect("a choice").grid.spacing(), sform.map(f64::from));
     }
@@ -79,8 +83,8 @@ fn places_that_differ_are_noted_and_can_be_chosen() {
     });
     for (geometry, x, note) in [
         (None, 5.0, "11.6 mm apart; the sform is used, as in nibabel"),
-        (Some(Geometry::Sform), 5.0, "the sform is used (`--geometry`)"),
-        (Some(Geometry::Qform), f64::from(16.6_f32), "the qform is used (`--geometry`)"),
+        (Some(Geometry::Sform), 5.0, "the sform is used (argument `geometry`)"),
+        (Some(Geometry::Qform), f64::from(16.6_f32), "the qform is used (argument `geometry`)"),
     ] {
         let volume = opened(&moved, geometry).expect("readable");
         assert_eq!(volume.grid.affine.origin(), [x, 6.0, 7.0]);

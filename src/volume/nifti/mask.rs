@@ -109,7 +109,7 @@ pub fn check_probabilities(path: &Path, volume: &Volume) -> Result<()> {
         return check(path, volume);
     }
     let reason = format!("`{}` has the wrong file extension for probabilities of a volume", path.display());
-    Err(Error::config("--probabilities", reason, "use a file name that ends with `.nii.gz` or `.nii`"))
+    Err(Error::argument("probabilities", reason, "use a file name that ends with `.nii.gz` or `.nii`"))
 }
 
 fn write_nifti(path: &Path, header: &[u8; HEADER], voxels: &[u8]) -> Result<()> {

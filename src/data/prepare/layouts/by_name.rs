@@ -91,8 +91,8 @@ type Files = (PairKind, Vec<Named>, Vec<Named>);
 /// The images and the masks of the options, which are the same files if both are in one folder.
 fn files(options: &PrepareOptions, skipped: &mut Vec<Skipped>) -> Result<Files> {
     if volumes::are_volumes(&options.images)? {
-        let images = volumes::listed("--images", &options.images, skipped)?;
-        let masks = volumes::listed("--masks", &options.masks, skipped)?;
+        let images = volumes::listed("images", &options.images, skipped)?;
+        let masks = volumes::listed("masks", &options.masks, skipped)?;
         return Ok((PairKind::Volumes, images, masks));
     }
     check_folders(options)?;
@@ -106,16 +106,16 @@ fn files(options: &PrepareOptions, skipped: &mut Vec<Skipped>) -> Result<Files> 
 /// Refuses what is not a folder of images and one of masks, and options of volumes.
 fn check_folders(options: &PrepareOptions) -> Result<()> {
     hints::refuse_file_of_masks(&options.masks[0])?;
-    for (key, paths) in [("--images", &options.images), ("--masks", &options.masks)] {
+    for (key, paths) in [("images", &options.images), ("masks", &options.masks)] {
         if paths.len() != 1 {
             let reason = format!("{} paths were given", paths.len());
-            return Err(Error::config(key, reason, "give one folder of images and one folder of masks"));
+            return Err(Error::argument(key, reason, "give one folder of images and one folder of masks"));
         }
     }
     if options.slices != SliceOptions::default() || options.series.is_some() {
         let reason = format!("`{}` is a folder of images, not of volumes", options.images[0].display());
-        let flags = "--axis, --every, --window, --resample, --geometry, --series";
-        return Err(Error::config(flags, reason, "leave these flags out"));
+        let names = "axis, every, window, resample, geometry, series";
+        return Err(Error::argument(names, reason, "leave these arguments out"));
     }
     Ok(())
 }

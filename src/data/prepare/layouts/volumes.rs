@@ -43,17 +43,17 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The volumes or label maps that `flag` names. A file is one of them, and a folder contains them; a folder of volumes
+/// The volumes or label maps that `argument` names. A file is one of them, and a folder contains them; a folder of volumes
 /// may also be one DICOM series.
-pub(super) fn listed(flag: &str, paths: &[PathBuf], skipped: &mut Vec<Skipped>) -> Result<Vec<Named>> {
+pub(super) fn listed(argument: &str, paths: &[PathBuf], skipped: &mut Vec<Skipped>) -> Result<Vec<Named>> {
     let mut found = Vec::new();
     for path in paths {
-        if !path.is_dir() || flag == "--images" && is_series(path)? {
+        if !path.is_dir() || argument == "images" && is_series(path)? {
             found.push((stem(path), path.clone()));
             continue;
         }
         for entry in entries(path)? {
-            match volume_of_folder(flag, &entry)? {
+            match volume_of_folder(argument, &entry)? {
                 Ok(volume) if has_voxels_only(&volume) => {}
                 Ok(path) if path.to_str().is_none() => skipped.push(Skipped { path, reason: NOT_UTF8.into() }),
                 Ok(volume) => found.push((stem(&entry), volume)),
@@ -80,7 +80,7 @@ pub(super) fn files_in(folder: &Path, deep: bool) -> Result<Vec<PathBuf>> {
 
 /// The only volume in a patient's folder, as KiTS and TotalSegmentator have them, or else in its subfolders, as BIDS has
 /// them. A folder of DICOM images or without volumes stays, as a file does; a DICOM file of masks is a label map.
-fn volume_of_folder(flag: &str, folder: &Path) -> Result<Result<PathBuf, Skipped>> {
+fn volume_of_folder(argument: &str, folder: &Path) -> Result<Result<PathBuf, Skipped>> {
     if !folder.is_dir() {
         return Ok(Ok(folder.to_owned()));
     }
@@ -88,7 +88,7 @@ fn volume_of_folder(flag: &str, folder: &Path) -> Result<Result<PathBuf, Skipped
     for deep in [false, true] {
         for path in files_in(folder, deep)? {
             match of_volume(&path)? {
-                Some(format) if format.is_series && flag == "--images" => return Ok(Ok(folder.to_owned())),
+                Some(format) if format.is_series && argument == "images" => return Ok(Ok(folder.to_owned())),
                 Some(_) if !has_voxels_only(&path) => volumes.push(path),
                 _ => {}
             }
@@ -101,14 +101,14 @@ fn volume_of_folder(flag: &str, folder: &Path) -> Result<Result<PathBuf, Skipped
         return Ok(Ok(volumes.pop().unwrap_or_else(|| folder.to_owned())));
     }
     let is_label = |path: &Path| ["seg", "label", "mask"].iter().any(|word| file_name(path).contains(word));
-    let example = volumes.iter().find(|path| is_label(path) == (flag == "--masks")).unwrap_or(&volumes[0]);
+    let example = volumes.iter().find(|path| is_label(path) == (argument == "masks")).unwrap_or(&volumes[0]);
     let name = file_name(folder);
     let inside = |path: &Path| path.strip_prefix(folder).unwrap_or(path).display().to_string();
     let names: Vec<String> = volumes.iter().take(4).map(|path| format!("`{}`", inside(path))).collect();
     let more = if volumes.len() > 4 { format!(" and {} more", volumes.len() - 4) } else { String::new() };
     let others = folder.with_file_name("*").join(inside(example).replace(&name, "*"));
     let reason = format!(
-        "it has {} volumes: {}{more} (name one of each patient's folder, for example `{flag} {}`)",
+        "it has {} volumes: {}{more} (name one of each patient's folder, for example the argument `{argument}={}`)",
         volumes.len(),
         names.join(", "),
         others.display()
@@ -202,7 +202,7 @@ pub(super) fn notes(rows: &[Pair], options: &PrepareOptions) -> Vec<String> {
     let is_joined = |pair: &&Pair| pair.source.file_name() == Some(pair.name.as_ref()) && !pair.source.exists();
     let joined = rows.iter().find(is_joined).filter(|_| options.patients == Patients::Unknown).map(|pair| {
         format!(
-            "volumes have the names of several folders, as `{}`, and each is a patient of its own; `--group` finds the \
+            "volumes have the names of several folders, as `{}`, and each is a patient of its own; the argument `group` finds the \
              patients in these names",
             pair.name
         )
