@@ -104,7 +104,7 @@ impl Mode {
     }
 }
 
-/// How the held pixels come back.
+/// Source of the pixels in the preserved region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Paste {

@@ -131,7 +131,7 @@ fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
     let has_leak = !args.leak.allow_leak && !leaks.is_empty();
     if has_leak {
         context.output.line(format!(
-            "scores of test images that train would be too good: {}; `--allow-leak` goes on",
+            "scores of test images that train would be too good: {}; `--allow-leak` continues",
             report.remedy
         ))?;
     }

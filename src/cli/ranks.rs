@@ -80,7 +80,7 @@ impl Job {
         Ranks::of_some(job.map(|job| &job.world))
     }
 
-    /// The outcome of this process. A failure is told to the others; one that another process caused has its cause.
+    /// Reports a failure to the other processes. If another process failed first, returns its cause.
     pub(super) fn end<T>(self, outcome: anyhow::Result<T>) -> anyhow::Result<T> {
         let error = match outcome {
             Ok(outcome) => {

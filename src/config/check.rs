@@ -34,17 +34,29 @@ fn check_folds(config: &RunConfig) -> Result<()> {
     Ok(())
 }
 
-/// Captured steps keep their gradients and pad texts.
+/// Refuses settings that CUDA graphs cannot capture.
 fn check_graph(config: &RunConfig) -> Result<()> {
     let conflicts = [
-        (config.train.step_in_backward, "`train.step_in_backward` frees gradients", "train.step_in_backward=false"),
+        (
+            config.train.step_in_backward,
+            "`train.step_in_backward` frees gradients during the step",
+            "train.step_in_backward=false",
+        ),
         (
             config.model.stream_layers.count() > 0,
-            "the weights of `model.stream_layers` move",
+            "they need weights at fixed addresses, and `model.stream_layers` copies layers for each use",
             "model.stream_layers=none",
         ),
-        (config.model.stream_vision, "the weights of `model.stream_vision` move", "model.stream_vision=false"),
-        (!config.model.semantics.hides_answer(), "the published decoder reads padding", "model.semantics=corrected"),
+        (
+            config.model.stream_vision,
+            "they need weights at fixed addresses, and `model.stream_vision` copies the tower for each use",
+            "model.stream_vision=false",
+        ),
+        (
+            !config.model.semantics.hides_answer(),
+            "they pad the texts, and the published mask decoder reads padding",
+            "model.semantics=corrected",
+        ),
     ];
     match conflicts.into_iter().find(|(conflict, ..)| config.train.graph == Switch::On && *conflict) {
         Some((_, what, remedy)) => {

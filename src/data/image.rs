@@ -71,7 +71,7 @@ impl PixelConfig {
         3 * tower + (3 + questions) * sam
     }
 
-    /// Splits the channels and resizes each to a square. A grey image is resized once and repeated.
+    /// Pixels of one channel of the CLIP input and of the SAM input.
     fn planes(&self) -> (usize, usize) {
         let plane = |side: u32| side as usize * side as usize;
         (plane(self.tower_size), plane(self.sam_size))

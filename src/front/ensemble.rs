@@ -31,7 +31,7 @@ impl Description {
         };
         if self.pixels.labels != other.pixels.labels {
             return refused(
-                "with ananother argument `labels`",
+                "with another argument `labels`",
                 labels(self),
                 labels(other),
                 "use runs of the same labels",
@@ -79,7 +79,7 @@ mod tests {
         for (first, second, expected) in [
             (run(), other_classes, "other classes: `runs/a`"),
             (run(), more_classes, "`eye_OCT`"),
-            (run(), labels, "ananother argument `labels`: `runs/a` none, `runs/b` `2,3`"),
+            (run(), labels, "another argument `labels`: `runs/a` none, `runs/b` `2,3`"),
             (
                 of("axial", "lung"),
                 of("axial", "soft-tissue"),

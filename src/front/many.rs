@@ -67,7 +67,7 @@ pub struct Answered {
     pub answer: String,
     /// The most probable class.
     pub modality: Option<String>,
-    /// How sure the model is.
+    /// Confidence of the mask.
     pub confidence: Option<Confidence>,
     /// How the question compares with those of the training.
     #[serde(flatten)]
@@ -209,7 +209,7 @@ impl Results {
     }
 
     /// Answers the jobs that are not answered yet. `read` opens an image; an image that cannot be read or answered gets
-    /// a line with the error, and the others go on. `on_answer` gets each new line.
+    /// a line with the error, and prediction continues with the next image. `on_answer` gets each new line.
     ///
     /// # Errors
     /// [`Error::Interrupted`]; [`Error::Io`] for files that cannot be written; errors of libtorch other than of one

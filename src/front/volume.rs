@@ -88,7 +88,7 @@ pub struct SlicePrediction {
     pub slice: usize,
     /// Foreground pixels before the clean-up.
     pub num_pixels: usize,
-    /// How sure the model is.
+    /// Confidence of the mask.
     #[serde(flatten)]
     pub confidence: Confidence,
 }

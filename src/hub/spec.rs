@@ -24,7 +24,7 @@ pub enum RepoKind {
 }
 
 impl RepoKind {
-    /// What a spec begins with.
+    /// Prefix of a spec.
     pub(super) fn prefix(self) -> &'static str {
         match self {
             Self::Model => "hub:",

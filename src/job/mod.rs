@@ -61,7 +61,7 @@ use together::main_only;
 pub struct How<'a> {
     /// The run folder.
     pub out: PathBuf,
-    /// What it begins with.
+    /// Starts a new run, or continues one from a checkpoint.
     pub resume: Resume,
     /// Plans memory first, and refuses what cannot fit. Without a plan no CUDA graphs are captured by themselves.
     pub plans: bool,
@@ -174,7 +174,7 @@ pub trait Job: Sized {
     /// Errors of files and data; typed errors of libtorch.
     fn prepare(self) -> Result<Self::Prepared>;
 
-    /// Trains, or does what else the job is for, to the end.
+    /// Runs the job to its end: trains, or generates pairs.
     ///
     /// # Errors
     /// As [`crate::trainer::run()`].

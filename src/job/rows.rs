@@ -66,7 +66,7 @@ impl Rows {
             return Err(Error::data(
                 &self.root,
                 reason,
-                format!("{}; the argument `allow_leak` goes on", leaks.remedy()),
+                format!("{}; the argument `allow_leak` continues", leaks.remedy()),
             ));
         }
         Ok(())
@@ -92,7 +92,7 @@ impl Rows {
             runtime.warn(reason);
             return Ok(());
         }
-        let hint = "start from another run, or remove these test rows; the argument `allow_leak` goes on";
+        let hint = "start from another run, or remove these test rows; the argument `allow_leak` continues";
         Err(Error::data(&self.root, format!("{reason}; scores of these test images would be too good"), hint))
     }
 }

@@ -75,7 +75,7 @@ pub fn cublas_workspace(capability: (u32, u32)) -> u64 {
 /// Bytes of the cuBLAS workspace `:4096:8`, with which the order of sums is fixed.
 const DETERMINISTIC_CUBLAS: u64 = 32 * MIB;
 
-/// The rows of a device, in the order in which the memory is taken during a run.
+/// Memory of a device outside of tensors, in the order in which a run allocates it.
 pub fn device_terms(budget: &Budget, usage: &DeviceUsage) -> Vec<Term> {
     let row = |name, bytes, reserved, provenance: &str| Term { name, bytes, reserved, provenance: provenance.into() };
     let (context, context_source) = context(budget);

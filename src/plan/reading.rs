@@ -35,7 +35,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Whether a reading on `self` holds for `other`: the same device, libtorch and, on the CPU, number of threads.
+    /// True if a reading taken on `self` applies to `other`: the same device, libtorch and, on the CPU, number of threads.
     fn holds_for(&self, other: &Self) -> bool {
         let is_cpu = self.bytes == 0;
         self.name == other.name

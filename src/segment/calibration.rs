@@ -21,7 +21,7 @@ pub struct Calibration {
     pub num_absent: u64,
 }
 
-/// How sure the model is of one mask.
+/// Confidence of one mask: presence, foreground probability, boundary.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Confidence {
     /// [`presence_score`] of the probability map, 0..=1.

@@ -60,7 +60,7 @@ pub(super) struct SliceAnswer {
     pub(super) area_frac: f64,
     /// Area of the model's mask, if the size of a pixel is known.
     pub(super) area_mm2: Option<f64>,
-    /// How sure the model is.
+    /// Confidence of the mask.
     pub(super) confidence: Confidence,
     /// The answer for training, if a user changed it.
     pub(super) corrected_answer: Option<String>,

@@ -66,7 +66,7 @@ pub(super) struct Shared {
     pub(super) metrics: Metrics,
     /// Classes of the model.
     pub(super) classes: Vec<String>,
-    /// How sure the model is, from its validation rows.
+    /// Temperature and presence threshold, fitted on the validation rows.
     pub(super) calibration: Option<Calibration>,
     /// The questions of its training, if it knows them.
     pub(super) questions: Option<Arc<KnownQuestions>>,

@@ -22,9 +22,9 @@ settings! {
         checkpoint_every_steps: u64 = 500, results(Same), resume(Free);
         /// Validate every so many epochs; 0 = never. The best validated weights are saved in `best/`.
         validate_every_epochs: u64 = 1, results(Same), resume(Free);
-        /// Stop early after this many validations without a better score; 0 = never. The samples of a fine-tuning give a
-        /// score with noise: then stop when a line through this many scores, at least 8, has with 95 % confidence grown by
-        /// less than what two of them must differ by to be told apart.
+        /// Stop early after this many validations without improvement; 0 = never. Scores of generated samples are
+        /// noisy. For them, a linear trend is fitted to this many scores (at least 8), and training stops once the upper
+        /// 95 % bound of the trend is below the smallest detectable difference of two scores.
         patience: u64 = 0, results(Changes), resume(Free);
         /// Peak learning rate.
         learning_rate: f64 = 1e-4, results(Changes), resume(Warn), range(0.0..);
@@ -193,17 +193,17 @@ impl TrainConfig {
             }
         }
         let conflicts = [
-            (self.accumulation > 1, "the gradients of several micro-batches are added up", "train.accumulation=1"),
-            (self.clip_norm > 0.0, "the norm of all gradients is known", "train.clip_norm=0"),
+            (self.accumulation > 1, "accumulation needs the gradients of all micro-batches", "train.accumulation=1"),
+            (self.clip_norm > 0.0, "clipping needs the norm of all gradients", "train.clip_norm=0"),
             (
                 self.precision == Precision::Fp16,
-                "the loss scaling of fp16 has checked all gradients",
+                "loss scaling of fp16 checks all gradients before the update",
                 "train.precision=bf16",
             ),
         ];
         match conflicts.into_iter().find(|(conflict, ..)| self.step_in_backward && *conflict) {
             Some((_, what, remedy)) => {
-                let reason = format!("parameters are updated before {what}");
+                let reason = format!("it updates each parameter during the backward pass, but {what}");
                 let hint = format!("add the setting `{remedy}`, or set it to `false`");
                 Err(Error::config("train.step_in_backward", reason, hint))
             }

@@ -9,8 +9,8 @@ const LEAST: usize = 8;
 /// 97.5 % quantile of the standard normal distribution, for the difference of two scores.
 const Z: f64 = 1.959_963_984_540;
 
-/// True if, with 95 % confidence, the score grew over the last `window` scores by less than what two single scores must
-/// differ by to be told apart. False with fewer than `window` scores; windows below 8 count as 8.
+/// True if the upper 95 % bound of the trend over the last `window` scores is below the smallest detectable difference
+/// of two scores. False with fewer than `window` scores; windows below 8 count as 8.
 pub(super) fn has_stalled(scores: &[f64], window: usize) -> bool {
     let window = window.max(LEAST);
     let Some(scores) = scores.len().checked_sub(window).map(|first| &scores[first..]) else { return false };

@@ -400,9 +400,11 @@ impl StoredMask {
     }
 }
 
-/// The indexes that are not the background. Black is the background, also if it is not index 0, and so is what is
-/// transparent. Without both, index 0 is, unless another index is white: then it is not clear. An index with the black of
-/// index 0 is not clear either, and is kept. Where all have one colour, index 0 is the background.
+/// The indexes that are not the background.
+///
+/// Black and transparent indexes are the background. If there are none, index 0 is the background, unless another index is
+/// white: then the background is unknown, and all indexes are kept. An index that repeats the black of index 0 is kept
+/// too. If all indexes have one colour, index 0 is the background.
 fn target_indexes(shown: &[u8], has_hidden: bool, colour: impl Fn(u8) -> [u8; 3]) -> Vec<u8> {
     let is_black = |index: u8| colours::is_black(colour(index));
     let is_one_colour = shown.len() > 1 && shown.iter().all(|&index| colour(index) == colour(shown[0]));

@@ -1,10 +1,10 @@
-//! Modalities: what made an image.
+//! Imaging modalities.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What made an image. NIfTI files do not say it.
+/// Imaging modality. NIfTI files do not store it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Modality {

@@ -365,7 +365,7 @@ fn a_test_image_that_trains_is_refused_unless_it_is_allowed() {
     let ran = run(prsmed().args(["data", "check"]).arg(&broken.root));
     assert_eq!(ran.code, Some(1), "{}", ran.stdout);
     assert!(
-        ran.stdout.contains(&format!("leak: {leak}")) && ran.stdout.contains("`--allow-leak` goes on"),
+        ran.stdout.contains(&format!("leak: {leak}")) && ran.stdout.contains("`--allow-leak` continues"),
         "{}",
         ran.stdout
     );

@@ -34,9 +34,9 @@ pub struct Sample {
     pub latents: Latents,
     /// The caption.
     pub embedding: Embedding,
-    /// What else the network reads.
+    /// Condition besides latents and caption: region and mask, or none.
     pub condition: Option<Tensor>,
-    /// What is drawn for it.
+    /// Random choices: timestep, noise seed.
     pub draw: Draw,
 }
 

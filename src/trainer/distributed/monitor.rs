@@ -76,10 +76,10 @@ impl Monitor {
         Ok(Self { store, rank, size, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// Tells the other processes why this one ends. Only the first cause is kept.
+    /// Publishes the cause of the failure of this process. The first published cause is kept.
     pub fn fail(&self, cause: &str) {
         if let Ok(1) = self.store.add("failures", 1) {
-            // without a store there is nobody to tell
+            // without a store no process can read it
             let _ = self.store.set(FAILURE, &format!("rank {}: {cause}", self.rank));
         }
     }
