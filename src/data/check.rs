@@ -124,37 +124,11 @@ pub fn check_with_extra(
         manifest = manifest.with_extra(of_extra)?;
     }
     let rows = manifest.rows.len() + bad.len();
-    let results = check_pairs(&manifest, labels, observer);
-    let mut good = vec![true; manifest.rows.len()];
-    let mut by_pixels: HashMap<Mark, Vec<usize>> = HashMap::new();
-    let mut marks = Marks::default();
-    let mut ranges = BTreeMap::new();
-    let mut summaries = Vec::new();
-    let mut findings = Findings::default();
-    let mut words = Vec::new();
-    for (indices, found) in results {
-        match found {
-            Ok(GoodPair { marks: of_image, range, summary, findings: found, mask }) => {
-                findings.merge(found);
-                words.extend(mask);
-                let rows = || indices.iter().map(|&index| &manifest.rows[index]);
-                ranges.extend(rows().next().map(|row| (&row.image_path, range)));
-                rows().take(1).for_each(|row| marks.insert(row.image_path.clone(), of_image));
-                let own: Vec<&Row> = rows().filter(|row| !row.synthetic).collect();
-                summaries.extend((!own.is_empty()).then_some((own, summary)));
-                if let Some(pixels) = of_image.pixels {
-                    by_pixels.entry(pixels).or_default().extend(indices);
-                }
-            }
-            Err((problem, reason)) => {
-                for index in indices {
-                    good[index] = false;
-                    let Row { csv, line, .. } = &manifest.rows[index];
-                    bad.push(BadRow { csv: csv.clone(), line: *line, problem, reason: reason.clone() });
-                }
-            }
-        }
+    let mut found = Checked { good: vec![true; manifest.rows.len()], bad, ..Checked::default() };
+    for (indices, pair) in check_pairs(&manifest, labels, observer) {
+        found.add(&manifest, indices, pair);
     }
+    let Checked { good, by_pixels, marks, ranges, summaries, findings, words, mut bad } = found;
     bad.sort_by(|a, b| (&a.csv, a.line).cmp(&(&b.csv, b.line)));
     let mut depth = DepthReport::default();
     for (path, range) in ranges {
@@ -210,6 +184,48 @@ fn uncovered(manifest: &Manifest) -> Vec<Uncovered> {
     let of =
         |split| Uncovered { split, classes: manifest.classes_without(split).into_iter().map(str::to_owned).collect() };
     Split::ALL.into_iter().map(of).filter(|uncovered| !uncovered.classes.is_empty()).collect()
+}
+
+/// Results of the pairs that were checked.
+#[derive(Default)]
+struct Checked<'a> {
+    /// True for each row whose pair can be used.
+    good: Vec<bool>,
+    by_pixels: HashMap<Mark, Vec<usize>>,
+    marks: Marks,
+    ranges: BTreeMap<&'a PathBuf, Option<[u16; 2]>>,
+    /// Real rows of each pair.
+    summaries: Vec<(Vec<&'a Row>, PairSummary)>,
+    findings: Findings,
+    words: Vec<MaskWords>,
+    bad: Vec<BadRow>,
+}
+
+impl<'a> Checked<'a> {
+    /// Adds the pair of the rows `indices`.
+    fn add(&mut self, manifest: &'a Manifest, indices: Vec<usize>, pair: PairCheck) {
+        match pair {
+            Ok(GoodPair { marks, range, summary, findings, mask }) => {
+                self.findings.merge(findings);
+                self.words.extend(mask);
+                let rows = || indices.iter().map(|&index| &manifest.rows[index]);
+                self.ranges.extend(rows().next().map(|row| (&row.image_path, range)));
+                rows().take(1).for_each(|row| self.marks.insert(row.image_path.clone(), marks));
+                let own: Vec<&Row> = rows().filter(|row| !row.synthetic).collect();
+                self.summaries.extend((!own.is_empty()).then_some((own, summary)));
+                if let Some(pixels) = marks.pixels {
+                    self.by_pixels.entry(pixels).or_default().extend(indices);
+                }
+            }
+            Err((problem, reason)) => {
+                for index in indices {
+                    self.good[index] = false;
+                    let Row { csv, line, .. } = &manifest.rows[index];
+                    self.bad.push(BadRow { csv: csv.clone(), line: *line, problem, reason: reason.clone() });
+                }
+            }
+        }
+    }
 }
 
 /// An image and a mask that can be used.

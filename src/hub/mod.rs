@@ -5,9 +5,8 @@
 //! hashes before they are used ([`verify()`] compares those in the cache again). The list of files and their sizes is
 //! known before anything is downloaded ([`check()`]). Errors have hints.
 //!
-//! The crate `hf-hub` gives the names and paths of the cache. The requests are this module's own: the client of hf-hub
-//! 0.5 sends the token to the host of a redirect, waits for ever for a silent server and checks no content; that of
-//! hf-hub 1.0 is asynchronous.
+//! The crate `hf-hub` gives the names of the cache folders. The requests are this module's own; `docs/dev/hub-client.md`
+//! compares them with the client of hf-hub 1.0, test by test.
 //!
 //! This module reads no environment variables: `cli` passes a look-up to [`HubOptions::from_vars`]. The HTTP client
 //! reads the proxy variables.

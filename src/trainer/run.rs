@@ -130,17 +130,7 @@ pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
     if let Some(note) = length::which_limit(session.config, steps_per_epoch).filter(|_| !session.settings.is_empty()) {
         session.observer.on(&Event::Note(note));
     }
-    let mut stopped_early = false;
-    if engine.progress.unvalidated {
-        let (step, total) = (engine.progress.step, engine.total_steps);
-        stopped_early = engine.validate((step - 1) / steps_per_epoch, step >= total)?;
-        engine.save("last")?;
-    } else if let Some(why) = engine.stalled().filter(|_| session.resume && engine.progress.step < engine.total_steps) {
-        // a queue that starts a finished job again
-        let text = format!("nothing to train: it stopped early, {why}; a larger `train.patience`, or 0, continues it");
-        session.observer.on(&Event::Note(text));
-        stopped_early = true;
-    }
+    let mut stopped_early = engine.stops_at_once()?;
     engine.begin_interval();
     while engine.progress.step < engine.total_steps && !stopped_early {
         let epoch = engine.progress.step / steps_per_epoch;
@@ -574,6 +564,24 @@ impl<'a, T: Task> Engine<'a, T> {
             session.observer.on(&Event::Note(format!("stopped early, {why}")));
         }
         Ok(stalled.is_some())
+    }
+
+    /// Validates the last step of the run that is continued, if that is missing. Returns true if `train.patience` ends the
+    /// training before its first step.
+    fn stops_at_once(&mut self) -> Result<bool> {
+        let Progress { step, steps_per_epoch, unvalidated, .. } = self.progress;
+        if unvalidated {
+            let stops = self.validate((step - 1) / steps_per_epoch, step >= self.total_steps)?;
+            self.save("last")?;
+            return Ok(stops);
+        }
+        let Some(why) = self.stalled().filter(|_| self.session.resume && step < self.total_steps) else {
+            return Ok(false);
+        };
+        // a queue that starts a finished job again
+        let text = format!("nothing to train: it stopped early, {why}; a larger `train.patience`, or 0, continues it");
+        self.session.observer.on(&Event::Note(text));
+        Ok(true)
     }
 
     /// Why `train.patience` ends the training now; `None` if it goes on. Only noisy scores are kept one by one.
