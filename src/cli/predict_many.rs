@@ -29,7 +29,7 @@ pub(super) struct ManyArgs {
     pub(super) no_overwrite: bool,
 }
 
-/// Settings from the other flags.
+/// What the other flags say.
 pub(super) struct Settings<'a> {
     /// The folder of the results.
     pub(super) out: &'a Path,
