@@ -143,7 +143,9 @@ impl Reading {
             Err(error) => Err(error),
         };
         image.map_err(|error| match error {
-            Error::Config { reason, hint, .. } | Error::Argument { reason, hint, .. } => Error::data(path, reason, hint),
+            Error::Config { reason, hint, .. } | Error::Argument { reason, hint, .. } => {
+                Error::data(path, reason, hint)
+            }
             error => error,
         })
     }

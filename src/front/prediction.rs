@@ -17,7 +17,7 @@ use std::borrow::Cow;
 pub struct Painted {
     /// Probabilities at the image's size before the presence threshold, row by row.
     pub probabilities: Vec<f32>,
-    /// How sure the model is of the mask.
+    /// Computes the confidence of the mask.
     pub confidence: Confidence,
     /// False if the mask is empty because the target is reported as not found.
     pub is_painted: bool,

@@ -53,7 +53,7 @@ pub struct Description {
     /// Prompt. Checkpoints of old versions do not state it.
     #[serde(default, skip_serializing_if = "is_default")]
     pub prompt: Prompt,
-    /// How sure the model is, from the validation rows; checkpoints without a validation have none.
+    /// Temperature and presence threshold, fitted on the validation rows; `None` for checkpoints without a validation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<Calibration>,
     /// Axis and intensity window of the images of classes that were prepared from volumes, by class.
