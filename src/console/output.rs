@@ -18,7 +18,7 @@ static NAMED: LazyLock<Regex> = LazyLock::new(|| {
 
 /// A text of the library in the words of the command line: the argument `fold=0/5` becomes `--fold 0/5`, the setting
 /// `train.epochs=2` becomes `--set train.epochs=2`.
-pub fn with_flags(text: &str) -> Cow<'_, str> {
+fn with_flags(text: &str) -> Cow<'_, str> {
     NAMED.replace_all(text, |found: &Captures| {
         let is_setting = &found[1] == "setting";
         let flag = |part: &str| match part.split_once('=') {
