@@ -14,7 +14,7 @@ use std::path::PathBuf;
 /// Settings of a job.
 #[derive(Debug, clap::Args)]
 pub(super) struct SettingsArgs {
-    /// Named settings: tiny, full, cpu, gpu-24gb, ... [default: full; of `plan` for other tasks: the task's preset]
+    /// Named settings: tiny, full, cpu, gpu-24gb, ...
     #[arg(long, value_name = "NAME")]
     pub(super) preset: Option<String>,
     /// TOML file whose values override the preset

@@ -33,7 +33,6 @@ use std::path::{Path, PathBuf};
 /// Without `--preset` and `--config` the fastest settings of the full model that fit this machine's GPU are searched;
 /// without a GPU the preset `tiny` is used.
 #[derive(Debug, clap::Args)]
-#[command(mut_arg("preset", |arg| arg.help("Named settings: tiny, full, cpu, gpu-24gb, ...")))]
 #[command(after_help = "Examples:
   prsmed train --data-root data --preset tiny --out runs/a
   prsmed train --data-root data --out runs/a --resume

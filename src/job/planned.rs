@@ -132,7 +132,11 @@ where
     Self: Problem,
 {
     /// The best settings of `space`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] for settings that cannot be used together.
     pub(super) fn best_of(&self, space: Space) -> Result<Option<(T, Plan)>> {
+        self.settings.check()?;
         let best = search(self, &Space { headroom_frac: HEADROOM_FRAC, ..space })?.fitting.into_iter().next();
         best.map(|best| Ok((self.settings.with_sets(&best.sets)?, best.plan))).transpose()
     }
