@@ -24,7 +24,7 @@ impl Rendezvous {
     pub fn from_vars(var: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
         let number = |name: &str| -> Result<Option<usize>> {
             let wrong = |text: &str| {
-                let hint = "start the processes with `torchrun`, `srun` or `--gpus`, which set it";
+                let hint = "start the processes with `torchrun`, `srun` or the argument `gpus`, which set it";
                 Error::config(name, format!("`{text}` is not a number"), hint)
             };
             var(name).map(|text| text.trim().parse().map_err(|_| wrong(&text))).transpose()
@@ -52,7 +52,7 @@ impl Rendezvous {
             return Ok(None);
         }
         if rank >= size {
-            let hint = "start the processes with `torchrun`, `srun` or `--gpus`";
+            let hint = "start the processes with `torchrun`, `srun` or the argument `gpus`";
             return Err(Error::config("RANK", format!("rank {rank} of {size} processes, counted from 0"), hint));
         }
         let port =
