@@ -5,7 +5,7 @@
 //! files -> data -> batch -> segment (task) -> trainer -> run folder -> front (predict, evaluate)
 //!                             |
 //!        models: tower (with projector) -> decoder (+LoRA) -> states ----+
-//!                tiny_vit -> image embedding ----------------------------+-> mask_decoder -> mask
+//!                image_encoder -> image embedding -----------------------+-> mask_head -> mask
 //!
 //! train rows -> augment (prompt, latents, denoise, decode, paste) -> filter -> data root
 //!                  |

@@ -10,9 +10,8 @@ use crate::data::decode;
 use crate::data::image::{MaskMode, mask_pixels, sam_pixels};
 use crate::event::{Event, Observer};
 use crate::metrics::text_table::aligned;
+use crate::models::image_encoder;
 use crate::models::inception::{self, Inception};
-use crate::models::prsmed::PrsMed;
-use crate::models::tiny_vit::STRIDE;
 use crate::segment::LoadedModel;
 use crate::tensor::store::{Role, Store, StoreOptions};
 use crate::tensor::weights::Archive;
@@ -198,7 +197,7 @@ pub fn encoder_features(loaded: &LoadedModel, images: &Images) -> Result<Tensor>
             bytes.extend(sam_pixels(image, size)?);
         }
         let pixels = Tensor::from_slice(&bytes).view([count, 3, side, side]);
-        let embedding = loaded.model.embed_image(&pixels, PrsMed::evaluation_pass()).to_kind(Kind::Float);
+        let embedding = loaded.model.embed_image(&pixels, image_encoder::Pass::default()).map.to_kind(Kind::Float);
         let Some(area) = images.area else {
             return Ok(embedding.mean_dim([2, 3].as_slice(), false, Kind::Float));
         };
@@ -210,7 +209,7 @@ pub fn encoder_features(loaded: &LoadedModel, images: &Images) -> Result<Tensor>
                 let hint = "leave this image out, or compare whole images";
                 return Err(Error::data(&images.files[number], "the area to compare is empty", hint));
             }
-            shares.push(cell_shares(&mask, size)?);
+            shares.push(cell_shares(&mask, size, loaded.description.sizes.encoder.stride())?);
         }
         let shares = Tensor::cat(&shares, 0).to_device(embedding.device());
         let sum = |xs: Tensor| xs.sum_dim_intlist([2, 3].as_slice(), false, Kind::Float);
@@ -218,14 +217,14 @@ pub fn encoder_features(loaded: &LoadedModel, images: &Images) -> Result<Tensor>
     })
 }
 
-/// Fraction of each cell of the encoder's output that a mask covers, `[1, 1, s / 16, s / 16]`; at least one is above
-/// 0.
-fn cell_shares(mask: &GrayImage, size: u32) -> Result<Tensor> {
+/// Fraction of each cell of the encoder's output that a mask covers, `[1, 1, s / stride, s / stride]`; at least one is
+/// above 0.
+fn cell_shares(mask: &GrayImage, size: u32, stride: i64) -> Result<Tensor> {
     let side = i64::from(size);
     // binary mode keeps masks of a few pixels
     let target = mask_pixels(mask, size, MaskMode::Binary)?;
     let target = Tensor::from_slice(&target).to_kind(Kind::Float).view([1, 1, side, side]) / 255.0;
-    Ok(target.avg_pool2d([STRIDE; 2], [STRIDE; 2], [0, 0], false, true, None))
+    Ok(target.avg_pool2d([stride; 2], [stride; 2], [0, 0], false, true, None))
 }
 
 /// Inception features, `[n, 2048]`, fp32 on the CPU.

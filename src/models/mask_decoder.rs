@@ -10,21 +10,16 @@
 //! and fixed positions for the image cells. Without positions, "the left one of two" can be inferred only from the
 //! effect of zero padding on the image features.
 
+use super::image_encoder::Embedding;
+use super::limits::{MAX_WIDTH, check_multiple, check_ranges};
+use super::mask_head::family::{Head, HeadSizes, Options, Prompts, Version};
+use crate::Result;
 use crate::nn::attention::{merge_heads, split_heads};
 use crate::nn::conv::Conv2dConfig;
 use crate::nn::{Conv2d, InstanceNorm2d, LayerNorm, Linear, Mask, attention, sine_positions};
 use crate::tensor::store::{Init, VarPath};
+use crate::tensor::weights::Archive;
 use crate::tensor::{self, Kind, Tensor, dims};
-
-/// Version of the published decoder.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Version {
-    /// Normalised image cells and prompts, residual around the cross-attention; 70 keys.
-    V5,
-    /// Without these norms and this residual; 66 keys.
-    V6,
-}
 
 /// Sizes and options of the decoder.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -56,6 +51,42 @@ pub struct Config {
     pub initial_bias: f64,
 }
 
+/// Sizes of a decoder that reads states of width `prompt_dim` and images of `image_dim` channels, with the width of its
+/// prompt MLP and its heads (cross-attention, self-attention); without them those of the published one.
+pub fn sizes(prompt_dim: i64, image_dim: i64, own: Option<(i64, [i64; 2])>, options: &Options) -> Config {
+    let published = Config::published();
+    let (hidden_dim, [cross_heads, self_heads]) =
+        own.unwrap_or((published.hidden_dim, [published.cross_heads, published.self_heads]));
+    let feed_forward_dim = 2 * image_dim;
+    let mut sizes =
+        Config { prompt_dim, image_dim, hidden_dim, cross_heads, self_heads, feed_forward_dim, ..published };
+    sizes.follow(options);
+    sizes
+}
+
+/// Sizes of the decoder in a `mask_decoder.pth` of the original code, and its version.
+///
+/// # Errors
+/// [`crate::Error::Weights`] for another file.
+pub fn of_weights(archive: &Archive, attention_dropout: bool) -> Result<(Config, Options)> {
+    let hint = "use a `mask_decoder.pth` of PRS-Med v5 or v6";
+    let [hidden_dim, prompt_dim] = archive.shape("prompt_projection.0.weight", hint)?;
+    let [image_dim] = archive.shape("norm1.weight", hint)?;
+    let [feed_forward_dim, _] = archive.shape("encoder_layer.linear1.weight", hint)?;
+    let version = if archive.contains("image_norm.weight") { Version::V5 } else { Version::V6 };
+    let published = Config::published();
+    let options = Options {
+        version,
+        dropout: published.dropout,
+        attention_dropout,
+        positions: published.positions,
+        initial_bias: published.initial_bias,
+    };
+    let mut sizes = Config { prompt_dim, hidden_dim, image_dim, feed_forward_dim, ..published };
+    sizes.follow(&options);
+    Ok((sizes, options))
+}
+
 impl Config {
     /// The published v5 for a language model of width 4096.
     pub fn published() -> Self {
@@ -72,6 +103,40 @@ impl Config {
             positions: false,
             initial_bias: 1.0,
         }
+    }
+}
+
+impl HeadSizes for Config {
+    fn prompt_dim(&self) -> i64 {
+        self.prompt_dim
+    }
+
+    fn image_dim(&self) -> i64 {
+        self.image_dim
+    }
+
+    fn follow(&mut self, options: &Options) {
+        let Options { version, dropout, attention_dropout, positions, initial_bias } = *options;
+        *self = Self { version, dropout, attention_dropout, positions, initial_bias, ..self.clone() };
+    }
+
+    fn initial_bias(&self) -> f64 {
+        self.initial_bias
+    }
+
+    fn check(&self) -> Result<()> {
+        check_ranges(&[
+            ("model.sizes.decoder_hidden_dim", self.hidden_dim, MAX_WIDTH),
+            ("model.sizes.decoder.feed_forward_dim", self.feed_forward_dim, MAX_WIDTH),
+        ])?;
+        if self.positions {
+            let what = "channels and the four parts of positions";
+            check_multiple("model.sizes.encoder.out_dim", what, self.image_dim, 4)?;
+        }
+        let mut heads = [self.cross_heads, self.self_heads].into_iter();
+        heads.try_for_each(|heads| {
+            check_multiple("model.sizes.decoder_heads", "channels and heads", self.image_dim, heads)
+        })
     }
 }
 
@@ -186,15 +251,6 @@ impl BasicBlock {
     }
 }
 
-/// Settings of a pass through the decoder.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Pass {
-    /// Use dropout.
-    pub train: bool,
-    /// Activation checkpointing: save only the inputs and recompute the decoder in the backward pass.
-    pub checkpoint: bool,
-}
-
 /// Mask decoder: from image embedding and prompt states to mask logits.
 #[derive(Debug)]
 pub struct MaskDecoder {
@@ -288,36 +344,53 @@ impl MaskDecoder {
     }
 }
 
-/// Enlarges logits to the size of the image: bilinear, with aligned corners.
+/// Enlarges logits to rows and columns of the image: bilinear, with aligned corners.
 ///
 /// # Shapes
-/// `[b, 1, h, w]` to `[b, 1, 16 h, 16 w]`, fp32.
-pub fn enlarge(logits: &Tensor) -> Tensor {
-    let [_b, _one, h, w] = dims(logits);
-    let stride = crate::models::tiny_vit::STRIDE;
+/// `[b, 1, h, w]` to `[b, 1, rows, columns]`, fp32.
+pub fn enlarge(logits: &Tensor, size: [i64; 2]) -> Tensor {
     let logits = logits.to_kind(Kind::Float);
     // a GPU adds the gradient of the interpolation with atomics, but not that of matrix products
     if tensor::is_deterministic() {
-        interpolate_by_products(&logits, stride)
+        interpolate_by_products(&logits, size)
     } else {
-        logits.upsample_bilinear2d([h * stride, w * stride], true, None, None)
+        logits.upsample_bilinear2d(size, true, None, None)
     }
 }
 
-/// Bilinear interpolation with aligned corners to `factor` times the height and width: two matrix products.
-fn interpolate_by_products(xs: &Tensor, factor: i64) -> Tensor {
+impl Head for MaskDecoder {
+    fn logits(&self, embedding: &Embedding, prompts: &Prompts, train: bool) -> Tensor {
+        self.forward(&embedding.map, prompts.states, prompts.keep, train)
+    }
+
+    fn enlarge(&self, logits: &Tensor, size: [i64; 2]) -> Tensor {
+        enlarge(logits, size)
+    }
+}
+
+/// Bilinear interpolation with aligned corners: two matrix products.
+fn interpolate_by_products(xs: &Tensor, [rows, columns]: [i64; 2]) -> Tensor {
     let [_b, _one, h, w] = dims(xs);
-    let weights = |length: i64| {
-        let each = Tensor::eye(length, (xs.kind(), xs.device())).unsqueeze(1);
-        each.upsample_linear1d([length * factor], true, None).squeeze_dim(1)
+    let weights = |from: i64, to: i64| {
+        let each = Tensor::eye(from, (xs.kind(), xs.device())).unsqueeze(1);
+        each.upsample_linear1d([to], true, None).squeeze_dim(1)
     };
-    weights(h).tr().matmul(xs).matmul(&weights(w))
+    weights(h, rows).tr().matmul(xs).matmul(&weights(w, columns))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::tensor::{Device, rng};
+
+    #[test]
+    fn only_positions_need_channels_in_four_parts() {
+        let sizes =
+            |positions| Config { image_dim: 6, cross_heads: 2, self_heads: 3, positions, ..Config::published() };
+        sizes(false).check().unwrap();
+        let error = sizes(true).check().unwrap_err().to_string();
+        assert!(error.contains("four parts of positions: 6 is not a positive multiple of 4"), "{error}");
+    }
 
     #[test]
     fn products_interpolate_like_libtorch() {
@@ -329,7 +402,7 @@ mod tests {
             rng::seed(6);
             let xs = Tensor::randn([2, 1, 5, 7], options).set_requires_grad(true);
             let ys = if by_products {
-                interpolate_by_products(&xs, 16)
+                interpolate_by_products(&xs, [80, 112])
             } else {
                 xs.upsample_bilinear2d([80, 112], true, None, None)
             };

@@ -4,7 +4,7 @@
 //! image -> vision tower -> projector -----+
 //! text ids -> embedding ------------------+-> splice -> decoder (+LoRA) -> states -> logits (answer)
 //!                                                                            |
-//! sam image  -> TinyVit -> embedding ----------------------------------------+-> MaskDecoder -> mask logits
+//! sam image  -> ImageEncoder -> embedding -----------------------------------+-> MaskHead -> mask logits
 //!                              +-> ClassHead -> modality logits
 //! ```
 //!
@@ -14,12 +14,11 @@ use crate::Result;
 use crate::models::base::{Family, Parts};
 use crate::models::decoder;
 use crate::models::decoder::PackedAttention;
-use crate::models::mask_decoder::{self, MaskDecoder};
-use crate::models::tiny_vit::{self, TinyVit};
+use crate::models::image_encoder::{self, Embedding, ImageEncoder, Trained};
+use crate::models::mask_head::{self, MaskHead, Masks, Prompts};
 use crate::models::tower::{self, ImageSpan, Tower};
 use crate::nn::linear::Linear;
-use crate::nn::{BatchStatistics, LoraConfig, Quantization};
-use crate::tensor::autograd::checkpoint;
+use crate::nn::{LoraConfig, Quantization};
 use crate::tensor::collective::Peers;
 use crate::tensor::host_weights::HostWeights;
 use crate::tensor::store::{Init, Role, Store, StoreOptions, VarPath};
@@ -40,9 +39,9 @@ pub struct Config {
     /// LoRA adapters of the language model; none if the rank is 0.
     pub lora: LoraConfig,
     /// Image encoder for segmentation.
-    pub encoder: tiny_vit::Config,
-    /// Mask decoder.
-    pub decoder: mask_decoder::Config,
+    pub encoder: image_encoder::Config,
+    /// Mask head.
+    pub decoder: mask_head::Config,
     /// Number of modality classes.
     pub num_classes: i64,
 }
@@ -91,10 +90,10 @@ pub struct Stores {
     pub base: Store,
     /// LoRA adapters, with PEFT keys.
     pub lora_adapter: Store,
-    /// TinyViT, with the keys below `image_encoder.`.
+    /// Image encoder; TinyViT has the keys below `image_encoder.`.
     pub image_encoder: Store,
-    /// Mask decoder.
-    pub mask_decoder: Store,
+    /// Mask head.
+    pub mask_head: Store,
     /// Modality classifier.
     pub cls: Store,
 }
@@ -106,14 +105,14 @@ impl Stores {
             ("base", &self.base),
             ("lora_adapter", &self.lora_adapter),
             ("image_encoder", &self.image_encoder),
-            ("mask_decoder", &self.mask_decoder),
+            (MASK_HEAD, &self.mask_head),
             ("cls", &self.cls),
         ]
     }
 }
 
-const PIXEL_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
-const PIXEL_STD: [f32; 3] = [0.229, 0.224, 0.225];
+/// Name of the mask head's file and module.
+pub const MASK_HEAD: &str = "mask_decoder";
 
 /// Runs `f` in the module `name`.
 fn in_module<T>(name: &'static str, f: impl FnOnce() -> T) -> T {
@@ -126,8 +125,8 @@ fn in_module<T>(name: &'static str, f: impl FnOnce() -> T) -> T {
 pub struct PrsMed {
     tower: Tower,
     llm: decoder::Decoder,
-    encoder: TinyVit,
-    decoder: Shared<MaskDecoder>,
+    encoder: ImageEncoder,
+    head: Shared<MaskHead>,
     class_head: Linear,
     /// Channel means and standard deviations of the segmentation images, `[1, 3, 1, 1]` fp32.
     pixel_statistics: [Tensor; 2],
@@ -146,13 +145,8 @@ impl PrsMed {
                 initialise: options.initialise,
             })
         };
-        let stores = Stores {
-            base: store(),
-            lora_adapter: store(),
-            image_encoder: store(),
-            mask_decoder: store(),
-            cls: store(),
-        };
+        let stores =
+            Stores { base: store(), lora_adapter: store(), image_encoder: store(), mask_head: store(), cls: store() };
         let base = stores.base.root(if options.train_base { Role::Trainable } else { Role::Frozen });
         let trained = |store: &Store| store.root(Role::Trainable);
         let lora: VarPath = trained(&stores.lora_adapter);
@@ -168,19 +162,20 @@ impl PrsMed {
             decoder::Decoder::new(&layers, adapters, &config.llm, options.host_layers, options.ranks)
         })
         .with_packed_attention(options.packed_attention);
-        let encoder = in_module("image_encoder", || TinyVit::new(&trained(&stores.image_encoder), &config.encoder));
-        let decoder = in_module("mask_decoder", || MaskDecoder::new(&trained(&stores.mask_decoder), &config.decoder));
+        let encoder_role = if config.encoder.trained() == Trained::All { Role::Trainable } else { Role::Frozen };
+        let encoder =
+            in_module("image_encoder", || ImageEncoder::new(&stores.image_encoder.root(encoder_role), &config.encoder));
+        let mask_head = in_module(MASK_HEAD, || MaskHead::new(&trained(&stores.mask_head), &config.decoder));
         let class_head = in_module("class_head", || {
-            let bias = Some(Init::Const(config.decoder.initial_bias));
-            Linear::with_init(&head, config.encoder.out_dim, config.num_classes, Init::XavierUniform, bias)
+            let bias = Some(Init::Const(config.decoder.initial_bias()));
+            Linear::with_init(&head, config.encoder.channels(), config.num_classes, Init::XavierUniform, bias)
         });
-        let pixel_statistics = [PIXEL_MEAN, PIXEL_STD]
-            .map(|values| Tensor::from_slice(&values).view([1, 3, 1, 1]).to_device(options.device));
+        let pixel_statistics = image_encoder::statistics(&config.encoder, options.device);
         Self {
             tower,
             llm,
             encoder,
-            decoder: Shared::new(decoder),
+            head: Shared::new(mask_head),
             class_head,
             pixel_statistics,
             stores,
@@ -277,71 +272,32 @@ impl PrsMed {
     /// Image embedding for segmentation.
     ///
     /// # Shapes
-    /// `sam_image [b, 3, s, s]` u8, to `[b, c, s / 16, s / 16]`.
-    pub fn embed_image(&self, sam_image: &Tensor, pass: tiny_vit::Pass) -> Tensor {
+    /// `sam_image [b, 3, s, s]` u8; the map is `[b, c, s / stride, s / stride]`.
+    pub fn embed_image(&self, sam_image: &Tensor, pass: image_encoder::Pass) -> Embedding {
         let [_b, _c, _h, _w] = dims(sam_image);
         let _module = module_path::enter("image_encoder");
-        let pixels = sam_image.to_device(self.options.device).to_kind(Kind::Float) / 255.0;
-        let [mean, std] = &self.pixel_statistics;
-        let pixels = (pixels - mean) / std;
-        self.encoder.forward(&self.input(&pixels), pass)
+        let pixels = image_encoder::normalised(sam_image, &self.pixel_statistics);
+        let embed = || self.encoder.embed(&self.input(&pixels), pass);
+        if self.config.encoder.trained() == Trained::Frozen { no_grad(embed) } else { embed() }
     }
 
-    /// Mask logits at the size of the image.
-    ///
-    /// # Shapes
-    /// `embedding [b, c, h, w]`, `states [b, t, d]`, `keep [b, t]` bool (true = use), to `[b, 1, 16 h, 16 w]` fp32.
-    pub fn mask_logits(
-        &self,
-        embedding: &Tensor,
-        states: &Tensor,
-        keep: Option<&Tensor>,
-        pass: mask_decoder::Pass,
-    ) -> Tensor {
-        let _module = module_path::enter("mask_decoder");
-        let logits = if pass.checkpoint {
-            let (decoder, keep) = (self.decoder.clone(), Shared::new(keep.map(Tensor::shallow_clone)));
-            checkpoint(&[embedding, states], move |inputs| {
-                decoder.forward(&inputs[0], &inputs[1], keep.as_ref(), pass.train)
-            })
-        } else {
-            self.decoder.forward(embedding, states, keep, pass.train)
-        };
-        mask_decoder::enlarge(&logits)
+    /// Masks of prompts, each with an image of the embedding.
+    pub fn masks(&self, embedding: &Embedding, prompts: Prompts, pass: mask_head::Pass) -> Masks {
+        let _module = module_path::enter(MASK_HEAD);
+        mask_head::masks(&self.head, embedding, prompts, pass)
     }
 
     /// Modality logits.
     ///
     /// # Shapes
-    /// `embedding [b, c, h, w]` to `[b, classes]` fp32.
-    pub fn class_logits(&self, embedding: &Tensor) -> Tensor {
+    /// `embedding` of b images to `[b, classes]` fp32.
+    pub fn class_logits(&self, embedding: &Embedding) -> Tensor {
         let _module = module_path::enter("class_head");
-        let pooled = embedding.mean_dim([2, 3].as_slice(), false, embedding.kind());
+        let pooled = embedding.map.mean_dim([2, 3].as_slice(), false, embedding.map.kind());
         self.class_head.forward(&pooled, false).to_kind(Kind::Float)
-    }
-
-    /// Encoder settings for a pass that changes no statistics and saves nothing.
-    pub fn evaluation_pass() -> tiny_vit::Pass {
-        tiny_vit::Pass { statistics: BatchStatistics::Running, checkpoint: 0 }
     }
 
     fn input(&self, xs: &Tensor) -> Tensor {
         xs.to_device(self.options.device).to_kind(self.options.compute)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn black_and_white_have_the_values_of_torchvision_after_normalisation() {
-        // torchvision 0.26: Normalize(mean, std) of 0.0 and of 1.0, by channel
-        let expected = [[-2.117_904, 2.248_908], [-2.035_714, 2.428_571], [-1.804_444, 2.64]];
-        for ((mean, std), expected) in PIXEL_MEAN.into_iter().zip(PIXEL_STD).zip(expected) {
-            for (pixel, expected) in [0.0_f32, 1.0].into_iter().zip(expected) {
-                assert!(((pixel - mean) / std - expected).abs() < 1e-5, "{pixel}");
-            }
-        }
     }
 }

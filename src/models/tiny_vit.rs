@@ -6,12 +6,15 @@
 //! original, would be outdated after an optimizer step); the unused classifier (`norm_head`, `head`) is left out; the
 //! size of the map follows the size of the image.
 
+use super::image_encoder::family::{self, Embedding, Encoder, EncoderSizes, Statistics};
+use super::limits::{MAX_COUNT, MAX_WIDTH, check_multiple, check_ranges};
 use crate::nn::attention::split_heads;
 use crate::nn::conv::Conv2dConfig;
 use crate::nn::{BatchStatistics, Conv2d, Conv2dBn, LayerNorm, LayerNorm2d, Linear, Mask, attention};
 use crate::tensor::autograd::checkpoint;
 use crate::tensor::store::{Init, VarPath};
 use crate::tensor::{Shared, Tensor, dims, module_path};
+use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -48,7 +51,48 @@ impl Config {
 }
 
 /// Pixels of the image per cell of the embedding, in each direction.
-pub const STRIDE: i64 = 16;
+const STRIDE: i64 = 16;
+/// Most blocks of a stage.
+const MAX_DEPTH: i64 = 1 << 8;
+/// Largest side of an attention window, in cells.
+const MAX_WINDOW: i64 = 1 << 6;
+/// Most pairs of cells in the windows of all blocks. Each pair is a number in a table.
+const MAX_WINDOW_PAIRS: i64 = 1 << 22;
+
+impl EncoderSizes for Config {
+    fn stride(&self) -> i64 {
+        STRIDE
+    }
+
+    fn channels(&self) -> i64 {
+        self.out_dim
+    }
+
+    fn is_unused(&self, key: &str) -> bool {
+        key.starts_with("norm_head.") || key.starts_with("head.")
+    }
+
+    fn check(&self) -> Result<()> {
+        check_ranges(&[("model.sizes.encoder.out_dim", self.out_dim, MAX_WIDTH)])?;
+        for (key, values, most) in [
+            ("model.sizes.encoder.embed_dims", self.embed_dims, MAX_WIDTH),
+            ("model.sizes.encoder.depths", self.depths, MAX_DEPTH),
+            ("model.sizes.encoder.num_heads", self.num_heads, MAX_COUNT),
+            ("model.sizes.encoder.window_sizes", self.window_sizes, MAX_WINDOW),
+        ] {
+            check_ranges(&values.map(|value| (key, value, most)))?;
+        }
+        let pairs: i64 = (1..4).map(|i| self.depths[i] * self.window_sizes[i].pow(4)).sum();
+        if pairs > MAX_WINDOW_PAIRS {
+            let reason = format!("the windows have {pairs} pairs of cells, {MAX_WINDOW_PAIRS} are the limit");
+            let hint = "use the size of the model, usually 7";
+            return Err(Error::config("model.sizes.encoder.window_sizes", reason, hint));
+        }
+        (1..4).try_for_each(|i| {
+            check_multiple("model.sizes.encoder", "channels and heads", self.embed_dims[i], self.num_heads[i])
+        })
+    }
+}
 
 /// Inverted bottleneck: 1x1, depthwise 3x3, 1x1, residual.
 #[derive(Debug)]
@@ -352,5 +396,43 @@ impl TinyVit {
         }
         let xs = self.neck.norm1.forward(&self.neck.reduce.forward(&xs));
         self.neck.norm2.forward(&self.neck.conv.forward(&xs))
+    }
+}
+
+impl Encoder for TinyVit {
+    fn embed(&self, images: &Tensor, pass: family::Pass) -> Embedding {
+        let [_b, _c, h, w] = dims(images);
+        let statistics = match pass.statistics {
+            Statistics::Running => BatchStatistics::Running,
+            Statistics::Batch => BatchStatistics::Batch { momentum: 0.1 },
+            Statistics::Measure => BatchStatistics::Batch { momentum: 1.0 },
+        };
+        let map = self.forward(images, Pass { statistics, checkpoint: pass.checkpoint });
+        Embedding { map, finer: Vec::new(), size: [h, w] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::store::{Role, Store, StoreOptions};
+    use crate::tensor::{Device, Kind, no_grad, rng};
+
+    #[test]
+    fn batch_statistics_change_the_running_ones_with_the_momentum_of_pytorch() {
+        let _lock = rng::TEST_LOCK.lock();
+        let config = Config { depths: [1; 4], embed_dims: [8; 4], num_heads: [1; 4], out_dim: 8, ..Config::vit_t() };
+        let mean = |statistics| {
+            rng::seed(1);
+            let store = Store::new(StoreOptions::cpu());
+            let encoder = TinyVit::new(&store.root(Role::Trainable), &config);
+            let images = Tensor::ones([2, 3, 32, 32], (Kind::Float, Device::Cpu));
+            no_grad(|| encoder.embed(&images, family::Pass { statistics, checkpoint: 0 }));
+            store.get("patch_embed.seq.0.bn.running_mean").expect("a buffer")
+        };
+        let [same, batch, measured] = [Statistics::Running, Statistics::Batch, Statistics::Measure].map(mean);
+        let largest = |xs: Tensor| xs.abs().max().double_value(&[]);
+        assert!(largest(same) == 0.0 && largest(measured.shallow_clone()) > 0.01);
+        assert!(largest(batch * 10.0 - measured) < 1e-6);
     }
 }

@@ -6,13 +6,10 @@ use super::parts::{Configs, Found, UNREAD_HINT, single_file};
 use crate::hub::Spec;
 use crate::models::base::fields::CONFIG_HINT;
 use crate::models::base::{self, Family, TowerFiles};
+use crate::models::image_encoder::known::{self, TINY_SAM};
 use crate::tensor::weights::{Archive, read_config};
 use crate::{Error, Result};
-use serde_json::Value;
 use std::path::{Path, PathBuf};
-
-/// The image encoder of the default settings.
-const TINY_SAM: &str = "hub:merve/tinysam";
 
 /// Reads the `config.json` of parts, of those on the hub with `fetch`, and the keys of an image encoder on this machine.
 /// Weights are not downloaded. Adds the folders to `configs`; parts that it has are not read again. Returns warnings: fields
@@ -49,8 +46,8 @@ pub fn check_parts(
         let checked = match key {
             "model.base" => check_base(&folder),
             "model.vision_tower" => check_tower(&folder, tower),
-            _ if folder.join("config.json").is_file() => check_encoder_config(&folder).map(|()| Vec::new()),
-            _ => single_file(&folder).and_then(|file| check_encoder(&Archive::open(&file)?)).map(|()| Vec::new()),
+            _ if folder.join("config.json").is_file() => known::check_config(&folder).map(|()| Vec::new()),
+            _ => single_file(&folder).and_then(|file| known::sizes_of(&Archive::open(&file)?)).map(|_| Vec::new()),
         };
         let notes = checked.map_err(|error| {
             let (hint, text) = (error.hint(), error.to_string());
@@ -94,7 +91,7 @@ fn find_encoder(
         Spec::Hub(source) => fetch(&source.with_inside("").to_string()).ok(),
     };
     if found.is_none() {
-        warnings.extend(encoder_by_name(spec)?);
+        warnings.extend(known::check_name(spec)?);
     }
     Ok(found)
 }
@@ -129,74 +126,6 @@ fn check_tower(folder: &Path, files: &TowerFiles) -> Result<Vec<String>> {
 fn family(model: &ModelConfig, configs: &Configs) -> &'static Family {
     let folder = configs.get(&model.base).map_or(Path::new(&model.base), PathBuf::as_path);
     base::open(folder).map(|(family, _)| family).unwrap_or_default()
-}
-
-const ENCODER_HINT: &str = "use `hub:merve/tinysam`, or a file of TinySAM or MobileSAM";
-
-fn other_encoder(path: &Path, kind: &str) -> Error {
-    Error::weights(path, format!("this is {kind}; only TinyViT (TinySAM, MobileSAM) can be read"), ENCODER_HINT)
-}
-
-/// Refuses an image encoder that cannot be read if its name is that of another one; else a warning, unless the name is that
-/// of a supported one.
-fn encoder_by_name(spec: &str) -> Result<Option<String>> {
-    let name = spec.rsplit(['/', '\\']).next().unwrap_or(spec).to_lowercase().replace(['_', '.'], "-");
-    let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
-    if has(&["tinysam", "tiny-sam", "tinyvit", "tiny-vit", "mobile"]) {
-        return Ok(None);
-    }
-    if has(&["sam-vit", "medsam", "sam2", "sam-2", "sam-med", "sam-hq"]) {
-        let reason = format!("`{spec}` is by its name another SAM; only TinyViT (TinySAM, MobileSAM) can be read");
-        return Err(Error::config("model.image_encoder", reason, ENCODER_HINT));
-    }
-    let text = "cannot be read here: it is planned as TinyViT, which it must be";
-    Ok(Some(format!("`model.image_encoder`: `{spec}` {text}")))
-}
-
-/// Name of SAM's encoder of this width.
-fn sam_of(width: Option<i64>) -> String {
-    match width {
-        Some(768) => "SAM ViT-B".to_owned(),
-        Some(1024) => "SAM ViT-L".to_owned(),
-        Some(1280) => "SAM ViT-H".to_owned(),
-        _ => "SAM with a ViT".to_owned(),
-    }
-}
-
-/// Refuses the `config.json` of another SAM in `folder`.
-fn check_encoder_config(folder: &Path) -> Result<()> {
-    let path = folder.join("config.json");
-    let json = read_config(&path, ENCODER_HINT)?;
-    match json.get("model_type").and_then(Value::as_str) {
-        Some("sam") => {
-            // the width that transformers does not write is ViT-B's
-            let width = json.pointer("/vision_config/hidden_size").map_or(Some(768), Value::as_i64);
-            Err(other_encoder(&path, &sam_of(width)))
-        }
-        Some(kind) if kind.starts_with("sam") => Err(other_encoder(&path, &format!("`{kind}`"))),
-        _ => Ok(()),
-    }
-}
-
-/// Refuses weights of another image encoder than TinyViT, recognised by their keys.
-pub(super) fn check_encoder(archive: &Archive) -> Result<()> {
-    let first = "patch_embed.seq.0.c.weight";
-    let has = |end: &str| archive.names().iter().any(|name| name.ends_with(end));
-    if has(first) {
-        return Ok(());
-    }
-    let width = || {
-        let found = archive.names().iter().find(|name| name.ends_with("pos_embed"))?;
-        archive.info(found)?.shape.last().copied()
-    };
-    let kind = if has("trunk.blocks.0.attn.qkv.weight") || has("backbone.blocks.0.attn.qkv.weight") {
-        "SAM 2".to_owned()
-    } else if has("blocks.0.attn.qkv.weight") || has("vision_encoder.layers.0.attn.qkv.weight") {
-        sam_of(width())
-    } else {
-        format!("another network, without the key `{first}`")
-    };
-    Err(other_encoder(archive.path(), &kind))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use crate::nn::LoraConfig;
 use crate::segment::setup::planned_sizes;
 use crate::tensor::weights::write_safetensors;
 use crate::tensor::{Device, Kind, Tensor};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// A folder with this `config.json`: the sizes of a small language model, and `more`.
@@ -129,7 +129,7 @@ fn sizes_of_a_base_on_the_hub_are_those_of_its_config() {
     };
     let sizes = of("hub:test/small", &json!({"num_hidden_layers": 3})).unwrap();
     assert_eq!((sizes.llm.hidden_size, sizes.llm.num_hidden_layers), (128, 3));
-    assert_eq!((sizes.decoder.prompt_dim, clip_of(sizes.tower)), (128, clip::Config::vit_l_14_336()));
+    assert_eq!((sizes.decoder.prompt_dim(), clip_of(sizes.tower)), (128, clip::Config::vit_l_14_336()));
     let sizes = of("hub:test/224", &json!({"mm_vision_tower": "openai/clip-vit-large-patch14"})).unwrap();
     assert_eq!(sizes.tower.image_size(), 224);
     let error = of("hub:test/qwen", &json!({"architectures": ["Qwen2VLForConditionalGeneration"]})).unwrap_err();

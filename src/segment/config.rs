@@ -7,7 +7,7 @@ use crate::data::mixing_sampler::Ratio;
 use crate::data::split::Fold;
 use crate::models::base::{Family, LLAVA_MED, Parts};
 use crate::models::decoder::{self, PackedAttention};
-use crate::models::{mask_decoder, tiny_vit, tower};
+use crate::models::{image_encoder, mask_head, tower};
 use crate::nn::Quantization;
 use crate::setting::settings;
 use crate::trainer::FirstLayers;
@@ -76,7 +76,7 @@ settings! {
         /// as published).
         batch_norm: BatchNorm = BatchNorm::Frozen, results(Changes), resume(Fixed);
         /// Published mask decoder.
-        decoder: mask_decoder::Version = mask_decoder::Version::V5, results(Changes), resume(Fixed);
+        decoder: mask_head::Version = mask_head::Version::V5, results(Changes), resume(Fixed);
         /// Dropout of the mask decoder.
         decoder_dropout: f64 = 0.1, results(Changes), resume(Fixed), range(0.0..1.0);
         /// Add fixed position encodings to the image cells of the mask decoder; the published decoder has none. Helps
@@ -94,6 +94,19 @@ settings! {
             memory("activations of the language model grow with the length of texts");
         /// Sizes of parts that start from random weights. Parts with weights have their own sizes.
         sizes: Option<Sizes> = None, results(Changes), resume(Fixed);
+    }
+}
+
+impl ModelConfig {
+    /// Options of the mask head.
+    pub(super) fn head_options(&self) -> mask_head::Options {
+        mask_head::Options {
+            version: self.decoder,
+            dropout: self.decoder_dropout,
+            attention_dropout: self.semantics.drops_attention(),
+            positions: self.decoder_positions,
+            initial_bias: self.semantics.initial_bias(),
+        }
     }
 }
 
@@ -121,7 +134,7 @@ pub struct Sizes {
     /// Language model; `vocab_size` is replaced by the tokenizer's.
     pub llm: decoder::Config,
     /// Image encoder.
-    pub encoder: tiny_vit::Config,
+    pub encoder: image_encoder::Config,
     /// Width of the decoder's prompt MLP.
     pub decoder_hidden_dim: i64,
     /// Heads of the decoder's cross- and self-attention.

@@ -2,21 +2,14 @@
 
 use super::config::{ModelConfig, RANDOM};
 use super::loaded::{DESCRIPTION, Description, FORMAT};
-use crate::models::limits::{self, MAX_COUNT, MAX_SIDE, MAX_VOCABULARY, MAX_WIDTH, check_multiple};
-use crate::models::{prsmed, tiny_vit};
+use crate::models::limits::{self, MAX_SIDE, MAX_VOCABULARY, MAX_WIDTH, check_multiple};
+use crate::models::prsmed;
 use crate::nn::Quantization;
 use crate::tensor::weights::{CHECKSUMS, verify_folder_without};
 use crate::trainer::checkpoint::STATE;
 use crate::{Error, Result, files};
 use std::io::ErrorKind;
 use std::path::Path;
-
-/// Most blocks of a stage of the image encoder.
-const MAX_DEPTH: i64 = 1 << 8;
-/// Largest side of an attention window, in cells.
-const MAX_WINDOW: i64 = 1 << 6;
-/// Most pairs of cells in the windows of all blocks. Each pair is a number in a table of the image encoder.
-const MAX_WINDOW_PAIRS: i64 = 1 << 22;
 
 /// Reads and checks `model.json`.
 ///
@@ -75,8 +68,8 @@ pub(super) fn check_description(path: &Path, description: &Description) -> Resul
             sizes.tower.image_size(),
         ),
         ("`pixels.sam_size` and `model.image_size`", pixels.sam_size.into(), model.image_size),
-        ("`sizes.decoder.prompt_dim` and `sizes.llm.hidden_size`", sizes.decoder.prompt_dim, sizes.llm.hidden_size),
-        ("`sizes.decoder.image_dim` and `sizes.encoder.out_dim`", sizes.decoder.image_dim, sizes.encoder.out_dim),
+        ("`sizes.decoder.prompt_dim` and `sizes.llm.hidden_size`", sizes.decoder.prompt_dim(), sizes.llm.hidden_size),
+        ("`sizes.decoder.image_dim` and `sizes.encoder.out_dim`", sizes.decoder.image_dim(), sizes.encoder.channels()),
     ];
     match pairs.into_iter().find(|(_, one, other)| one != other) {
         Some((what, one, other)) => wrong(format!("{what} must be equal, found {one} and {other}")),
@@ -84,75 +77,27 @@ pub(super) fn check_description(path: &Path, description: &Description) -> Resul
     }
 }
 
-/// Checks that sizes are possible and fit together.
+/// Checks that sizes are possible and fit together, before memory for them is asked for.
 ///
 /// # Errors
 /// [`Error::Config`].
 pub(super) fn check_sizes(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
-    check_ranges(config, sizes)?;
-    check_multiples(config, sizes)
-}
-
-/// Refuses sizes that no model has, before memory for them is asked for.
-fn check_ranges(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
     let prsmed::Config { tower, llm, lora, encoder, decoder, num_classes, .. } = sizes;
     tower.check()?;
     llm.check()?;
     let single = [
         ("model.image_size", config.image_size, MAX_SIDE),
-        ("model.sizes.encoder.out_dim", encoder.out_dim, MAX_WIDTH),
-        ("model.sizes.decoder_hidden_dim", decoder.hidden_dim, MAX_WIDTH),
-        ("model.sizes.decoder.feed_forward_dim", decoder.feed_forward_dim, MAX_WIDTH),
         ("the number of modality classes", *num_classes, MAX_VOCABULARY),
     ];
-    let stages = [
-        ("model.sizes.encoder.embed_dims", encoder.embed_dims, MAX_WIDTH),
-        ("model.sizes.encoder.depths", encoder.depths, MAX_DEPTH),
-        ("model.sizes.encoder.num_heads", encoder.num_heads, MAX_COUNT),
-        ("model.sizes.encoder.window_sizes", encoder.window_sizes, MAX_WINDOW),
-    ];
-    let stages = stages.into_iter().flat_map(|(key, values, most)| values.map(|value| (key, value, most)));
-    limits::check_ranges(&single.into_iter().chain(stages).collect::<Vec<_>>())?;
-    let pairs: i64 = (1..4).map(|i| encoder.depths[i] * encoder.window_sizes[i].pow(4)).sum();
-    if pairs > MAX_WINDOW_PAIRS {
-        let reason = format!("the windows have {pairs} pairs of cells, {MAX_WINDOW_PAIRS} are the limit");
-        return Err(Error::config("model.sizes.encoder.window_sizes", reason, "use the size of the model, usually 7"));
-    }
+    limits::check_ranges(&single)?;
+    encoder.check()?;
+    decoder.check()?;
     // a merged model has rank 0
     if !(0..=MAX_WIDTH).contains(&lora.rank) {
         let reason = format!("must be from 1 to {MAX_WIDTH}, got {}", lora.rank);
         return Err(Error::config("lora.rank", reason, "use the rank of the adapters, usually 16"));
     }
-    Ok(())
-}
-
-fn check_multiples(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
-    if config.decoder_positions {
-        check_multiple(
-            "model.sizes.encoder.out_dim",
-            "channels and the four parts of positions",
-            sizes.decoder.image_dim,
-            4,
-        )?;
-    }
-    check_multiple("model.image_size", "pixels and the encoder's stride", config.image_size, tiny_vit::STRIDE)?;
-    check_multiple(
-        "model.sizes.decoder_heads",
-        "channels and heads",
-        sizes.decoder.image_dim,
-        sizes.decoder.cross_heads,
-    )?;
-    check_multiple(
-        "model.sizes.decoder_heads",
-        "channels and heads",
-        sizes.decoder.image_dim,
-        sizes.decoder.self_heads,
-    )?;
-    for i in 1..4 {
-        let (dim, heads) = (sizes.encoder.embed_dims[i], sizes.encoder.num_heads[i]);
-        check_multiple("model.sizes.encoder", "channels and heads", dim, heads)?;
-    }
-    Ok(())
+    check_multiple("model.image_size", "pixels and the encoder's stride", config.image_size, sizes.encoder.stride())
 }
 
 /// Checks settings of the trained parts of a new model.
@@ -223,18 +168,6 @@ mod tests {
     #[test]
     fn a_description_of_another_format_is_refused() {
         assert!(refused("/format", json!(99)).contains("has the format 99"));
-    }
-
-    #[test]
-    fn only_positions_need_channels_in_four_parts() {
-        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
-        let Description { mut model, mut sizes, .. } = describe(&fixture).unwrap();
-        (sizes.decoder.image_dim, sizes.decoder.cross_heads, sizes.decoder.self_heads) = (6, 2, 3);
-        model.decoder_positions = false;
-        check_multiples(&model, &sizes).unwrap();
-        model.decoder_positions = true;
-        let error = check_multiples(&model, &sizes).unwrap_err().to_string();
-        assert!(error.contains("four parts of positions: 6 is not a positive multiple of 4"), "{error}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::validation::values;
 use crate::data::image::{sam_pixels, tower_pixels};
 use crate::data::text::{self, AnswerStream};
 use crate::models::decoder::KvCache;
+use crate::models::image_encoder::{self, Embedding};
 use crate::models::prsmed::PrsMed;
 use crate::tensor::{Kind, Tensor, guard, ledger, meta, no_grad};
 use crate::{Error, Result};
@@ -22,14 +23,15 @@ use std::ops::ControlFlow;
 pub struct Encoding {
     /// Vision features `[1, p, w]`, see [`PrsMed::vision_features`].
     features: Tensor,
-    /// Image embedding `[1, c, h, w]`, see [`PrsMed::embed_image`].
-    embedding: Tensor,
+    /// Image embedding, see [`PrsMed::embed_image`].
+    embedding: Embedding,
 }
 
 impl Encoding {
     /// Bytes of its tensors.
     pub fn bytes(&self) -> usize {
-        [&self.features, &self.embedding].map(|tensor| tensor.numel() * tensor.kind().elt_size_in_bytes()).iter().sum()
+        let tensors = std::iter::once(&self.features).chain(self.embedding.maps());
+        tensors.map(|tensor| tensor.numel() * tensor.kind().elt_size_in_bytes()).sum()
     }
 }
 
@@ -108,7 +110,7 @@ impl LoadedModel {
 /// Runs the encoders on an image, given as [`PrsMed::image_tokens`] and [`PrsMed::embed_image`] take it.
 pub(super) fn encode(model: &PrsMed, [tower, sam]: &[Tensor; 2]) -> Encoding {
     let features = model.vision_features(tower);
-    let embedding = model.embed_image(sam, PrsMed::evaluation_pass());
+    let embedding = model.embed_image(sam, image_encoder::Pass::default());
     Encoding { features, embedding }
 }
 
@@ -182,8 +184,9 @@ mod tests {
     use super::*;
     use crate::data::text::IMAGE_TOKEN;
     use crate::models::decoder::PackedAttention;
+    use crate::models::llava;
+    use crate::models::mask_head::{self, Prompts};
     use crate::models::prsmed::BuildOptions;
-    use crate::models::{llava, mask_decoder};
     use crate::nn::Quantization;
     use crate::tensor::{Device, rng};
     use std::path::Path;
@@ -269,8 +272,9 @@ mod tests {
                 let layout = layout.to_device(Device::Cpu);
                 let embeds = llava::splice(&model.llm().embed(&layout.ids), &model.image_tokens(&tower), &layout.index);
                 let states = model.llm().forward_cached(&embeds, None, &mut KvCache::new(model.llm().config(), 1000));
-                let embedding = model.embed_image(&sam, PrsMed::evaluation_pass());
-                let logits = model.mask_logits(&embedding, &states, None, mask_decoder::Pass::default());
+                let embedding = model.embed_image(&sam, image_encoder::Pass::default());
+                let prompts = Prompts { states: &states, keep: None };
+                let logits = model.masks(&embedding, prompts, mask_head::Pass::default()).logits;
                 (masks_at(&logits, (40, 30)).unwrap(), probabilities(&model.class_logits(&embedding)).unwrap())
             });
             assert_eq!((reply.masks, reply.classes), (mask, classes));

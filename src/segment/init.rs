@@ -133,13 +133,8 @@ fn sizes(
         let name = |version| serde_json::to_value(version).map_or_else(|_| String::new(), |name| name.to_string());
         return different("model.decoder", name(trained.model.decoder), name(config.decoder));
     }
-    let decoder = crate::models::mask_decoder::Config {
-        dropout: config.decoder_dropout,
-        attention_dropout: config.semantics.drops_attention(),
-        positions: config.decoder_positions,
-        initial_bias: config.semantics.initial_bias(),
-        ..of.decoder.clone()
-    };
+    let mut decoder = of.decoder.clone();
+    decoder.follow(&config.head_options());
     let num_classes = i64::try_from(num_classes).expect("a handful of modalities");
     Ok(prsmed::Config { lora, decoder, num_classes, ..of.clone() })
 }

@@ -15,7 +15,7 @@ use crate::data::split::Fold;
 use crate::data::text::{Prompt, TextTokenizer};
 use crate::data::volume::{Axis, Window};
 use crate::hub::{self, Pinned};
-use crate::models::prsmed::{self, PrsMed};
+use crate::models::prsmed::{self, MASK_HEAD, PrsMed};
 use crate::nn::Quantization;
 use crate::tensor::collective::Peers;
 use crate::tensor::weights::Archive;
@@ -34,7 +34,7 @@ pub(super) const ADAPTER_CONFIG: &str = "lora_adapter/adapter_config.json";
 
 /// True if `folder` was written by the original code.
 pub(super) fn is_published(folder: &Path) -> bool {
-    !folder.join(DESCRIPTION).exists() && folder.join("mask_decoder.pth").exists()
+    !folder.join(DESCRIPTION).exists() && folder.join(format!("{MASK_HEAD}.pth")).exists()
 }
 
 /// Description of a checkpoint folder (`model.json`).

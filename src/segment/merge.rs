@@ -16,6 +16,7 @@ use crate::data::identity::DataIdentity;
 use crate::data::text::TextTokenizer;
 use crate::event::{Event, Observer};
 use crate::models::base::Keys;
+use crate::models::prsmed::MASK_HEAD;
 use crate::nn::Quantization;
 use crate::tensor::weights::{Archive, Staged, TensorSpec};
 use crate::tensor::{Device, Kind, Tensor, guard, no_grad};
@@ -83,7 +84,7 @@ impl Source {
         let tokenizer =
             TextTokenizer::open(&needs::tokenizer_folder(folder, base.archive.path()), &description.prompt)?.files()?;
         let mut parts = Vec::new();
-        for part in ["image_encoder", "mask_decoder", "cls"] {
+        for part in ["image_encoder", MASK_HEAD, "cls"] {
             let file = part_file(folder, part);
             let is_missing = part == "cls" && !file.exists();
             parts.push((part, if is_missing { None } else { Some(Archive::open(&file)?) }));
@@ -152,7 +153,7 @@ impl Source {
             let Some(archive) = archive else {
                 let sizes = &self.description.sizes;
                 let options = (Kind::Float, Device::Cpu);
-                let weight = Tensor::zeros([sizes.num_classes, sizes.encoder.out_dim], options);
+                let weight = Tensor::zeros([sizes.num_classes, sizes.encoder.channels()], options);
                 let bias = Tensor::zeros([sizes.num_classes], options);
                 staged.write_tensors(&target, &[("2.weight", &weight), ("2.bias", &bias)], &BTreeMap::new())?;
                 continue;

@@ -9,9 +9,9 @@ use super::layout::Layout;
 use super::setup::{Build, RunOverrides};
 use super::step::{self, Inputs, Pass};
 use super::{LoadedModel, Semantics, setup, weights};
+use crate::models::image_encoder::{self, Statistics};
 use crate::models::prsmed::PrsMed;
-use crate::models::{decoder, mask_decoder, tiny_vit};
-use crate::nn::BatchStatistics;
+use crate::models::{decoder, mask_head};
 use crate::tensor::store::Role;
 use crate::tensor::weights::{Archive, Staged};
 use crate::tensor::{Device, Kind, Tensor, guard, no_grad, rng};
@@ -134,8 +134,8 @@ impl Task for TraceTask<'_> {
         let LoadedModel { model, description, .. } = self.loaded;
         let pass = Pass {
             llm: decoder::Pass { train: false, checkpoint: 0 },
-            encoder: tiny_vit::Pass { statistics: BatchStatistics::Batch { momentum: 0.1 }, checkpoint: 0 },
-            decoder: mask_decoder::Pass::default(),
+            encoder: image_encoder::Pass { statistics: Statistics::Batch, checkpoint: 0 },
+            decoder: mask_head::Pass::default(),
         };
         let prepared = inputs.to_device(inputs.vision.resolve(model), effective_batch);
         let outputs = step::forward(model, &prepared, pass);
@@ -143,7 +143,7 @@ impl Task for TraceTask<'_> {
         let mut first = self.first.borrow_mut();
         if first.is_empty() {
             first.push(("llm_last_hidden".to_owned(), outputs.states.detach()));
-            first.push(("image_embedding".to_owned(), outputs.embedding.detach()));
+            first.push(("image_embedding".to_owned(), outputs.embedding.map.detach()));
             first.push(("mask_logits".to_owned(), outputs.mask_logits.detach()));
             first.push(("class_logits".to_owned(), outputs.class_logits.detach()));
         }

@@ -6,29 +6,27 @@
 
 use super::layout::DeviceLayout;
 use crate::models::decoder::{self, KvCache};
+use crate::models::image_encoder::{self, Embedding};
+use crate::models::llava;
+use crate::models::mask_head::{self, Prompts};
 use crate::models::prsmed::PrsMed;
-use crate::models::{llava, mask_decoder, tiny_vit};
 use crate::tensor::{Tensor, dims};
 
 /// Options of a forward pass.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Pass {
     /// Options of the language model.
     pub llm: decoder::Pass,
     /// Options of the image encoder.
-    pub encoder: tiny_vit::Pass,
-    /// Options of the mask decoder.
-    pub decoder: mask_decoder::Pass,
+    pub encoder: image_encoder::Pass,
+    /// Options of the mask head.
+    pub decoder: mask_head::Pass,
 }
 
 impl Pass {
     /// Without dropout and without updates of running statistics.
     pub fn evaluation() -> Self {
-        Self {
-            llm: decoder::Pass::default(),
-            encoder: PrsMed::evaluation_pass(),
-            decoder: mask_decoder::Pass::default(),
-        }
+        Self::default()
     }
 }
 
@@ -47,7 +45,7 @@ pub enum Segmented<'a> {
     /// Images `[b, 3, s, s]` u8.
     Pixels(&'a Tensor),
     /// Their embedding, [`PrsMed::embed_image`].
-    Embedding(&'a Tensor),
+    Embedding(&'a Embedding),
 }
 
 /// Outputs of a pass.
@@ -55,8 +53,8 @@ pub enum Segmented<'a> {
 pub struct Outputs {
     /// States after the final norm, `[s, t, d]`.
     pub states: Tensor,
-    /// `[b, c, h, w]`.
-    pub embedding: Tensor,
+    /// Of b images.
+    pub embedding: Embedding,
     /// `[q, 1, s, s]` fp32.
     pub mask_logits: Tensor,
     /// `[q, classes]` fp32.
@@ -81,23 +79,24 @@ pub fn forward(
     };
     let embedding = match images.segmented {
         Segmented::Pixels(pixels) => model.embed_image(pixels, pass.encoder),
-        Segmented::Embedding(embedding) => embedding.shallow_clone(),
+        Segmented::Embedding(embedding) => embedding.map_each(Tensor::shallow_clone),
     };
-    let mask_logits = {
-        let embedding = of_questions(&embedding, layout);
+    let masks = {
+        let embedding = embedding.map_each(|map| of_questions(map, layout));
         let [s, t, d] = dims(&states);
         match &layout.prompt {
             // texts without answers are prompts as a whole
             Some(prompt) if layout.prompt_keep.is_some() || dims(prompt) != [s, t] => {
                 let [q, l] = dims(prompt);
                 let prompt = states.flatten(0, 1).index_select(0, &prompt.flatten(0, 1)).view([q, l, d]);
-                model.mask_logits(&embedding, &prompt, layout.prompt_keep.as_ref(), pass.decoder)
+                let prompts = Prompts { states: &prompt, keep: layout.prompt_keep.as_ref() };
+                model.masks(&embedding, prompts, pass.decoder)
             }
-            _ => model.mask_logits(&embedding, &states, None, pass.decoder),
+            _ => model.masks(&embedding, Prompts { states: &states, keep: None }, pass.decoder),
         }
     };
     let class_logits = of_questions(&model.class_logits(&embedding), layout);
-    Outputs { states, embedding, mask_logits, class_logits }
+    Outputs { states, embedding, mask_logits: masks.logits, class_logits }
 }
 
 /// Rows of images, repeated for their questions: `[b, ..]` to `[q, ..]`.

@@ -6,7 +6,6 @@ pub use super::description::{check_host_layers, describe, verify};
 pub use super::loaded::{Build, Description, LoadedModel, RunOverrides, pixels};
 pub use super::parts::Configs;
 
-use super::architecture::check_encoder;
 use super::description::{check_adapters, check_sizes};
 use super::loaded::is_published;
 use super::needs;
@@ -19,8 +18,9 @@ use crate::data::identity::SeenImages;
 use crate::data::image::PixelConfig;
 use crate::data::text::TextTokenizer;
 use crate::models::base::{Parts, check_weights};
+use crate::models::image_encoder::{self, known};
+use crate::models::mask_head;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
-use crate::models::{mask_decoder, tiny_vit};
 use crate::nn::LoraConfig;
 use crate::tensor::collective::Peers;
 use crate::tensor::weights::Archive;
@@ -180,7 +180,7 @@ pub(super) fn described(folder: &Path, overrides: &RunOverrides, build: Build) -
     }
     if let Some(semantics) = overrides.semantics {
         description.model.semantics = semantics;
-        description.sizes.decoder.attention_dropout = semantics.drops_attention();
+        description.sizes.decoder.follow(&description.model.head_options());
         let labels = description.pixels.labels;
         description.pixels = PixelConfig { labels, ..pixels(&description.model, &description.sizes) };
     }
@@ -313,8 +313,10 @@ pub fn planned_sizes(
     } else {
         Found::local(config, configs)?.planned_sizes(config)?
     };
-    let published = config.image_encoder != RANDOM;
-    let encoder = if published { tiny_vit::Config::vit_t() } else { sizes(config)?.encoder.clone() };
+    let encoder = match config.image_encoder.as_str() {
+        RANDOM => sizes(config)?.encoder.clone(),
+        spec => known::sizes_by_name(spec),
+    };
     let sizes = assembled_sizes(config, lora, num_classes, (base, encoder));
     check_sizes(config, &sizes)?;
     check_adapters(config, &sizes)?;
@@ -333,10 +335,7 @@ fn model_sizes(
         None => sizes(config)?.base(vocab_size),
     };
     let encoder = match &found.image_encoder {
-        Some(file) => {
-            check_encoder(&Archive::open(file)?)?;
-            tiny_vit::Config::vit_t()
-        }
+        Some(file) => known::sizes_of(&Archive::open(file)?)?,
         None => sizes(config)?.encoder.clone(),
     };
     Ok(assembled_sizes(config, lora, num_classes, (base, encoder)))
@@ -346,26 +345,10 @@ fn assembled_sizes(
     config: &ModelConfig,
     lora: LoraConfig,
     num_classes: usize,
-    (Parts { family, tower, llm }, encoder): (Parts, tiny_vit::Config),
+    (Parts { family, tower, llm }, encoder): (Parts, image_encoder::Config),
 ) -> prsmed::Config {
-    let published = mask_decoder::Config::published();
-    let (hidden_dim, heads) =
-        config.sizes.as_ref().map_or((published.hidden_dim, [published.cross_heads, published.self_heads]), |s| {
-            (s.decoder_hidden_dim, s.decoder_heads)
-        });
-    let decoder = mask_decoder::Config {
-        version: config.decoder,
-        prompt_dim: llm.hidden_size,
-        image_dim: encoder.out_dim,
-        hidden_dim,
-        cross_heads: heads[0],
-        self_heads: heads[1],
-        feed_forward_dim: 2 * encoder.out_dim,
-        dropout: config.decoder_dropout,
-        attention_dropout: config.semantics.drops_attention(),
-        positions: config.decoder_positions,
-        initial_bias: config.semantics.initial_bias(),
-    };
+    let own = config.sizes.as_ref().map(|sizes| (sizes.decoder_hidden_dim, sizes.decoder_heads));
+    let decoder = mask_head::Config::prsmed(llm.hidden_size, encoder.channels(), own, &config.head_options());
     let num_classes = i64::try_from(num_classes).expect("a handful of modalities");
     prsmed::Config { family, tower, llm, lora, encoder, decoder, num_classes }
 }

@@ -29,9 +29,9 @@ use crate::data::split::spread;
 use crate::data::unreadable::Unreadable;
 use crate::event::{Event, Observer};
 use crate::models::base::Keys;
-use crate::models::prsmed::PrsMed;
-use crate::models::{decoder, mask_decoder, tiny_vit};
-use crate::nn::BatchStatistics;
+use crate::models::image_encoder::{self, Statistics};
+use crate::models::prsmed::{MASK_HEAD, PrsMed};
+use crate::models::{decoder, mask_head};
 use crate::segment::Semantics;
 use crate::tensor::store::{Entry, Role};
 use crate::tensor::weights::Staged;
@@ -379,9 +379,8 @@ pub(super) fn calibration_images(model: &ModelConfig) -> Option<usize> {
 
 /// Sets the encoder's running statistics to those of `sam_image`.
 pub(super) fn calibrate(model: &PrsMed, sam_image: &Tensor) -> Result<()> {
-    let statistics = BatchStatistics::Batch { momentum: 1.0 };
     guard::guard(|| {
-        let pass = tiny_vit::Pass { statistics, checkpoint: 0 };
+        let pass = image_encoder::Pass { statistics: Statistics::Measure, checkpoint: 0 };
         let _embedding = no_grad(|| model.embed_image(sam_image, pass));
         Ok(())
     })
@@ -390,13 +389,13 @@ pub(super) fn calibrate(model: &PrsMed, sam_image: &Tensor) -> Result<()> {
 /// Options of training passes.
 pub(super) fn training_pass(model: &ModelConfig, train: &TrainConfig) -> Pass {
     let statistics = match model.batch_norm {
-        BatchNorm::Frozen => BatchStatistics::Running,
-        BatchNorm::Batch => BatchStatistics::Batch { momentum: 0.1 },
+        BatchNorm::Frozen => Statistics::Running,
+        BatchNorm::Batch => Statistics::Batch,
     };
     Pass {
         llm: decoder::Pass { train: true, checkpoint: train.checkpointing.count() },
-        encoder: tiny_vit::Pass { statistics, checkpoint: train.checkpoint_encoder.count() },
-        decoder: mask_decoder::Pass { train: true, checkpoint: train.checkpoint_decoder },
+        encoder: image_encoder::Pass { statistics, checkpoint: train.checkpoint_encoder.count() },
+        decoder: mask_head::Pass { train: true, checkpoint: train.checkpoint_decoder },
     }
 }
 
@@ -411,8 +410,7 @@ pub(super) fn parameters(model: &PrsMed) -> Vec<Parameter> {
 }
 
 /// Parts of the model by module path.
-const PARTS: [&str; 7] =
-    ["llm", "projector", "vision_tower", "lora_adapter", "image_encoder", "mask_decoder", "class_head"];
+const PARTS: [&str; 7] = ["llm", "projector", "vision_tower", "lora_adapter", "image_encoder", MASK_HEAD, "class_head"];
 
 /// The part that `key` of a file belongs to.
 fn part_of<'a>(file: &'a str, key: &str, keys: &Keys) -> &'a str {
@@ -585,16 +583,6 @@ impl SegmentTask {
 mod tests {
     use super::*;
     use crate::tensor::Kind;
-
-    #[test]
-    fn batch_statistics_change_the_running_ones_with_the_momentum_of_pytorch() {
-        let statistics = |batch_norm| {
-            let model = ModelConfig { batch_norm, ..ModelConfig::default() };
-            training_pass(&model, &TrainConfig::default()).encoder.statistics
-        };
-        assert_eq!(statistics(BatchNorm::Frozen), BatchStatistics::Running);
-        assert_eq!(statistics(BatchNorm::Batch), BatchStatistics::Batch { momentum: 0.1 });
-    }
 
     #[test]
     fn passes_over_tensors_of_other_sizes_have_other_buckets() {

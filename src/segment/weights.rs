@@ -20,9 +20,10 @@ use super::{Semantics, needs};
 use crate::data::familiarity::images::IMAGES_FILE;
 use crate::data::familiarity::questions::QUESTIONS_FILE;
 use crate::data::manifest::REFERENCE_CLASSES;
-use crate::models::base::{self, Parts, fields::Fields, shape_of};
-use crate::models::prsmed::{self, PrsMed};
-use crate::models::{mask_decoder, tiny_vit};
+use crate::models::base::{self, Parts, fields::Fields};
+use crate::models::image_encoder::known;
+use crate::models::mask_head;
+use crate::models::prsmed::{self, MASK_HEAD, PrsMed};
 use crate::nn::Quantization;
 use crate::tensor::store::Store;
 use crate::tensor::weights::{Archive, LoadReport, Staged};
@@ -58,13 +59,12 @@ impl Found {
     pub(super) fn load(&self, model: &PrsMed, build: Build) -> Result<Vec<String>> {
         let mut warnings = Vec::new();
         let allow_partial = build.allow_partial;
-        let stores = model.stores();
         if let Some(base) = &self.base {
             let report = load_base(base, self.tower.as_deref(), model, build.cache, &mut warnings)?;
             settle(report, base, allow_partial, &mut warnings)?;
         }
         if let Some(file) = &self.image_encoder {
-            settle(load_image_encoder(file, &stores.image_encoder)?, file, allow_partial, &mut warnings)?;
+            settle(load_image_encoder(file, model)?, file, allow_partial, &mut warnings)?;
         }
         Ok(warnings)
     }
@@ -160,15 +160,15 @@ fn is_unused_tower(name: &str, first_unused_layer: &str) -> bool {
     name.contains("vision_model.post_layernorm.") || name.contains(first_unused_layer)
 }
 
-fn load_image_encoder(file: &Path, store: &Store) -> Result<LoadReport> {
+fn load_image_encoder(file: &Path, model: &PrsMed) -> Result<LoadReport> {
+    let (store, sizes) = (&model.stores().image_encoder, &model.config().encoder);
     let archive = Archive::open(file)?;
     let prefixed = archive.names().iter().any(|name| name.starts_with("image_encoder."));
     let prefix = if prefixed { "image_encoder." } else { "" };
     let mut own = targets(store, |name| Some(format!("{prefix}{name}")));
     archive.load(&mut own, |name| {
         let bare = name.strip_prefix("image_encoder.").unwrap_or(name);
-        bare.starts_with("norm_head.")
-            || bare.starts_with("head.")
+        sizes.is_unused(bare)
             || prefixed && ["sam.", "prompt_encoder.", "mask_decoder."].iter().any(|p| name.starts_with(p))
     })
 }
@@ -187,24 +187,8 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
     let base = overrides.base.clone().map_or_else(|| needs::base_of_adapter(folder), Ok)?;
     let semantics = overrides.semantics.unwrap_or(Semantics::Reference);
     let lora = adapters::published_sizes(folder)?;
-    let decoder = Archive::open(&part_file(folder, "mask_decoder"))?;
-    let hint = "use a `mask_decoder.pth` of PRS-Med v5 or v6";
-    let [hidden_dim, prompt_dim] = shape_of(&decoder, "prompt_projection.0.weight", hint)?;
-    let [image_dim] = shape_of(&decoder, "norm1.weight", hint)?;
-    let [feed_forward_dim, _] = shape_of(&decoder, "encoder_layer.linear1.weight", hint)?;
-    let decoder = mask_decoder::Config {
-        version: if decoder.contains("image_norm.weight") {
-            mask_decoder::Version::V5
-        } else {
-            mask_decoder::Version::V6
-        },
-        prompt_dim,
-        hidden_dim,
-        image_dim,
-        feed_forward_dim,
-        attention_dropout: semantics.drops_attention(),
-        ..mask_decoder::Config::published()
-    };
+    let weights = Archive::open(&part_file(folder, MASK_HEAD))?;
+    let (decoder, options) = mask_head::Config::of_weights(&weights, semantics.drops_attention())?;
     let model = ModelConfig {
         semantics,
         image_size: 1024,
@@ -212,15 +196,15 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
         vision_tower: overrides.vision_tower.clone().unwrap_or_default(),
         image_encoder: RANDOM.into(),
         batch_norm: BatchNorm::Batch,
-        decoder: decoder.version,
-        decoder_dropout: decoder.dropout,
+        decoder: options.version,
+        decoder_dropout: options.dropout,
         max_text_tokens: 512,
         ..ModelConfig::default()
     };
     let Parts { family, tower, llm } = Found::locate(&model, build)?.base_sizes()?.expect("a base was given");
     let num_classes = i64::try_from(REFERENCE_CLASSES.len()).expect("six");
     check_class_head(&part_file(folder, "cls"), num_classes)?;
-    let sizes = prsmed::Config { family, tower, llm, lora, encoder: tiny_vit::Config::vit_t(), decoder, num_classes };
+    let sizes = prsmed::Config { family, tower, llm, lora, encoder: known::published(), decoder, num_classes };
     check_sizes(&model, &sizes).map_err(|error| {
         let hint = "give the base that the run was trained on with the argument `base`, or download the folder again";
         Error::weights(folder, error.to_string(), hint)
@@ -236,7 +220,7 @@ fn check_class_head(file: &Path, num_classes: i64) -> Result<()> {
         return Ok(());
     }
     let hint = "use a `cls.pth` of PRS-Med";
-    let [stored] = shape_of(&Archive::open(file)?, "2.bias", hint)?;
+    let [stored] = Archive::open(file)?.shape("2.bias", hint)?;
     if stored == num_classes {
         return Ok(());
     }
@@ -307,8 +291,8 @@ fn load_segmenter(folder: &Path, model: &PrsMed, allow_partial: bool, warnings: 
         settle(report, &folder.join(ADAPTER), allow_partial, warnings)?;
     }
     let encoder = part_file(folder, "image_encoder");
-    settle(load_image_encoder(&encoder, &stores.image_encoder)?, &encoder, allow_partial, warnings)?;
-    load_part(&part_file(folder, "mask_decoder"), &stores.mask_decoder, allow_partial, warnings)
+    settle(load_image_encoder(&encoder, model)?, &encoder, allow_partial, warnings)?;
+    load_part(&part_file(folder, MASK_HEAD), &stores.mask_head, allow_partial, warnings)
 }
 
 fn load_class_head(folder: &Path, model: &PrsMed, allow_partial: bool, warnings: &mut Vec<String>) -> Result<()> {
@@ -403,7 +387,7 @@ pub(super) fn save_tensors(folder: &mut Staged, model: &PrsMed, with_base: bool)
     };
     write(ADAPTER, &stores.lora_adapter)?;
     write("image_encoder.safetensors", &stores.image_encoder)?;
-    write("mask_decoder.safetensors", &stores.mask_decoder)?;
+    write(&format!("{MASK_HEAD}.safetensors"), &stores.mask_head)?;
     write("cls.safetensors", &stores.cls)?;
     if with_base {
         write("base/model.safetensors", &stores.base)?;

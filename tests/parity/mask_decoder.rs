@@ -33,7 +33,8 @@ fn logits(fixture: &Fixture, prefix: &str, model: &MaskDecoder, image: &Tensor, 
     let name = format!("{prefix}.prompt_keep");
     let keep = fixture.has_input(&name).then(|| fixture.input(&name));
     assert_eq!(keep.is_some(), prefix == "b");
-    enlarge(&model.forward(image, prompt, keep.as_ref(), true))
+    let [_b, _c, h, w] = image.size()[..] else { panic!("four dimensions") };
+    enlarge(&model.forward(image, prompt, keep.as_ref(), true), [16 * h, 16 * w])
 }
 
 fn agrees(version: &str) {

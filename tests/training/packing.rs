@@ -3,8 +3,7 @@
 use super::{TURN, assemble, build, config_of, data, data_with};
 use prsmed::data::text::IMAGE_TOKEN;
 use prsmed::models::prsmed::PrsMed;
-use prsmed::models::{decoder, mask_decoder, tiny_vit};
-use prsmed::nn::BatchStatistics;
+use prsmed::models::{decoder, image_encoder, mask_head};
 use prsmed::segment::Semantics;
 use prsmed::segment::layout::{Layout, Sizes};
 use prsmed::segment::loss;
@@ -75,8 +74,8 @@ fn trained(model: &PrsMed) -> Vec<(String, Tensor)> {
 fn gradients(model: &PrsMed, inputs: &Inputs, checkpoint: usize) -> Vec<(String, Tensor)> {
     let pass = Pass {
         llm: decoder::Pass { train: false, checkpoint },
-        encoder: tiny_vit::Pass { statistics: BatchStatistics::Running, checkpoint: 0 },
-        decoder: mask_decoder::Pass::default(),
+        encoder: image_encoder::Pass::default(),
+        decoder: mask_head::Pass::default(),
     };
     let trained = trained(model);
     for (_, tensor) in &trained {

@@ -1,7 +1,6 @@
 //! Sizes of CLIP's vision tower: from the `config.json` of a CLIP repository or of a language model, and from the shapes of
 //! its tensors.
 
-use super::family::shape_of;
 use super::family::{Keys, TowerFiles};
 use super::fields::{CONFIG_HINT, Fields, Followed, Known, is_off};
 use crate::models::{clip, tower};
@@ -109,12 +108,12 @@ fn named_tower(fields: &Fields) -> clip::Config {
 fn tower_sizes(archive: &Archive, keys: &Keys, described: Option<clip::Config>) -> Result<clip::Config> {
     let name = |key: &str| format!("{}vision_model.{key}", keys.tower);
     let hint = "give the CLIP repository as `model.vision_tower` (argument `vision_tower`)";
-    let [hidden_size, _, patch_size, _] = shape_of(archive, &name("embeddings.patch_embedding.weight"), hint)?;
-    let [positions, _] = shape_of(archive, &name("embeddings.position_embedding.weight"), hint)?;
+    let [hidden_size, _, patch_size, _] = archive.shape(&name("embeddings.patch_embedding.weight"), hint)?;
+    let [positions, _] = archive.shape(&name("embeddings.position_embedding.weight"), hint)?;
     let has_layer = |i: &usize| archive.contains(&name(&format!("encoder.layers.{i}.layer_norm1.weight")));
     let layers = i64::try_from((0..MOST_LAYERS).take_while(has_layer).count()).expect("a few layers");
     // a 4-bit matrix has another shape, its bias does not
-    let [intermediate_size] = shape_of(archive, &name("encoder.layers.0.mlp.fc1.bias"), hint)?;
+    let [intermediate_size] = archive.shape(&name("encoder.layers.0.mlp.fc1.bias"), hint)?;
     let patches = (positions - 1).max(0);
     let side = patches.isqrt() + i64::from(patches.isqrt().pow(2) < patches);
     let image_size = side.saturating_mul(patch_size);

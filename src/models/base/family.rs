@@ -134,20 +134,6 @@ impl serde::Serialize for Family {
     }
 }
 
-/// The shape of a tensor with `N` dimensions.
-///
-/// # Errors
-/// [`Error::Weights`] with `hint` if it is missing or has another number of dimensions.
-pub fn shape_of<const N: usize>(archive: &Archive, name: &str, hint: &str) -> Result<[i64; N]> {
-    let Some(info) = archive.info(name) else {
-        return Err(Error::weights(archive.path(), format!("`{name}` is missing"), hint));
-    };
-    info.shape.as_slice().try_into().map_err(|_| {
-        let reason = format!("`{name}` has the shape {:?}, expected {N} dimensions", info.shape);
-        Error::weights(archive.path(), reason, hint)
-    })
-}
-
 /// Refuses weights that are not those of a language model of these sizes, before memory for them is asked for.
 ///
 /// # Errors
@@ -156,12 +142,12 @@ pub fn check_weights(folder: &Path, family: &Family, llm: &decoder::Config) -> R
     let archive = family.keys.open(folder)?;
     let hint = "download the model again; its weights and its `config.json` must belong together";
     let embeddings = family.keys.embedding;
-    let shape: [i64; 2] = shape_of(&archive, embeddings, hint)?;
+    let shape: [i64; 2] = archive.shape(embeddings, hint)?;
     if shape != [llm.vocab_size, llm.hidden_size] {
         let expected = [llm.vocab_size, llm.hidden_size];
         let reason = format!("`{embeddings}` has the shape {shape:?}, `config.json` says {expected:?}");
         return Err(Error::weights(folder, reason, hint));
     }
     let last = format!("{}{}.input_layernorm.weight", family.keys.layers, llm.num_hidden_layers - 1);
-    shape_of::<1>(&archive, &last, hint).map(drop)
+    archive.shape::<1>(&last, hint).map(drop)
 }

@@ -9,7 +9,7 @@ pub mod llava_med;
 #[cfg(test)]
 mod toy_decoder;
 
-pub use family::{Family, Keys, Parts, TowerFiles, check_weights, shape_of};
+pub use family::{Family, Keys, Parts, TowerFiles, check_weights};
 pub use llava_med::LLAVA_MED;
 
 use crate::Result;

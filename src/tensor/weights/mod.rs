@@ -188,6 +188,20 @@ impl Archive {
         self.entries.get(name).map(|entry| &entry.info)
     }
 
+    /// The shape of a tensor with `N` dimensions; `hint` is the remedy if it is missing or has others.
+    ///
+    /// # Errors
+    /// [`Error::Weights`].
+    pub fn shape<const N: usize>(&self, name: &str, hint: &str) -> Result<[i64; N]> {
+        let Some(info) = self.info(name) else {
+            return Err(Error::weights(self.path(), format!("`{name}` is missing"), hint));
+        };
+        info.shape.as_slice().try_into().map_err(|_| {
+            let reason = format!("`{name}` has the shape {:?}, expected {N} dimensions", info.shape);
+            Error::weights(self.path(), reason, hint)
+        })
+    }
+
     /// Reads `name` to the CPU, in its stored dtype. The values are not checked.
     ///
     /// # Errors

@@ -1,0 +1,55 @@
+//! Mask heads of the segmenter: from images and prompts to masks.
+//!
+//! A family is a file with its sizes ([`HeadSizes`]) and its network ([`Head`]), and a line below.
+
+pub mod family;
+
+pub use family::{Head, HeadSizes, Masks, Options, Pass, Prompts, Version};
+
+use super::families::families;
+use super::image_encoder::family::Embedding;
+use super::mask_decoder::{self, MaskDecoder};
+use crate::Result;
+use crate::tensor::autograd::checkpoint;
+use crate::tensor::weights::Archive;
+use crate::tensor::{Shared, Tensor};
+
+families! {
+    /// Sizes of a mask head.
+    sizes Config: HeadSizes;
+    /// A mask head.
+    network MaskHead: Head;
+    unnamed PrsMed(mask_decoder::Config, MaskDecoder);
+}
+
+impl Config {
+    /// Sizes of PRS-Med's head, as [`mask_decoder::sizes`].
+    pub fn prsmed(prompt_dim: i64, image_dim: i64, own: Option<(i64, [i64; 2])>, options: &Options) -> Self {
+        Self::PrsMed(mask_decoder::sizes(prompt_dim, image_dim, own, options))
+    }
+
+    /// Sizes of the head in a file of the original code, as [`mask_decoder::of_weights`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Weights`] for another file.
+    pub fn of_weights(archive: &Archive, attention_dropout: bool) -> Result<(Self, Options)> {
+        mask_decoder::of_weights(archive, attention_dropout).map(|(sizes, options)| (Self::PrsMed(sizes), options))
+    }
+}
+
+/// Draws the masks of `prompts`.
+pub(super) fn masks(head: &Shared<MaskHead>, embedding: &Embedding, prompts: Prompts, pass: Pass) -> Masks {
+    let size = embedding.size;
+    let logits = if pass.checkpoint {
+        let (head, keep) = (head.clone(), Shared::new(prompts.keep.map(Tensor::shallow_clone)));
+        let inputs: Vec<&Tensor> = [&embedding.map, prompts.states].into_iter().chain(&embedding.finer).collect();
+        checkpoint(&inputs, move |inputs| {
+            let finer = inputs[2..].iter().map(Tensor::shallow_clone).collect();
+            let embedding = Embedding { map: inputs[0].shallow_clone(), finer, size };
+            head.logits(&embedding, &Prompts { states: &inputs[1], keep: keep.as_ref() }, pass.train)
+        })
+    } else {
+        head.logits(embedding, &prompts, pass.train)
+    };
+    Masks { logits: head.enlarge(&logits, size) }
+}
