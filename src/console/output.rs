@@ -30,7 +30,7 @@ fn with_flags(text: &str) -> Cow<'_, str> {
         for word in found[3].split(' ') {
             match parts.last_mut() {
                 Some(last) if last.is_empty() => word.clone_into(last),
-                Some(last) if found[2].is_empty() || !word.contains('=') => *last += &format!(" {word}"),
+                Some(last) if found[2].is_empty() || !word.contains('=') => last.extend([" ", word]),
                 _ => parts.push(word.to_owned()),
             }
         }

@@ -76,7 +76,7 @@ mod tests {
         labels.pixels.labels = Labels::new(&[2, 3]).unwrap();
         let class = run().modalities[0].clone();
         let of = |axis: &str, window: &str| with(&class, axis, window);
-        for (first, second, expected) in [
+        for (first, second, expected) in vec![
             (run(), other_classes, "other classes: `runs/a`"),
             (run(), more_classes, "`eye_OCT`"),
             (run(), labels, "another argument `labels`: `runs/a` none, `runs/b` `2,3`"),

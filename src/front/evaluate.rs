@@ -94,7 +94,7 @@ pub fn evaluate(
         let predictions = gathered(own, ranks)?;
         // the first question is that of the first process, which has its images already
         scored =
-            asked.iter().zip(predictions).try_for_each(|(row, prediction)| run.score(row, prediction, images.take()));
+            asked.iter().zip(predictions).try_for_each(|(row, prediction)| run.score(row, &prediction, images.take()));
         done += asked.len() as u64;
         observer.on(&Event::Advanced { done });
     }
@@ -199,7 +199,7 @@ impl Running<'_> {
         decoded(row, self.model.description().pixels.labels).map_err(|error| at_row(row, &error))
     }
 
-    fn score(&mut self, row: &Row, prediction: Prediction, images: Option<Images>) -> Result<()> {
+    fn score(&mut self, row: &Row, prediction: &Prediction, images: Option<Images>) -> Result<()> {
         let (image, mask) = images.map_or_else(|| self.decoded(row), Ok)?;
         let truth = pixels::foreground(&mask);
         let flags: Vec<bool> = truth.iter().map(|v| *v > 127).collect();
@@ -210,12 +210,12 @@ impl Running<'_> {
         let raw = ImageScore::of(probabilities, &flags).map_err(|error| error.of_image(&row.image_path))?;
         let is_withheld = !confidence.is_found && raw.counts.predicted > 0;
         let scored = match row.target {
-            Target::Present => Some(self.mask_scores(row, &prediction, &flags, &raw)?),
+            Target::Present => Some(self.mask_scores(row, prediction, &flags, &raw)?),
             Target::Absent | Target::Unknown => None,
         };
-        let answered = self.answered(row, &prediction, is_withheld);
+        let answered = self.answered(row, prediction, is_withheld);
         let sample = SampleScore::new(row, answered, scored.as_ref());
-        self.keep(row, &sample, (&image, &prediction, &truth))?;
+        self.keep(row, &sample, (&image, prediction, &truth))?;
         self.sums.add_item(sample.item(), is_withheld);
         self.samples.push(sample);
         Ok(())

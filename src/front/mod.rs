@@ -172,8 +172,9 @@ impl Model {
             target.agreement = Some(agreement);
         }
         prediction.class = class_of(&description.modalities, &prediction.classes);
+        let class = prediction.class.as_ref().map(|(name, probability)| (name.as_str(), *probability));
         prediction.familiarity =
-            self.familiarity(ask.question, Some(&prediction.answer), &prediction.class, image.familiarity.clone());
+            self.familiarity(ask.question, Some(&prediction.answer), class, image.familiarity.clone());
         Ok(prediction)
     }
 
@@ -191,11 +192,10 @@ impl Model {
         &self,
         question: &str,
         answer: Option<&str>,
-        class: &Option<(String, f32)>,
+        class: Option<(&str, f32)>,
         image: ImageFamiliarity,
     ) -> Familiarity {
         let known = self.known_questions();
-        let class = class.as_ref().map(|(name, probability)| (name.as_str(), *probability));
         let familiarity = known.map(|known| known.compare(question)).unwrap_or_default();
         let other = known.zip(answer).and_then(|(known, answer)| known.other_target(question, answer, class));
         familiarity.beside(class).with_image(image).answered(other)

@@ -252,6 +252,7 @@ impl Model {
         };
         let (classes, image) = seen_in(seen);
         let class = class_of(&self.description().modalities, &classes);
+        let class = class.as_ref().map(|(name, probability)| (name.as_str(), *probability));
         Ok(VolumePrediction {
             slices,
             levels,
@@ -261,7 +262,7 @@ impl Model {
             mask,
             positions,
             mask_position_slice,
-            familiarity: self.familiarity(&settings.question, None, &class, image),
+            familiarity: self.familiarity(&settings.question, None, class, image),
         })
     }
 }

@@ -47,6 +47,7 @@ pub struct Config {
 }
 
 /// Differences of a family from Mistral.
+#[expect(clippy::struct_excessive_bools, reason = "independent switches")]
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Variant {

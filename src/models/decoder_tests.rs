@@ -66,7 +66,7 @@ impl Reference<'_> {
         xs / (xs.square().mean_dim([-1].as_slice(), true, Kind::Float) + self.config.rms_norm_eps).sqrt() * factor
     }
 
-    fn angle(&self, token: usize, at: usize, local: bool) -> f64 {
+    fn angle(&self, token: usize, at: i64, local: bool) -> f64 {
         let variant = &self.config.variant;
         let theta = if local { variant.local.unwrap().rope_theta } else { self.config.rope_theta };
         let mut frequency = theta.powf(-2.0 * at as f64 / self.config.head_dim() as f64);
@@ -86,10 +86,12 @@ impl Reference<'_> {
         let axis = match variant.rope_sections {
             None => 0,
             Some(Sections { interleaved: true, sizes }) => {
-                [0, 1, 2].into_iter().rfind(|axis| at % 3 == *axis && at < 3 * sizes[*axis] as usize).unwrap_or(0)
+                let axes = [(0, 0), (1, 1), (2, 2)];
+                let found = axes.into_iter().rfind(|&(axis, i)| at % 3 == axis && at < 3 * sizes[i]);
+                found.map_or(0, |(_, i)| i)
             }
             Some(Sections { sizes: [first, second, _], .. }) => {
-                usize::from(at as i64 >= first) + usize::from(at as i64 >= first + second)
+                usize::from(at >= first) + usize::from(at >= first + second)
             }
         };
         self.positions[axis][token] as f64 * frequency
@@ -97,11 +99,11 @@ impl Reference<'_> {
 
     /// `xs [t, h, d]` with each head turned.
     fn rotated(&self, xs: &Tensor, local: bool) -> Tensor {
-        let half = self.config.head_dim() as usize / 2;
+        let half = self.config.head_dim() / 2;
         let table = |f: fn(f64) -> f64| {
             let values: Vec<f64> =
                 (0..7).flat_map(|token| (0..half).map(move |at| f(self.angle(token, at, local)))).collect();
-            Tensor::from_slice(&values).to_kind(Kind::Float).view([7, 1, half as i64])
+            Tensor::from_slice(&values).to_kind(Kind::Float).view([7, 1, half])
         };
         let (cos, sin) = (table(f64::cos), table(f64::sin));
         let [a, b]: [Tensor; 2] = xs.chunk(2, -1).try_into().unwrap();
@@ -144,7 +146,7 @@ impl Reference<'_> {
                 ys = self.norm(&name("post_attention_layernorm"), &ys);
                 before_mlp = "pre_feedforward_layernorm";
             }
-            xs = xs + ys;
+            xs += ys;
             let ys = self.norm(&name(before_mlp), &xs);
             let gate = self.linear(&name("mlp.gate_proj"), &ys);
             let gate = if variant.activation == Activation::Silu { gate.silu() } else { gate.gelu("tanh") };
@@ -152,7 +154,7 @@ impl Reference<'_> {
             if variant.branch_norms {
                 ys = self.norm(&name("post_feedforward_layernorm"), &ys);
             }
-            xs = xs + ys;
+            xs += ys;
         }
         self.norm("model.norm", &xs)
     }

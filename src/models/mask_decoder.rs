@@ -82,7 +82,7 @@ pub fn of_weights(archive: &Archive, attention_dropout: bool) -> Result<(Config,
         positions: published.positions,
         initial_bias: published.initial_bias,
     };
-    let mut sizes = Config { prompt_dim, hidden_dim, image_dim, feed_forward_dim, ..published };
+    let mut sizes = Config { prompt_dim, image_dim, hidden_dim, feed_forward_dim, ..published };
     sizes.follow(&options);
     Ok((sizes, options))
 }

@@ -42,10 +42,14 @@ fn largest_filled(lit: &[bool], size: (u32, u32)) -> GrayImage {
     }
     // what of the rest the border of the image does not reach are holes
     let mut is_filled = vec![true; lit.len()];
-    largest.iter().for_each(|&at| is_filled[at] = false);
+    for &at in &largest {
+        is_filled[at] = false;
+    }
     let rows = (0..height).flat_map(|y| [y * width, y * width + width - 1]);
     flood(rows.chain(0..width).chain((height - 1) * width..height * width), &mut is_filled, size);
-    largest.iter().for_each(|&at| is_filled[at] = true);
+    for &at in &largest {
+        is_filled[at] = true;
+    }
     map(size, |at| is_filled[at])
 }
 

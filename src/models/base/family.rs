@@ -27,9 +27,12 @@ pub struct Family {
     pub tower: &'static TowerFiles,
     /// Prompt of a new model.
     pub prompt: Prompt,
-    /// Bases whose sizes are known without their `config.json`: the spec, and the sizes.
-    pub published: &'static [(&'static str, fn() -> Parts)],
+    /// Bases whose sizes are known without their `config.json`.
+    pub published: &'static [Published],
 }
+
+/// A base whose sizes are known without its `config.json`: the spec, and the sizes.
+pub type Published = (&'static str, fn() -> Parts);
 
 /// Names of a base's tensors in its files, in the run folders of this program, and in adapters of Python's `peft`.
 #[derive(Debug, Clone, Copy)]
@@ -110,7 +113,6 @@ impl Keys {
 
 impl Family {
     /// True for the family of runs that do not state one.
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
     pub fn is_default(family: &&'static Self) -> bool {
         *family == <&Self>::default()
     }

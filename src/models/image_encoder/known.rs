@@ -89,13 +89,11 @@ pub fn sizes_of(archive: &Archive) -> Result<Config> {
     let has = |end: &&str| names.iter().any(|name| name.ends_with(end));
     let positions = names.iter().find(|name| name.ends_with("pos_embed")).and_then(|name| archive.info(name));
     let width = positions.and_then(|info| info.shape.last().copied());
-    match KNOWN.iter().find(|known| known.keys.iter().any(has) && known.has_width(width)) {
-        Some(known) => known.read(archive.path()),
-        None => {
-            let kind = format!("another network, without the key `{}`", TINY_VIT.keys[0]);
-            Err(unreadable(archive.path(), &kind))
-        }
+    if let Some(known) = KNOWN.iter().find(|known| known.keys.iter().any(has) && known.has_width(width)) {
+        return known.read(archive.path());
     }
+    let kind = format!("another network, without the key `{}`", TINY_VIT.keys[0]);
+    Err(unreadable(archive.path(), &kind))
 }
 
 /// Refuses the `config.json` of an encoder that cannot be read.
