@@ -66,6 +66,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::large_stack_arrays, reason = "six pairs of descriptions")]
     fn runs_that_differ_in_what_an_ensemble_cannot_follow_are_refused_by_name() {
         let names = [Path::new("runs/a"), Path::new("runs/b")];
         let mut other_classes = run();
@@ -76,7 +77,7 @@ mod tests {
         labels.pixels.labels = Labels::new(&[2, 3]).unwrap();
         let class = run().modalities[0].clone();
         let of = |axis: &str, window: &str| with(&class, axis, window);
-        for (first, second, expected) in vec![
+        for (first, second, expected) in [
             (run(), other_classes, "other classes: `runs/a`"),
             (run(), more_classes, "`eye_OCT`"),
             (run(), labels, "another argument `labels`: `runs/a` none, `runs/b` `2,3`"),
