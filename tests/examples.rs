@@ -1,5 +1,7 @@
 //! Every example runs.
 
+#![expect(clippy::unwrap_used, reason = "a test panics where an application would report")]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::AtomicBool;

@@ -1,6 +1,8 @@
 //! The memory ledger may be installed while other threads compute. It has a process of its own, in which nothing
 //! else installs the ledger, and a model answers before it is.
 
+#![expect(clippy::unwrap_used, reason = "a test panics where an application would report")]
+
 use prsmed::prelude::*;
 use prsmed::tensor::{self, Kind, Tensor, ledger};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 
 /// Part of the model that runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Part {
+pub(crate) enum Part {
     /// Everything
     All,
     /// The language model on its own loss, zeros for the image
@@ -34,23 +34,23 @@ pub enum Part {
 
 /// Timed settings.
 #[derive(Debug, Clone)]
-pub struct Bench {
+pub(crate) struct Bench {
     /// All settings.
-    pub config: RunConfig,
+    pub(crate) config: RunConfig,
     /// Timed work.
-    pub work: Work,
+    pub(crate) work: Work,
     /// Part of the model.
-    pub part: Part,
+    pub(crate) part: Part,
     /// Steps.
-    pub count: Count,
+    pub(crate) count: Count,
     /// Where they run.
-    pub device: Device,
+    pub(crate) device: Device,
     /// Real rows instead of examples.
-    pub data_root: Option<PathBuf>,
+    pub(crate) data_root: Option<PathBuf>,
     /// Times the parts of one more step.
-    pub parts: bool,
+    pub(crate) parts: bool,
     /// Plans memory first, and refuses what cannot fit.
-    pub plans: bool,
+    pub(crate) plans: bool,
     sizes: Sizes,
     example: Example,
     machine: Machine,
@@ -61,12 +61,12 @@ const RUN: [&str; 5] = ["load", "first step", "capture", "step", "predict"];
 
 /// FLOP of a step.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
-pub struct Flops {
+pub(crate) struct Flops {
     /// FLOP of the model's arithmetic: for each token and weight of the language model's layers 4, and 6 where the base is
     /// trained too; everything else as a plan counts it. Nothing that is computed again.
-    pub model: f64,
+    pub(crate) model: f64,
     /// FLOP of every product that runs, including recomputation.
-    pub executed: f64,
+    pub(crate) executed: f64,
 }
 
 impl Bench {
@@ -75,7 +75,7 @@ impl Bench {
     ///
     /// # Errors
     /// [`Error::Config`] for an answer that leaves no room for a question, and for a GPU that cannot be used.
-    pub fn new(
+    pub(crate) fn new(
         config: RunConfig,
         device: Device,
         (text_tokens, answer_tokens): (Option<usize>, Option<usize>),
@@ -111,7 +111,7 @@ impl Bench {
     }
 
     /// Name of the device.
-    pub fn device_name(&self) -> String {
+    pub(crate) fn device_name(&self) -> String {
         self.machine.offer().device
     }
 
@@ -138,7 +138,7 @@ impl Bench {
     ///
     /// # Errors
     /// [`Error::Config`] for what cannot fit.
-    pub fn plan(&self, runtime: &Runtime) -> Result<Option<(Plan, Option<Flops>)>> {
+    pub(crate) fn plan(&self, runtime: &Runtime) -> Result<Option<(Plan, Option<Flops>)>> {
         if !self.plans {
             return Ok(None);
         }
@@ -190,7 +190,7 @@ impl Bench {
     ///
     /// # Errors
     /// Typed errors of libtorch, and errors of the data; [`Error::Interrupted`].
-    pub fn measure(&self, runtime: &Runtime) -> Result<Measurement> {
+    pub(crate) fn measure(&self, runtime: &Runtime) -> Result<Measurement> {
         let (device, observer, interrupt) = (self.device, runtime.observer().as_ref(), runtime.interrupt());
         let settling = match self.work {
             Work::Train => settling_steps(self.config.train.graph_switch(), device),
@@ -233,7 +233,7 @@ impl Bench {
     ///
     /// # Errors
     /// Typed errors of libtorch.
-    pub fn peak(&self, measures: bool) -> Result<Peak> {
+    pub(crate) fn peak(&self, measures: bool) -> Result<Peak> {
         let kind = self.config.train.precision.kind();
         let name = if kind == Kind::Float { "fp32" } else { "half-precision" };
         match &self.machine {
@@ -268,19 +268,18 @@ fn layer_weights(sizes: &Sizes) -> f64 {
 
 /// Peak rate of the device, and its source.
 #[derive(Debug, Clone, serde::Serialize)]
-pub struct Peak {
+pub(crate) struct Peak {
     /// Floating-point operations per second.
-    pub flops_per_s: f64,
+    pub(crate) flops_per_s: f64,
     /// Where the number comes from, for the user.
-    pub source: String,
+    pub(crate) source: String,
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     #[test]
     fn a_token_takes_4_flop_for_each_weight_of_a_frozen_layer_and_6_for_a_trained_one() {
+        use super::*;
         let sizes = RunConfig::preset_with("tiny", &[]).unwrap().planned_sizes().unwrap();
         // three layers: queries and output, keys and values, feed-forward network
         let weights = 3.0 * f64::from(2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 256);

@@ -33,6 +33,7 @@ use std::sync::Arc;
 /// on the CPU over the rate of a large product of the same dtype, measured before.
 ///
 /// `--compare` runs the settings without and with a change in turn and reports the ratios of their medians.
+#[expect(clippy::struct_excessive_bools, reason = "independent flags")]
 #[derive(Debug, clap::Parser)]
 struct Args {
     /// Named settings [default: full]
@@ -101,12 +102,12 @@ impl Observer for Messages {
     }
 }
 
-#[cfg_attr(test, expect(dead_code, reason = "tests call `start`"))]
 fn main() {
     start(std::env::args());
 }
 
 /// Runs the command line `words` (program name first).
+#[expect(clippy::exit, reason = "the program ends")]
 pub(crate) fn start(words: impl Iterator<Item = String>) {
     match run(&Args::parse_from(words)) {
         Ok(record) => println!("{record}"),

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 /// Timed work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Work {
+pub(crate) enum Work {
     /// An optimizer step
     Train,
     /// A mask and an answer of three tokens
@@ -25,65 +25,65 @@ pub enum Work {
 
 /// Numbers of steps.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
-pub struct Count {
+pub(crate) struct Count {
     /// Warm-up steps, not timed.
-    pub warmup: u64,
+    pub(crate) warmup: u64,
     /// Timed steps.
-    pub steps: u64,
+    pub(crate) steps: u64,
 }
 
 /// Device, steps and observer of a measurement.
 #[derive(Clone, Copy)]
-pub struct Job<'a> {
+pub(crate) struct Job<'a> {
     /// Where steps run.
-    pub device: Device,
+    pub(crate) device: Device,
     /// Numbers of steps.
-    pub count: Count,
+    pub(crate) count: Count,
     /// True if steps with CUDA graphs fit.
-    pub has_room: bool,
+    pub(crate) has_room: bool,
     /// Receives notes and warnings.
-    pub observer: &'a dyn Observer,
+    pub(crate) observer: &'a dyn Observer,
     /// Ends the measurement.
-    pub interrupt: &'a AtomicBool,
+    pub(crate) interrupt: &'a AtomicBool,
 }
 
 /// Time and memory of the timed steps.
 #[derive(Debug, Clone, serde::Serialize)]
-pub struct Measurement {
+pub(crate) struct Measurement {
     /// Seconds of each step (or prediction), without the wait for its batches.
-    pub seconds: Vec<f64>,
+    pub(crate) seconds: Vec<f64>,
     /// Seconds of waiting for the loader before each step; `None` for examples.
-    pub wait_seconds: Option<Vec<f64>>,
+    pub(crate) wait_seconds: Option<Vec<f64>>,
     /// Questions of a step.
-    pub samples: f64,
+    pub(crate) samples: f64,
     /// Tokens of a step that the language model processes; `None` if texts differ.
-    pub tokens: Option<u64>,
+    pub(crate) tokens: Option<u64>,
     /// Peaks of the timed steps.
-    pub memory: Phase,
+    pub(crate) memory: Phase,
     /// Peak resident memory of this process, and its resident memory before the first tensor.
-    pub resident: (Bytes, Bytes),
+    pub(crate) resident: (Bytes, Bytes),
     /// Seconds by part of one more step.
-    pub parts: Option<module_path::ModuleTimes>,
+    pub(crate) parts: Option<module_path::ModuleTimes>,
     /// Kernels of one more step (on the CPU: operators), the longest first.
-    pub kernels: Option<Vec<KernelTime>>,
+    pub(crate) kernels: Option<Vec<KernelTime>>,
     /// Notes about CUDA graphs and custom CUDA kernels.
-    pub notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
 }
 
 impl Measurement {
     /// Median seconds of a step.
-    pub fn median(&self) -> f64 {
+    pub(crate) fn median(&self) -> f64 {
         median(&self.seconds)
     }
 
     /// Median seconds of a step and of the wait for its batches.
-    pub fn median_with_wait(&self) -> f64 {
+    pub(crate) fn median_with_wait(&self) -> f64 {
         self.median() + self.wait_seconds.as_deref().map_or(0.0, median)
     }
 }
 
 /// Settings of a run with exactly the counted steps, which does not change weights.
-pub fn settings(train: &TrainConfig, count: Count) -> TrainConfig {
+pub(crate) fn settings(train: &TrainConfig, count: Count) -> TrainConfig {
     TrainConfig {
         // random values must stay finite; the arithmetic is the same
         learning_rate: 0.0,
@@ -100,7 +100,7 @@ pub fn settings(train: &TrainConfig, count: Count) -> TrainConfig {
 ///
 /// # Errors
 /// Typed errors of libtorch.
-pub fn examples(
+pub(crate) fn examples(
     job: Job,
     work: Work,
     train: &TrainConfig,
@@ -135,7 +135,7 @@ pub fn examples(
 ///
 /// # Errors
 /// Typed errors of libtorch, and errors of the data.
-pub fn training<T: Task>(job: Job, task: &T, train: &TrainConfig, meter: Measured) -> Result<Measurement> {
+pub(crate) fn training<T: Task>(job: Job, task: &T, train: &TrainConfig, meter: Measured) -> Result<Measurement> {
     let folder = tempfile::tempdir().map_err(Error::io("the folder of temporary files", "write"))?;
     let config = settings(train, job.count);
     let total = config.max_steps;
@@ -344,12 +344,11 @@ impl Observer for StepTimer<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use prsmed::event::{Silent, StepReport};
-    use std::time::Duration;
-
     #[test]
     fn steps_after_the_warm_up_count_and_the_rest_is_waiting() {
+        use super::*;
+        use prsmed::event::{Silent, StepReport};
+        use std::time::Duration;
         let timer = StepTimer { inner: &Silent, warmup: 1, total: 3, seen: Mutex::default() };
         for step in 1..=3 {
             let [elapsed, data_wait] = [15 * step, 10 * step].map(Duration::from_millis);
@@ -365,6 +364,7 @@ mod tests {
 
     #[test]
     fn the_time_of_a_step_includes_the_wait_for_its_batches() {
+        use super::*;
         let memory = Phase {
             name: "step",
             allocated_peak: Bytes(0),
@@ -390,6 +390,7 @@ mod tests {
 
     #[test]
     fn timed_steps_change_no_weight_and_save_nothing() {
+        use super::*;
         let train = TrainConfig {
             learning_rate: 1.0,
             min_learning_rate: 1.0,
@@ -405,6 +406,8 @@ mod tests {
 
     #[test]
     fn notes_about_graphs_and_kernels_are_part_of_the_measurement() {
+        use super::*;
+        use prsmed::event::Silent;
         let timer = StepTimer { inner: &Silent, warmup: 1, total: 3, seen: Mutex::default() };
         for text in ["graphs: captured", "an epoch has 8 rows", "kernels: faster"] {
             timer.on(&Event::Note(text.into()));

@@ -1,6 +1,7 @@
 //! The program `benches/step` on small models that need a fraction of a second.
 
 #[path = "../../benches/step/main.rs"]
+#[expect(dead_code, reason = "its `main` is not called")]
 mod step;
 
 use std::process::Command;

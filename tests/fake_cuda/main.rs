@@ -9,6 +9,7 @@
 #![expect(clippy::print_stderr, reason = "shows the measured bytes with --nocapture")]
 
 #[path = "../../benches/step/main.rs"]
+#[expect(dead_code, reason = "its `main` is not called")]
 mod step;
 
 use serde_json::Value;
