@@ -71,7 +71,7 @@ impl PixelConfig {
         3 * tower + (3 + questions) * sam
     }
 
-    /// Pixels of one channel of the CLIP input and of the SAM input.
+    /// Number of pixels of a plane of the tower and of a plane of the image encoder.
     fn planes(&self) -> (usize, usize) {
         let plane = |side: u32| side as usize * side as usize;
         (plane(self.tower_size), plane(self.sam_size))
@@ -165,7 +165,7 @@ fn soft(mask: &GrayImage, size: u32) -> Result<Vec<u8>> {
     square(mask.as_raw(), mask.dimensions(), size, Filter::Bilinear)
 }
 
-/// Takes the channels apart and resizes each to a square; a grey image without padding is resized once and repeated.
+/// Splits the channels and resizes each to a square. A grey image without padding is resized once and repeated.
 fn planes(image: &DynamicImage, pad: Option<Pad>, size: u32, filter: Filter) -> Result<Vec<u8>> {
     let sides = (image.width(), image.height());
     if let (Some(grey), None) = (image.as_luma8(), pad) {
