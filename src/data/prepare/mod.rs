@@ -144,6 +144,7 @@ impl<'a> Work<'a> {
 impl Work<'_> {
     /// Prepares the images and volumes of a table.
     fn run(&self, table: PairTable) -> Result<PrepareReport> {
+        table.check()?;
         let PairTable { rows, mut skipped, notes, kind } = table;
         let (images, volumes): (Vec<Pair>, Vec<Pair>) = rows.into_iter().partition(Pair::is_image);
         let class = self.options.out.join(&self.options.modality);

@@ -1,5 +1,6 @@
 //! Pairs of images and masks: what a layout finds in the files of a user, and all that a preparation needs of it.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use super::item::{Item, Skipped};
@@ -8,7 +9,7 @@ use super::structures::Structure;
 use crate::annotation::is_image;
 use crate::labels::Labels;
 use crate::manifest::Split;
-use prsmed_base::Result;
+use prsmed_base::{Error, Result};
 
 /// How a label map is found.
 pub(super) const SAME_NAMES: &str =
@@ -101,6 +102,29 @@ pub struct PairTable {
     pub notes: Vec<String>,
     /// For messages.
     pub kind: PairKind,
+}
+
+impl PairTable {
+    /// Refuses pairs without a mask, of one name, and with a question or an answer alone.
+    ///
+    /// # Errors
+    /// [`Error::Data`] that names the image.
+    pub(super) fn check(&self) -> Result<()> {
+        let mut names = BTreeSet::new();
+        for Pair { name, image, masks, question, answer, .. } in &self.rows {
+            let (reason, hint) = if masks.is_empty() {
+                ("has no mask in the table of pairs".to_owned(), "name its mask, or leave it out of the table")
+            } else if !names.insert(name) {
+                (format!("is a second image of the name `{name}`"), "give each pair a name of its own")
+            } else if question.is_some() != answer.is_some() {
+                ("has a question without an answer, or an answer alone".to_owned(), "give both, or none of them")
+            } else {
+                continue;
+            };
+            return Err(Error::data(image, reason, hint));
+        }
+        Ok(())
+    }
 }
 
 /// A layout: how images and their masks lie in the folders of a user.

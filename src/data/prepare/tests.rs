@@ -578,3 +578,22 @@ fn toy_layout_goes_through_prepare() {
         assert!(row.question.contains("spot"), "{}", row.question);
     }
 }
+
+#[test]
+fn tables_that_contradict_themselves_are_refused() {
+    let f = folders();
+    f.image("a.png");
+    f.mask("a.png", 255, &[(2, 2, 9, 9)]);
+    let pair = Pair::new("a", f.images.join("a.png"), f.masks.join("a.png"));
+    let refused = |rows: Vec<Pair>| {
+        let table = PairTable { rows, ..PairTable::default() };
+        prepare_pairs(table, &f.options(), &Silent).unwrap_err().to_string()
+    };
+    assert!(refused(vec![Pair { masks: Vec::new(), ..pair.clone() }]).contains("has no mask in the table"));
+    assert!(refused(vec![pair.clone(), pair.clone()]).contains("is a second image of the name `a`"));
+    let asked = Pair { question: Some("Where is it?".into()), ..pair };
+    assert!(refused(vec![asked.clone()]).contains("has a question without an answer"));
+    let table = PairTable { rows: vec![Pair { answer: Some("There.".into()), ..asked }], ..PairTable::default() };
+    assert_eq!(prepare_pairs(table, &f.options(), &Silent).unwrap().rows, 1);
+    assert_eq!(f.rows()[0][1..3], ["Where is it?", "There."].map(str::to_owned));
+}

@@ -92,20 +92,25 @@ pub(crate) fn open(path: &Path, selected: Option<&str>) -> Result<Volume> {
         let (count, names) = (others.len(), first_names(&others));
         layout.notes.push(format!("{count} files that are not images of this kind were skipped: {names}"));
     }
+    layout.notes.extend(notes_of_files(&entries));
+    assemble::assemble(path, &mut container, &entries, layout)
+}
+
+/// How the files were read, if not as their headers say, and whether several have one UID.
+fn notes_of_files(entries: &[Entry]) -> Vec<String> {
     let mut encodings: BTreeMap<&str, usize> = BTreeMap::new();
     for note in entries.iter().filter_map(|entry| entry.encoding) {
         *encodings.entry(note).or_default() += 1;
     }
-    layout
-        .notes
-        .extend(encodings.into_iter().map(|(note, count)| format!("{count} of {} files: {note}", entries.len())));
+    let encodings = encodings.into_iter().map(|(note, count)| format!("{count} of {} files: {note}", entries.len()));
+    let mut notes: Vec<String> = encodings.collect();
     let instances: BTreeSet<&str> = entries.iter().map(|entry| entry.header.instance.as_str()).collect();
     if instances.len() < entries.len() {
         let note = "several files have the same SOPInstanceUID, a fault of their de-identification: the frames of a DICOM \
                     SEG of this series have positions, but cannot refer to single slices";
-        layout.notes.push(note.to_owned());
+        notes.push(note.to_owned());
     }
-    assemble::assemble(path, &mut container, &entries, layout)
+    notes
 }
 
 /// The series of a DICOM file; `None` for other files, and for one that cannot be read or names no series.
