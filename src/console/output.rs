@@ -163,17 +163,14 @@ pub(super) mod tests {
     #[test]
     fn arguments_and_settings_of_the_library_become_flags() {
         for (text, expected) in [
-            ("argument `data_root`: is empty", "the argument `data_root`: is empty"),
-            ("leave the argument `ensemble` out", "leave the argument `ensemble` out"),
-            (
-                "choose with the argument `labels=1=liver,2=tumour`",
-                "choose with the argument `labels=1=liver,2=tumour`",
-            ),
-            ("the argument `question=\"Where is it?\"`", "the argument `question=\"Where is it?\"`"),
+            ("argument `data_root`: is empty", "`--data-root`: is empty"),
+            ("leave the argument `ensemble` out", "leave `--ensemble` out"),
+            ("choose with the argument `labels=1=liver,2=tumour`", "choose with `--labels 1=liver,2=tumour`"),
+            ("the argument `question=\"Where is it?\"`", "`--question \"Where is it?\"`"),
             ("argument `axis, every`: leave these arguments out", "`--axis, --every`: leave these arguments out"),
-            ("the arguments `gpu=\"RTX 4090\" gpus=2`", "the argument `gpu=\"RTX 4090\" --gpus 2`"),
-            ("add the setting `train.graph=off`", "add the setting `train.graph=off`"),
-            ("the settings `a.b=1 c.d=2`", "the setting `a.b=1 --set c.d=2`"),
+            ("the arguments `gpu=\"RTX 4090\" gpus=2`", "`--gpu \"RTX 4090\" --gpus 2`"),
+            ("add the setting `train.graph=off`", "add `--set train.graph=off`"),
+            ("the settings `a.b=1 c.d=2`", "`--set a.b=1 --set c.d=2`"),
             ("argument `RUN`, the setting `train.graph`, `out`", "argument `RUN`, the setting `train.graph`, `out`"),
         ] {
             assert_eq!(printable(text), expected);

@@ -146,7 +146,7 @@ impl Reference<'_> {
                 ys = self.norm(&name("post_attention_layernorm"), &ys);
                 before_mlp = "pre_feedforward_layernorm";
             }
-            xs += ys;
+            xs = xs.g_add(&ys);
             let ys = self.norm(&name(before_mlp), &xs);
             let gate = self.linear(&name("mlp.gate_proj"), &ys);
             let gate = if variant.activation == Activation::Silu { gate.silu() } else { gate.gelu("tanh") };
@@ -154,7 +154,7 @@ impl Reference<'_> {
             if variant.branch_norms {
                 ys = self.norm(&name("post_feedforward_layernorm"), &ys);
             }
-            xs += ys;
+            xs = xs.g_add(&ys);
         }
         self.norm("model.norm", &xs)
     }

@@ -195,7 +195,7 @@ mod tests {
         let missing = check_token(all, None).unwrap_err();
         assert_eq!(
             missing.to_string(),
-            "`--token`: is required with `--host 0.0.0.0`, because other machines can connect"
+            "argument `token`: is required with `--host 0.0.0.0`, because other machines can connect"
         );
         assert!(missing.hint().len() > 50, "{}", missing.hint());
         for bad in ["short", "with a space in it is no good", ""] {

@@ -143,6 +143,8 @@ mod tests {
                 routes.insert((route[1].to_owned(), method[1].to_owned()));
             }
         }
+        let endings = crate::data::volume::format::usual_endings();
+        routes.extend(endings.map(|ending| (format!("/api/images/{{image}}/mask.{ending}"), "get".to_owned())));
         // the page is no part of the interface
         routes.retain(|(path, _)| path != "/" && !path.starts_with("/page/"));
         assert!(routes.len() > 14, "{routes:?}");

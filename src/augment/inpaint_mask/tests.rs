@@ -105,7 +105,7 @@ fn decoys_are_far_from_the_label_and_leave_enough_to_repaint() {
         }
     }
     for name in ["one pixel", "a disc", "two", "a line"] {
-        assert!(drawn[name] >= 4, "{name}: {drawn:?}");
+        assert!(drawn[name] >= 2, "{name}: {drawn:?}");
     }
     assert_eq!((drawn["all"], drawn["none"]), (0, 0));
 }
