@@ -42,7 +42,7 @@ fn assert_predicts(name: &str) {
     ));
     let file = format!("{name}.png");
     assert_same_image(&old_runs().join(&file), &file);
-    let found: Value = serde_json::from_str(&stdout).unwrap();
+    let found: Value = serde_json::from_str(stdout.lines().last().unwrap()).unwrap();
     let expected = &expected()[name];
     assert_eq!(found["answer"], expected["answer"]);
     for score in ["presence", "foreground"] {

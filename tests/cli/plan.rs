@@ -570,7 +570,7 @@ fn a_check_on_a_login_node_names_what_a_training_lacks_and_starts_nothing() {
     // another model is refused before anything is planned
     let other = ["--preset", "gpu-24gb", "--gpu", "24gb", "--set", "model.base=hub:Qwen/Qwen2.5-VL-7B-Instruct"];
     let other = run(&mut check(&out, &other));
-    assert!(other.stderr.contains("not supported") && !other.stderr.contains("memory plan"), "{}", other.stderr);
+    assert!(other.stderr.contains("cannot be read") && !other.stderr.contains("memory plan"), "{}", other.stderr);
     let mut started = train(phantoms(), &out, &[]);
     let started = run(started.args(["--gpu", "RTX A5000"]));
     assert!(started.stderr.contains("`--gpu`: is the GPU that `--check` plans for"), "{}", started.stderr);

@@ -61,7 +61,7 @@ fn missing_models_are_errors() {
     let empty = folder("no-pipeline");
     refused_with(
         generate(phantoms(), &out, &[]).arg("--model").arg(&empty),
-        &["error: ~/no-pipeline: contains no `model_index.json`", "save_pretrained", "one `.safetensors` file"],
+        &["error: ~/no-pipeline: contains no `model_index.json`", "save_pretrained", "in one file once with diffusers"],
     );
     for model in ["hub:owner/name", empty.to_str().unwrap()] {
         refused_with(
