@@ -141,8 +141,13 @@ const OTHERS: [&str; 10] = [
 const FILES: [&str; 13] =
     ["FILE", "DIR", "PATH", "RUN", "OUT", "CSV", "WHERE", "MODEL", "FROM", "MASKS", "LABELS", "SPEC", "KEY=VALUE"];
 
-/// Flags with such a value name that name no files.
-const NO_FILES: [(&str, &str); 2] = [("train", "--cache-vision"), ("augment filter", "--threshold")];
+/// Flags with such a value name that name no files, and `--resume`, whose folder is continued by design.
+const NO_FILES: [(&str, &str); 4] = [
+    ("train", "--cache-vision"),
+    ("augment filter", "--threshold"),
+    ("train", "--resume"),
+    ("augment finetune", "--resume"),
+];
 
 /// The arguments of all commands that name files, from the reference, which another test compares with the program.
 fn arguments() -> BTreeMap<String, Vec<String>> {
