@@ -84,7 +84,7 @@ fn images(folder: &Path, photograph: &Path) -> PathBuf {
     for (from, to) in [
         (photograph.to_path_buf(), "plain.png"),
         (fixture("preprocess/rgb_50x37.tif"), "colour.tif"),
-        (fixture("volumes/explicit_le.dcm"), "slice.dcm"),
+        (fixture("volumes/monochrome1.dcm"), "slice.dcm"),
     ] {
         std::fs::copy(from, images.join(to)).unwrap();
     }

@@ -135,7 +135,7 @@ mod tests {
         assert_eq!((found.len(), &found[0].1.path, found[0].1.bytes()), (1, &file, 7));
         let absent = folder.path().join("absent.pth");
         let one = check(vec![need("a", &file), need("b", &absent)], &options, &Silent).into_result().unwrap_err();
-        assert!(one.to_string().starts_with("`b`: ") && one.to_string().contains("no such file"), "{one}");
+        assert!(one.to_string().starts_with("argument `b`: ") && one.to_string().contains("no such file"), "{one}");
         let two = check(vec![need("a", &absent), need("b", &absent)], &options, &Silent).into_result().unwrap_err();
         assert!(two.to_string().contains("`a` (") && two.to_string().contains("`b` ("), "{two}");
     }

@@ -345,10 +345,11 @@ impl Mlp {
     }
 
     fn forward(&self, xs: &Tensor) -> Tensor {
-        let (gate, up) = (self.gate_proj.forward(xs, false), self.up_proj.forward(xs, false));
+        let gate = self.gate_proj.forward(xs, false);
+        // the other factor is freed before the last projection
         let gated = match self.activation {
-            Activation::Silu => swiglu(gate, &up),
-            Activation::GeluTanh => gate.gelu("tanh") * up,
+            Activation::Silu => swiglu(gate, &self.up_proj.forward(xs, false)),
+            Activation::GeluTanh => gate.gelu("tanh") * self.up_proj.forward(xs, false),
         };
         self.down_proj.forward(&gated, false)
     }

@@ -161,7 +161,7 @@ fn patients_of(folders: &[PathBuf]) -> String {
         |folder: &PathBuf| entries(folder).iter().filter(|path| is_image(path)).map(|path| name(path)).collect();
     let folders: Vec<(String, Vec<String>)> = folders.iter().map(|folder| (name(folder), images(folder))).collect();
     match grouping::pattern_of_folders(&folders) {
-        Some(pattern) => format!("argument `group='{pattern}'`"),
+        Some(pattern) => format!("the argument `group='{pattern}'`"),
         None => "the argument `patients=TABLE.csv`, a table with the columns `file` and `patient`".to_owned(),
     }
 }
