@@ -126,7 +126,7 @@ fn shared_data_preprocessing_equals_tensors_recorded_from_the_original_code() {
         let theirs = tensor("sam_image_u8@rows1::4,cols2::4");
         Differences::bytes(&thinned(&sam, 1024), theirs.data()).assert(&format!("{}.sam_image", row.modality), 1.0);
 
-        let mask = decode::mask(&row.mask_path).expect("decoded");
+        let mask = decode::mask(&row.target().mask_path).expect("decoded");
         let soft = mask_pixels(&mask, 1024, MaskMode::Soft).expect("sized");
         let theirs = tensor("mask_u8@rows1::4,cols2::4");
         Differences::bytes(&thinned(&soft, 1024), theirs.data()).assert(&format!("{}.mask", row.modality), 1.0);

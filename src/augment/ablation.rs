@@ -181,7 +181,10 @@ impl Ablation<'_> {
         let hash_of = |rows: &mut dyn Iterator<Item = &Row>| {
             let mut hash = Sha256::new();
             for row in rows {
-                hash.update(format!("{:?}", (&row.modality, row.mask_path.file_name(), &row.question, &row.answer)));
+                hash.update(format!(
+                    "{:?}",
+                    (&row.modality, row.target().mask_path.file_name(), &row.question, &row.answer)
+                ));
             }
             format!("{:x}", hash.finalize())
         };

@@ -3,7 +3,7 @@ use super::scores::RowScore;
 use super::*;
 use crate::augment::export::{JOURNAL, Record, Text};
 use crate::augment::settings::{Mode, Paste};
-use crate::data::manifest::Split;
+use crate::data::manifest::{Presence, Split, Target};
 use crate::data::mixing_sampler::{Lengths, MixingSampler};
 use crate::event::Silent;
 use crate::metrics::paired::Conclusion;
@@ -20,7 +20,8 @@ fn row(root: &Path, name: &str, gray: u8, split: Split) -> Row {
     for path in [&image_path, &mask_path] {
         image::GrayImage::from_pixel(2, 2, image::Luma([gray])).save(path).unwrap();
     }
-    Row { image_path, mask_path, split, modality: "skin".into(), ..crate::fixture::row("where", "there", None) }
+    let targets = Target::only(mask_path, Presence::Present);
+    Row { image_path, targets, split, modality: "skin".into(), ..crate::fixture::row("where", "there", None) }
 }
 
 fn manifest(root: &Path, rows: Vec<Row>) -> Manifest {
@@ -171,7 +172,7 @@ fn duplicates_take_the_places_of_synthetic_rows() {
         }
         replaced += 1;
         // the row of the source with the same question: `pc` belongs to the second question about `a`
-        let stem = made.mask_path.file_stem().unwrap().to_string_lossy().into_owned();
+        let stem = made.target().mask_path.file_stem().unwrap().to_string_lossy().into_owned();
         let source = if stem == "pb" { "b" } else { "a" };
         assert!(copy.image_path.ends_with(format!("{source}.png")), "{copy:?}");
         assert_eq!((&copy.question, copy.question.contains("second")), (&made.question, stem == "pc"));

@@ -97,7 +97,7 @@ fn sources(manifest: &Manifest, limit: usize) -> Result<Vec<SourceImage<'_>>> {
     let mut found: Vec<SourceImage> = Vec::new();
     let mut index_of: HashMap<(&Path, &Path), usize> = HashMap::new();
     for row in manifest.rows.iter().filter(|row| row.split == Split::Train && row.is_present()) {
-        let (image, mask) = (row.image_path.as_path(), row.mask_path.as_path());
+        let (image, mask) = (row.image_path.as_path(), row.target().mask_path.as_path());
         let index = *index_of.entry((image, mask)).or_insert_with(|| {
             found.push(SourceImage { image, sha256: String::new(), mask, companions: Vec::new(), rows: Vec::new() });
             found.len() - 1

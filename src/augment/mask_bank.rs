@@ -30,7 +30,7 @@ impl MaskBank {
     pub fn new<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Self {
         let mut masks: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
         for row in rows.into_iter().filter(|row| row.split == Split::Train && !row.synthetic && row.is_present()) {
-            masks.entry(row.modality.clone()).or_default().push(row.mask_path.clone());
+            masks.entry(row.modality.clone()).or_default().push(row.target().mask_path.clone());
         }
         for paths in masks.values_mut() {
             paths.sort();
@@ -263,7 +263,7 @@ mod tests {
     use image::Luma;
 
     use super::*;
-    use crate::data::manifest::Target;
+    use crate::data::manifest::{Presence, Target};
     use crate::fixture;
 
     fn disc(width: u32, height: u32, middle: (u32, u32), radius: u32) -> GrayImage {
@@ -360,7 +360,8 @@ mod tests {
             let mask_path = folder.path().join(name);
             disc(20, 20, (10, 10), 4).save(&mask_path).unwrap();
             let (modality, image_path) = (modality.to_owned(), mask_path.clone());
-            Row { modality, mask_path, image_path, split, ..fixture::row("w", "w", None) }
+            let targets = Target::only(mask_path, Presence::Present);
+            Row { modality, targets, image_path, split, ..fixture::row("w", "w", None) }
         };
         let rows = [
             row("a.png", "ct", Split::Train),
@@ -369,7 +370,10 @@ mod tests {
             row("c.png", "ct", Split::Test),
             row("d.png", "us", Split::Train),
             Row { synthetic: true, ..row("e.png", "ct", Split::Train) },
-            Row { target: Target::Absent, ..row("f.png", "ct", Split::Train) },
+            Row {
+                targets: Target::only(folder.path().join("f.png"), Presence::Absent),
+                ..row("f.png", "ct", Split::Train)
+            },
         ];
         let mask_bank = MaskBank::new(&rows);
         let counts: Vec<(&str, usize)> =
@@ -377,11 +381,15 @@ mod tests {
         assert_eq!(counts, [("ct", 2), ("us", 1)]);
         let mut rng = ChaCha8Rng::seed_from_u64(0);
         for _ in 0..10 {
-            let (path, mask) = mask_bank.draw("ct", &rows[0].mask_path, &mut rng).unwrap();
-            assert_eq!(path, rows[2].mask_path);
+            let (path, mask) = mask_bank.draw("ct", &rows[0].target().mask_path, &mut rng).unwrap();
+            assert_eq!(path, rows[2].target().mask_path);
             assert_eq!(mask.iter().max(), Some(&255));
         }
-        assert_eq!(mask_bank.draw("us", &rows[4].mask_path, &mut rng).unwrap().0, rows[4].mask_path, "the only one");
-        assert!(mask_bank.draw("xr", &rows[0].mask_path, &mut rng).is_err());
+        assert_eq!(
+            mask_bank.draw("us", &rows[4].target().mask_path, &mut rng).unwrap().0,
+            rows[4].target().mask_path,
+            "the only one"
+        );
+        assert!(mask_bank.draw("xr", &rows[0].target().mask_path, &mut rng).is_err());
     }
 }

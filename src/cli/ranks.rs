@@ -179,7 +179,7 @@ impl Observer for OtherRank {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::manifest::Manifest;
+    use crate::data::manifest::{Manifest, Presence, Target};
     use crate::fixture::{self, Root};
     use crate::job::together::{COMPARED, check_data_up_to, main_only};
     use std::process::{Command, Stdio};
@@ -241,7 +241,8 @@ mod tests {
                 *bytes.last_mut().unwrap() ^= 1;
                 std::fs::write(&image_path, bytes).unwrap();
             }
-            let row = crate::data::manifest::Row { mask_path, image_path, ..fixture::row("where", "here", None) };
+            let targets = Target::only(mask_path, Presence::Present);
+            let row = crate::data::manifest::Row { targets, image_path, ..fixture::row("where", "here", None) };
             let manifest = Manifest {
                 root: root.path().to_path_buf(),
                 rows: vec![row],

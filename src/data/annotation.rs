@@ -13,7 +13,7 @@ use std::path::{Component, Path, PathBuf};
 use std::{fs, io};
 
 use super::csv_text::{self, ENCODING_HINT};
-use super::manifest::{BadRow, Problem, Row, Split, Target};
+use super::manifest::{BadRow, Presence, Problem, Row, Split, Target};
 use super::names::{self, cleaned};
 use super::volume::format::image_endings;
 use prsmed_base::error::{Error, Result};
@@ -242,7 +242,7 @@ impl Reader<'_> {
             Err(problem) => return Ok(Err(problem)),
         };
         let mask_path = self.root.join(&mask);
-        if !mask_path.is_file() && (texts.target == Target::Present || mask_path.exists()) {
+        if !mask_path.is_file() && (texts.target == Presence::Present || mask_path.exists()) {
             return Ok(Err(self.not_a_file(&mask_path, &mask)?));
         }
         let image_path = match self.image_of(&mask)? {
@@ -264,12 +264,11 @@ impl Reader<'_> {
             csv: file.to_path_buf(),
             line,
             modality,
-            mask_path,
+            targets: Target::only(mask_path, texts.target),
             image_path,
             question: texts.question,
             answer: texts.answer,
             position: texts.position,
-            target: texts.target,
             patient: texts.patient,
             spacing_mm: texts.spacing_mm,
             split: texts.split,
@@ -416,7 +415,7 @@ struct Texts {
     question: String,
     answer: String,
     position: Option<String>,
-    target: Target,
+    target: Presence,
     patient: Option<String>,
     spacing_mm: Option<[f64; 2]>,
     split: Split,
@@ -451,7 +450,7 @@ fn texts(columns: &Columns, record: &csv::ByteRecord) -> Result<Texts, RowProble
         None => Ok(None),
     };
     let present = optional(columns.present, "present")?.unwrap_or_default();
-    let target = Target::parse(&present).ok_or_else(|| {
+    let target = Presence::parse(&present).ok_or_else(|| {
         let reason = format!("present `{present}` is not one of `1`, `0`, `unknown`");
         (Problem::BadPresent, reason)
     })?;
@@ -465,8 +464,8 @@ fn texts(columns: &Columns, record: &csv::ByteRecord) -> Result<Texts, RowProble
     let spacing_mm = spacing(optional(across, "spacing_x_mm")?, optional(down, "spacing_y_mm")?)?;
     // nothing has a location that is absent or unknown
     let position = match target {
-        Target::Present => columns.position.map(|index| cell(index, "position")).transpose()?,
-        Target::Absent | Target::Unknown => optional(columns.position, "position")?,
+        Presence::Present => columns.position.map(|index| cell(index, "position")).transpose()?,
+        Presence::Absent | Presence::Unknown => optional(columns.position, "position")?,
     };
     let word = cleaned(&cell(columns.split, "split")?);
     let split = Split::parse(&word).ok_or_else(|| {

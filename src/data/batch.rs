@@ -5,9 +5,9 @@ use super::image::PixelConfig;
 use super::sample::Sample;
 use prsmed_base::error::{Error, Result};
 
-/// Inputs and targets of one micro-batch: `P` images, `B` samples (questions about them), sides `C` (vision tower) and `S`
-/// (SAM). Workers make these, and only the consumer's thread copies them into tensors. Measured memory peaks therefore
-/// do not depend on the number of prefetched batches.
+/// Inputs and targets of one micro-batch: `P` images, `B` samples (questions about them), `M` targets, sides `C`
+/// (vision tower) and `S` (SAM). Workers make these, and only the consumer's thread copies them into tensors.
+/// Measured memory peaks therefore do not depend on the number of prefetched batches.
 #[derive(Debug)]
 pub struct Collated {
     /// Token ids of each sample.
@@ -20,11 +20,13 @@ pub struct Collated {
     pub seen: Vec<Seen>,
     /// `[P, 3, S, S]`, not normalised.
     pub sam: Vec<u8>,
-    /// `[B, 1, S, S]`, 255 = foreground.
+    /// `[M, 1, S, S]`, 255 = foreground.
     pub mask: Vec<u8>,
-    /// For each sample, whether its mask is known.
+    /// For each target, whether its mask is known.
     pub has_mask: Vec<bool>,
-    /// Whether the data set has samples without a mask.
+    /// Targets of each sample, in their order.
+    pub targets: Vec<usize>,
+    /// Whether the data set has samples without a mask, or with several.
     pub with_unknown_masks: bool,
     /// Class of each sample.
     pub labels: Vec<i64>,
@@ -60,6 +62,7 @@ impl Collated {
             sam: Vec::with_capacity(images * 3 * sam_plane),
             mask: Vec::with_capacity(count * sam_plane),
             has_mask: Vec::with_capacity(count),
+            targets: Vec::with_capacity(count),
             with_unknown_masks: false,
             labels: Vec::with_capacity(count),
             rows: Vec::with_capacity(count),
@@ -73,7 +76,9 @@ impl Collated {
             // images with cached features may have no pixels
             let known = matches!(sample.seen, Some(Seen::Features(_)));
             let tower_bytes = if known { 0 } else { 3 * tower_plane };
-            if pixels.tower.len() < tower_bytes || (sizes.1, sizes.2) != (3 * sam_plane, sam_plane) {
+            if pixels.tower.len() < tower_bytes
+                || (sizes.1, sizes.2) != (3 * sam_plane, sample.has_mask.len() * sam_plane)
+            {
                 return Err(Error::Shape {
                     reason: format!("a sample holds {sizes:?} bytes, not those of sides {tower_side} and {sam_side}"),
                 });
@@ -81,7 +86,8 @@ impl Collated {
             batch.texts.push(sample.ids.clone());
             batch.answer_starts.push(sample.answer_start);
             batch.mask.extend(&pixels.mask);
-            batch.has_mask.push(sample.has_mask);
+            batch.has_mask.extend(&sample.has_mask);
+            batch.targets.push(sample.has_mask.len());
             batch.labels.push(to_i64(sample.label));
             batch.rows.push(sample.row);
         }
@@ -95,7 +101,8 @@ impl Collated {
         Ok(batch)
     }
 
-    /// Marks the batch as one of a data set with samples without a mask. All its batches then have the same tensors.
+    /// Marks the batch as one of a data set with samples without a mask, or with several. All its batches then have the
+    /// same tensors.
     #[must_use]
     pub fn with_unknown_masks(mut self) -> Self {
         self.with_unknown_masks = true;
@@ -112,26 +119,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::image::{MaskMode, PadOffset};
-    use crate::labels::Labels;
+    use crate::fixture::{SMALL as CONFIG, sample};
     use crate::sample::Pixels;
-
-    const CONFIG: PixelConfig = PixelConfig {
-        tower_size: 2,
-        padding: [0; 3],
-        sam_size: 3,
-        mask: MaskMode::Soft,
-        pad_offset: PadOffset::Centre,
-        labels: Labels::NONE,
-    };
-
-    fn sample(row: usize, ids: &[i64]) -> Sample {
-        let byte = u8::try_from(row).expect("small");
-        let pixels = Pixels { tower: vec![byte; 12], sam: vec![byte; 27], mask: vec![byte + 50; 9] };
-        let ids = ids.to_vec();
-        let has_mask = row != 2;
-        Sample { row, label: row + 1, ids, answer_start: 1, has_mask, pixels: Arc::new(pixels), seen: None }
-    }
 
     #[test]
     fn wrong_sizes_and_empty_batches_are_refused() {

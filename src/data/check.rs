@@ -15,7 +15,7 @@ use super::fingerprint::{self, Fingerprint, PairSummary};
 use super::image::foreground;
 use super::labels::{self, Labels};
 use super::leaks::{Leak, Leaks, PatientLeak};
-use super::manifest::{BadRow, Manifest, Problem, Row, Split, Target};
+use super::manifest::{BadRow, Manifest, Presence, Problem, Row, Split};
 use super::marks::{ImageMarks, Mark, Marks, pixel_mark};
 use super::sample::size_mismatch;
 use super::split::content;
@@ -162,13 +162,13 @@ pub fn check_with_extra(
 
 /// Decodes each image with its mask, and gives the numbers of its rows.
 fn check_pairs(manifest: &Manifest, labels: Labels, observer: &dyn Observer) -> Vec<(Vec<usize>, PairCheck)> {
-    let mut pairs: BTreeMap<(&PathBuf, &PathBuf, Target), Vec<usize>> = BTreeMap::new();
+    let mut pairs: BTreeMap<(&PathBuf, &PathBuf, Presence), Vec<usize>> = BTreeMap::new();
     for (index, row) in manifest.rows.iter().enumerate() {
-        pairs.entry((&row.image_path, &row.mask_path, row.target)).or_default().push(index);
+        pairs.entry((&row.image_path, &row.target().mask_path, row.target().presence)).or_default().push(index);
     }
     observer.on(&Event::Started { phase: "check".into(), total: pairs.len() as u64, unit: "images" });
     let done = Mutex::new(0_u64);
-    let check = |((image, mask, target), rows): ((&PathBuf, &PathBuf, Target), Vec<usize>)| {
+    let check = |((image, mask, target), rows): ((&PathBuf, &PathBuf, Presence), Vec<usize>)| {
         let found = check_pair(image, mask, target, labels, |mask| word_check::compare(manifest, &rows, mask));
         let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
         *done += 1;
@@ -246,7 +246,7 @@ type PairCheck = Result<GoodPair, (Problem, String)>;
 fn check_pair(
     image: &Path,
     mask: &Path,
-    target: Target,
+    target: Presence,
     labels: Labels,
     compare: impl FnOnce(&GrayImage) -> MaskWords,
 ) -> PairCheck {
@@ -261,7 +261,7 @@ fn check_pair(
         let file = content(image).map_err(undecodable)?;
         Ok(GoodPair { marks: ImageMarks { file, pixels: pixel_mark(&decoded) }, range, summary, findings, mask })
     };
-    if target != Target::Present && !mask.exists() {
+    if target != Presence::Present && !mask.exists() {
         return good(0, Vec::new(), findings, None);
     }
     let stored = decode::stored_mask(mask).map_err(|error| (Problem::UndecodableMask, describe(&error)))?;
@@ -278,7 +278,7 @@ fn check_pair(
     }
     let set = foreground(&pixels);
     let num_foreground = set.iter().filter(|&&value| value > 0).count();
-    if target == Target::Present && pixels.iter().all(|&value| value == 0) {
+    if target == Presence::Present && pixels.iter().all(|&value| value == 0) {
         let what = if found.is_empty() {
             "the mask is empty".to_owned()
         } else {
@@ -286,16 +286,16 @@ fn check_pair(
         };
         return Err((Problem::EmptyMask, format!("{}: {what}", mask.display())));
     }
-    if target != Target::Present && num_foreground > 0 {
+    if target != Presence::Present && num_foreground > 0 {
         let reason = format!(
             "{}: the mask has {num_foreground} pixels of foreground, but the row says that {}",
             mask.display(),
-            if target == Target::Absent { "its target is not in the image" } else { "its mask is unknown" }
+            if target == Presence::Absent { "its target is not in the image" } else { "its mask is unknown" }
         );
         return Err((Problem::NotEmpty, reason));
     }
     let mut words = None;
-    if target == Target::Present {
+    if target == Presence::Present {
         findings.add_mask(mask, &set);
         words = Some(compare(&set));
     }

@@ -77,20 +77,21 @@ const BLUR_FRAC: f32 = 0.004;
 pub fn apply(
     image: DynamicImage,
     rows: &[&Row],
-    masks: Vec<GrayImage>,
+    masks: Vec<Vec<GrayImage>>,
     [seed, epoch, key]: [u64; 3],
-) -> (DynamicImage, Vec<(Row, GrayImage)>) {
+) -> (DynamicImage, Vec<(Row, Vec<GrayImage>)>) {
     let mut random = random::stream("classical", &[seed, epoch, key]);
     let (image, rows) = match flip_rotate::apply(rows, seed, epoch, key) {
         Some((rows, transform)) => {
-            let masks = masks.into_iter().map(|mask| transform.mask(mask));
+            let turned = |masks: Vec<GrayImage>| masks.into_iter().map(|mask| transform.mask(mask)).collect();
+            let masks = masks.into_iter().map(turned);
             (transform.image(image), rows.into_iter().zip(masks).collect())
         }
         None => (image, rows.iter().map(|row| (*row).clone()).zip(masks).collect::<Vec<_>>()),
     };
     let warp = Warp::draw((image.width(), image.height()), &mut random);
     let is_warped = random.random_bool(WARPED_FRAC);
-    let warped = || rows.iter().map(|(row, mask)| warp_row(row, mask, &warp)).collect::<Option<Vec<_>>>();
+    let warped = || rows.iter().map(|(row, masks)| warp_row(row, masks, &warp)).collect::<Option<Vec<_>>>();
     let (image, rows) = match is_warped.then(warped).flatten() {
         Some(rows) => (warp.image(&image), rows),
         None => (image, rows),
@@ -98,15 +99,16 @@ pub fn apply(
     (intensity(image, &mut random), rows)
 }
 
-/// The row and its mask after a warp; `None` when the text cannot be updated or the mask loses too much area.
-fn warp_row(row: &Row, mask: &GrayImage, warp: &Warp) -> Option<(Row, GrayImage)> {
-    let warped = warp.mask(mask);
-    let area = |mask: &GrayImage| foreground(mask).iter().filter(|value| **value > 0).count();
-    let has_area = area(&warped) as f64 >= MIN_AREA_FRAC * area(mask) as f64;
+/// The row and its masks after a warp; `None` when the text, which names places of the first one, cannot be updated or
+/// a mask loses too much area.
+fn warp_row(row: &Row, masks: &[GrayImage], warp: &Warp) -> Option<(Row, Vec<GrayImage>)> {
+    let warped: Vec<GrayImage> = masks.iter().map(|mask| warp.mask(mask)).collect();
+    let area = |mask: &GrayImage| foreground(mask).iter().filter(|value| **value > 0).count() as f64;
+    let has_area = masks.iter().zip(&warped).all(|(mask, warped)| area(warped) >= MIN_AREA_FRAC * area(mask));
     if !has_area {
         return None;
     }
-    Some((relabel(row, mask, &warped, None).ok()?, warped))
+    Some((relabel(row, masks.first()?, warped.first()?, None).ok()?, warped))
 }
 
 /// A rotation about the centre, a scale and a smooth displacement.
@@ -271,9 +273,9 @@ mod tests {
 
     /// Augments a single row.
     fn apply(row: &Row, image: DynamicImage, mask: GrayImage, numbers: [u64; 3]) -> (Row, DynamicImage, GrayImage) {
-        let (image, mut rows) = super::apply(image, &[row], vec![mask], numbers);
-        let (row, mask) = rows.pop().unwrap();
-        (row, image, mask)
+        let (image, mut rows) = super::apply(image, &[row], vec![vec![mask]], numbers);
+        let (row, mut masks) = rows.pop().unwrap();
+        (row, image, masks.remove(0))
     }
 
     fn row(answer: &str, position: &str) -> Row {
@@ -345,10 +347,10 @@ mod tests {
         let mut random = random::stream("test", &[1]);
         let (mut kept, mut refused) = (0, 0);
         for _ in 0..100 {
-            match warp_row(&row, &mask, &Warp::draw((120, 90), &mut random)) {
+            match warp_row(&row, std::slice::from_ref(&mask), &Warp::draw((120, 90), &mut random)) {
                 Some((_, warped)) => {
                     let area = |mask: &GrayImage| mask.iter().filter(|value| **value > 0).count();
-                    assert!(area(&warped) * 10 >= area(&mask) * 8);
+                    assert!(area(&warped[0]) * 10 >= area(&mask) * 8);
                     kept += 1;
                 }
                 None => refused += 1,
@@ -391,9 +393,10 @@ mod tests {
             let (_, mask) = decoded(row, Labels::NONE).unwrap();
             let (width, height) = mask.dimensions();
             let warp = Warp::draw((width, height), &mut random::stream("test", &[index as u64]));
-            if let Some((described, mask)) = warp_row(row, &mask, &warp) {
-                assert_eq!(described.position, Some(grid(&mask)));
-                assert!(described.answer.contains(&grid(&mask)));
+            if let Some((described, masks)) = warp_row(row, &[mask], &warp) {
+                let mask = &masks[0];
+                assert_eq!(described.position, Some(grid(mask)));
+                assert!(described.answer.contains(&grid(mask)));
                 moved += usize::from(described.position != row.position);
                 warped += 1;
             }

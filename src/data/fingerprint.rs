@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use ::image::DynamicImage;
 use serde::Serialize;
 
-use super::manifest::{Row, Target};
+use super::manifest::{Presence, Row};
 
 /// Smallest, middle and largest value.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -99,7 +99,7 @@ pub(super) fn levels(image: &DynamicImage) -> Box<[u64; 256]> {
 struct ClassRows<'a> {
     images: BTreeMap<&'a PathBuf, (u32, u32)>,
     patients: BTreeSet<&'a str>,
-    targets: BTreeMap<Target, usize>,
+    targets: BTreeMap<Presence, usize>,
     spacings: Vec<f64>,
     levels: Option<Box<[u64; 256]>>,
     foreground: Vec<f64>,
@@ -111,7 +111,7 @@ impl<'a> ClassRows<'a> {
     fn add(&mut self, rows: &[&'a Row], pair: &PairSummary) {
         let Some(first) = rows.first() else { return };
         for row in rows {
-            *self.targets.entry(row.target).or_default() += 1;
+            *self.targets.entry(row.target().presence).or_default() += 1;
             self.patients.extend(row.patient.as_deref());
         }
         let (width, height) = pair.size_px;
@@ -120,7 +120,7 @@ impl<'a> ClassRows<'a> {
             levels.iter_mut().zip(pair.levels.iter()).for_each(|(sum, count)| *sum += count);
             self.spacings.extend(first.spacing_mm.into_iter().flatten());
         }
-        if first.target == Target::Present {
+        if first.target().presence == Presence::Present {
             let area = f64::from(width) * f64::from(height);
             self.foreground.push(pair.num_foreground as f64 / area.max(1.0));
         }
@@ -137,9 +137,9 @@ impl<'a> ClassRows<'a> {
             modality: modality.to_owned(),
             images: self.images.len(),
             patients: (!self.patients.is_empty()).then_some(self.patients.len()),
-            present: rows(Target::Present),
-            absent: rows(Target::Absent),
-            unknown: rows(Target::Unknown),
+            present: rows(Presence::Present),
+            absent: rows(Presence::Absent),
+            unknown: rows(Presence::Unknown),
             width_px: side(|size| size.0),
             height_px: side(|size| size.1),
             spacing_mm: ValueRange::of(self.spacings),
@@ -183,6 +183,7 @@ fn grey_levels(levels: &[u64; 256]) -> GreyLevels {
 mod tests {
     use super::*;
     use crate::fixture;
+    use crate::manifest::Target;
 
     #[test]
     fn grey_levels_are_those_of_the_pixels() {
@@ -197,9 +198,9 @@ mod tests {
 
     #[test]
     fn rows_of_a_class_are_summed_up_and_images_count_once() {
-        let row = |image: &str, target: Target, patient: Option<&str>| Row {
+        let row = |image: &str, presence: Presence, patient: Option<&str>| Row {
             image_path: image.into(),
-            target,
+            targets: Target::only("m.png".into(), presence),
             patient: patient.map(str::to_owned),
             spacing_mm: Some([0.5, 0.7]),
             ..fixture::row("q", "a", None)
@@ -210,11 +211,11 @@ mod tests {
             PairSummary { size_px: (width, 10), levels, num_foreground, labels: vec![255] }
         };
         let rows = [
-            row("a", Target::Present, Some("p1")),
-            row("a", Target::Present, Some("p1")),
-            row("b", Target::Present, Some("p2")),
-            row("a", Target::Absent, Some("p1")),
-            row("c", Target::Unknown, None),
+            row("a", Presence::Present, Some("p1")),
+            row("a", Presence::Present, Some("p1")),
+            row("b", Presence::Present, Some("p2")),
+            row("a", Presence::Absent, Some("p1")),
+            row("c", Presence::Unknown, None),
         ];
         let pairs = [
             (vec![&rows[0], &rows[1]], pair(20, 50)),

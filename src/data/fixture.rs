@@ -1,10 +1,14 @@
 //! Small data roots and rows for tests. Those of `prsmed` compile this file too.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use ::image::{GrayImage, Luma, Rgb, RgbImage};
 
-use prsmed_data::manifest::{Row, Split, Target};
+use prsmed_data::image::{MaskMode, PadOffset, PixelConfig};
+use prsmed_data::labels::Labels;
+use prsmed_data::manifest::{Presence, Row, Split, Target};
+use prsmed_data::sample::{Pixels, Sample};
 
 /// A data root in a temporary folder.
 pub(crate) struct Root(tempfile::TempDir);
@@ -55,17 +59,34 @@ pub(crate) fn row(question: &str, answer: &str, position: Option<&str>) -> Row {
         csv: PathBuf::from("a.csv"),
         line: 2,
         modality: "ct".into(),
-        mask_path: PathBuf::from("m.png"),
+        targets: Target::only(PathBuf::from("m.png"), Presence::Present),
         image_path: PathBuf::from("i.png"),
         question: question.into(),
         answer: answer.into(),
         position: position.map(str::to_owned),
         split: Split::Train,
-        target: Target::Present,
         patient: None,
         spacing_mm: None,
         synthetic: false,
     }
+}
+
+/// The sides of [`sample`]'s images.
+pub(crate) const SMALL: PixelConfig = PixelConfig {
+    tower_size: 2,
+    sam_size: 3,
+    mask: MaskMode::Soft,
+    pad_offset: PadOffset::Centre,
+    labels: Labels::NONE,
+    padding: [0; 3],
+};
+
+/// A sample with these ids, whose bytes say which row it is. Row 2 has no mask.
+pub(crate) fn sample(row: usize, ids: &[i64]) -> Sample {
+    let byte = u8::try_from(row).expect("small");
+    let pixels = Pixels { tower: vec![byte; 12], sam: vec![byte; 27], mask: vec![byte + 50; 9] };
+    let (ids, has_mask) = (ids.to_vec(), vec![row != 2]);
+    Sample { row, label: row + 1, ids, answer_start: 1, has_mask, pixels: Arc::new(pixels), seen: None }
 }
 
 /// The folder of the checkout.

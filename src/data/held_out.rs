@@ -44,14 +44,15 @@ pub(super) fn drop_leaking_pairs(manifest: &mut Manifest) -> Result<()> {
         leaking.extend(all.filter(|pair| sums.contains(&pair.source_sha256)).map(|pair| pair.mask_in(&root)));
     }
     let before = manifest.rows.len();
-    manifest.rows.retain(|row| !row.synthetic || !leaking.contains(&row.mask_path));
+    manifest.rows.retain(|row| !row.synthetic || !leaking.contains(&row.target().mask_path));
     manifest.num_leaking += before - manifest.rows.len();
     Ok(())
 }
 
 /// The data roots of synthetic rows that have a journal.
 fn roots_of_pairs<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<PathBuf> {
-    let roots = rows.filter(|row| row.synthetic).filter_map(|row| Some(row.mask_path.ancestors().nth(3)?.into()));
+    let roots =
+        rows.filter(|row| row.synthetic).filter_map(|row| Some(row.target().mask_path.ancestors().nth(3)?.into()));
     let roots: BTreeSet<PathBuf> = roots.collect();
     roots.into_iter().filter(|root| root.join(JOURNAL).exists()).collect()
 }
@@ -61,7 +62,8 @@ fn roots_of_pairs<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<PathBuf> {
 /// # Errors
 /// [`Error::Io`]; [`Error::Data`] for a damaged journal.
 pub(super) fn sources<'a>(rows: impl Iterator<Item = &'a Row> + Clone) -> Result<BTreeSet<String>> {
-    let used: BTreeSet<&Path> = rows.clone().filter(|row| row.synthetic).map(|row| row.mask_path.as_path()).collect();
+    let used: BTreeSet<&Path> =
+        rows.clone().filter(|row| row.synthetic).map(|row| row.target().mask_path.as_path()).collect();
     let mut sources = BTreeSet::new();
     for root in roots_of_pairs(rows) {
         let all = pairs(&root.join(JOURNAL))?.into_iter();

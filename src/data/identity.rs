@@ -2,7 +2,7 @@
 //! the run has seen.
 
 use super::held_out;
-use super::manifest::{Manifest, Row, Target};
+use super::manifest::{Manifest, Presence, Row};
 use super::marks::{Mark, Marks};
 use super::patient;
 use prsmed_base::files;
@@ -228,7 +228,7 @@ impl DataIdentity {
 /// # Errors
 /// [`Error::Io`] for a file that cannot be read.
 pub fn content_marks<'a>(manifest: &'a Manifest, most: u64) -> Result<Vec<(&'a Path, u64)>> {
-    let all = manifest.rows.iter().flat_map(|row| [row.image_path.as_path(), row.mask_path.as_path()]);
+    let all = manifest.rows.iter().flat_map(|row| std::iter::once(row.image_path.as_path()).chain(row.mask_paths()));
     let mut known = HashSet::new();
     let files: Vec<&Path> = all.filter(|path| known.insert(*path) && path.exists()).collect();
     let size = |path: &&Path| std::fs::metadata(path).map(|found| found.len()).map_err(Error::io(*path, "read"));
@@ -249,15 +249,22 @@ fn hash(row: &Row, root: &Path) -> Result<[u8; 32]> {
         hash.update((bytes.len() as u64).to_le_bytes());
         hash.update(bytes);
     };
-    let may_be_missing = row.target != Target::Present && !row.mask_path.exists();
-    for path in [&row.image_path, &row.mask_path] {
+    let mut add_file = |path: &Path, has_file: bool| {
         add(inside(path, root).to_string_lossy().as_bytes());
-        if !(may_be_missing && path == &row.mask_path) {
+        if has_file {
             add(&std::fs::metadata(path).map_err(Error::io(path, "read"))?.len().to_le_bytes());
         }
-    }
-    if row.target != Target::Present {
-        add(format!("{:?}", row.target).as_bytes());
+        Ok(())
+    };
+    add_file(&row.image_path, true)?;
+    row.targets.iter().try_for_each(|target| add_file(&target.mask_path, !target.lacks_mask()))?;
+    for target in &row.targets {
+        if target.presence != Presence::Present {
+            add(format!("{:?}", target.presence).as_bytes());
+        }
+        if !target.name.is_empty() {
+            add(target.name.as_bytes());
+        }
     }
     for text in [&row.modality, &row.question, &row.answer] {
         add(text.as_bytes());
@@ -279,7 +286,7 @@ fn inside(path: &Path, root: &Path) -> std::path::PathBuf {
 mod tests {
     use super::*;
     use crate::fixture::{self, Root};
-    use crate::manifest::Split;
+    use crate::manifest::{Split, Target};
     use crate::patient::Spellings;
     use prsmed_base::event::Silent;
     use std::path::PathBuf;
@@ -301,7 +308,7 @@ mod tests {
             Row {
                 line,
                 image_path: root.path().join("ct/train_images/a.png"),
-                mask_path: root.path().join("ct/train_masks/a.png"),
+                targets: Target::only(root.path().join("ct/train_masks/a.png"), Presence::Present),
                 ..fixture::row("where", answer, None)
             }
         };
@@ -330,7 +337,7 @@ mod tests {
     fn rows_of(root: &Root, rows: &[(&str, Split, Option<&str>)]) -> (Manifest, Marks) {
         let row = |(path, split, patient): &(&str, Split, Option<&str>)| Row {
             image_path: root.path().join(path),
-            mask_path: root.path().join(path),
+            targets: Target::only(root.path().join(path), Presence::Present),
             split: *split,
             patient: patient.map(str::to_owned),
             ..fixture::row("where", "there", None)

@@ -59,22 +59,10 @@ pub struct PixelConfig {
 }
 
 impl PixelConfig {
-    /// Bytes of a cached sample's pixels: three planes of the tower's input, three SAM planes and a mask.
-    pub fn cached_bytes(&self) -> usize {
-        let (tower, sam) = self.planes();
-        3 * tower + 4 * sam
-    }
-
-    /// Bytes of an image's pixels in a batch, with the masks of `questions`.
-    pub fn collated_bytes(&self, questions: usize) -> usize {
-        let (tower, sam) = self.planes();
-        3 * tower + (3 + questions) * sam
-    }
-
-    /// Number of pixels of a plane of the tower and of a plane of the image encoder.
-    fn planes(&self) -> (usize, usize) {
+    /// Bytes of an image's pixels with so many masks: three planes of the tower's input, three SAM planes, the masks.
+    pub fn image_bytes(&self, masks: usize) -> usize {
         let plane = |side: u32| side as usize * side as usize;
-        (plane(self.tower_size), plane(self.sam_size))
+        3 * plane(self.tower_size) + (3 + masks) * plane(self.sam_size)
     }
 }
 

@@ -7,6 +7,7 @@
 use std::any::Any;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,8 +22,8 @@ use super::decode;
 use super::features::{self, FeatureShape, Features, Seen};
 use super::flip_rotate::{self, Transform};
 use super::image::PixelConfig;
-use super::manifest::{Manifest, Row, Target};
-use super::sample::{Pixels, Sample, at_row, decoded, mask_of};
+use super::manifest::{Manifest, Presence, Row};
+use super::sample::{Pixels, Sample, at_row, masks_of};
 use super::text::IMAGE_TOKEN;
 use super::unreadable::Unreadable;
 use prsmed_base::error::{Error, Result};
@@ -58,7 +59,7 @@ pub struct Source {
     pairs: Vec<usize>,
     /// For each row the first row with the same image.
     images: Vec<usize>,
-    /// Whether some rows of the manifest have no mask.
+    /// Whether some rows of the manifest have no mask, or several.
     has_unknown_masks: bool,
 }
 
@@ -76,10 +77,12 @@ pub struct TextLength {
 impl Source {
     /// A source without augmentation and without cache.
     pub fn new(manifest: Arc<Manifest>, encoder: Arc<dyn TextEncoder>, config: PixelConfig) -> Self {
-        let (mut first_pair, mut first_image) = (HashMap::new(), HashMap::new());
+        let mut first_pair = HashMap::<(PathBuf, Vec<PathBuf>), usize>::new();
+        let mut first_image = HashMap::new();
         let rows = || manifest.rows.iter().enumerate();
-        let pairs =
-            rows().map(|(index, row)| *first_pair.entry((&row.image_path, &row.mask_path)).or_insert(index)).collect();
+        let pair =
+            |row: &Row| (row.image_path.clone(), row.targets.iter().map(|target| target.mask_path.clone()).collect());
+        let pairs = rows().map(|(index, row)| *first_pair.entry(pair(row)).or_insert(index)).collect();
         let images = rows().map(|(index, row)| *first_image.entry(&row.image_path).or_insert(index)).collect();
         let augment = Augment::None;
         let (cache, vision, unreadable) = (None, None, None);
@@ -210,9 +213,9 @@ impl Source {
         let mut readable = Vec::new();
         for &index in rows {
             let Some(row) = self.manifest.rows.get(index) else { return Err(error) };
-            let may_be_missing = row.target != Target::Present && !row.mask_path.exists();
-            let mask = |_| if may_be_missing { Ok(()) } else { decode::stored_mask(&row.mask_path).map(drop) };
-            match decode::image(&row.image_path).and_then(mask) {
+            let mut masks = row.targets.iter().filter(|target| !target.lacks_mask());
+            let read = |_| masks.try_for_each(|target| decode::stored_mask(&target.mask_path).map(drop));
+            match decode::image(&row.image_path).and_then(read) {
                 Ok(()) => readable.push(index),
                 Err(cause) => unreadable.add(index, at_row(row, &cause))?,
             }
@@ -246,24 +249,30 @@ impl Source {
 
     /// Loads the files first, because the texts depend on the masks.
     fn classical(&self, indices: &[usize], rows: &[&Row], key: u64, epoch: u64) -> Result<Vec<Sample>> {
-        let Some((first, others)) = rows.split_first() else { return Ok(Vec::new()) };
-        let (image, mask) = decoded(first, self.config.labels).map_err(|error| at_row(first, &error))?;
-        let mut masks = vec![mask];
-        for row in others {
-            masks.push(mask_of(row, &image, self.config.labels).map_err(|error| at_row(row, &error))?);
-        }
+        let Some(first) = rows.first() else { return Ok(Vec::new()) };
+        let image = decode::image(&first.image_path).map_err(|error| at_row(first, &error))?;
+        let masks =
+            rows.iter().map(|row| masks_of(row, &image, self.config.labels).map_err(|error| at_row(row, &error)));
+        let masks = masks.collect::<Result<Vec<_>>>()?;
         let (image, changed) = classical::apply(image, rows, masks, [self.seed, epoch, key]);
         let mut samples = Vec::with_capacity(indices.len());
-        for ((row, mask), &index) in changed.iter().zip(indices) {
+        for ((row, masks), &index) in changed.iter().zip(indices) {
             let make = || {
                 let (ids, answer_start) = self.encoder.encode(row)?;
                 let pixels = match self.known_pixels(&samples, index) {
                     Some(pixels) => pixels,
-                    None => Arc::new(Pixels::of(&image, mask, &self.config)?),
+                    None => Arc::new(Pixels::of(&image, masks, &self.config)?),
                 };
                 let seen = self.vision.as_ref().map(|vision| vision.of(features::key_of(&pixels.tower)));
-                let has_mask = row.target != Target::Unknown;
-                Ok(Sample { row: index, label: self.label(row)?, ids, answer_start, has_mask, pixels, seen })
+                Ok(Sample {
+                    row: index,
+                    label: self.label(row)?,
+                    ids,
+                    answer_start,
+                    has_mask: has_mask(row),
+                    pixels,
+                    seen,
+                })
             };
             let sample = make().map_err(|error| at_row(row, &error))?;
             samples.push(sample);
@@ -296,8 +305,7 @@ impl Source {
             (Some(vision), None) => Some(vision.remember(key, &pixels.tower)),
             (_, seen) => seen,
         };
-        let has_mask = row.target != Target::Unknown;
-        Ok(Sample { row: index, label, ids, answer_start, has_mask, pixels, seen })
+        Ok(Sample { row: index, label, ids, answer_start, has_mask: has_mask(row), pixels, seen })
     }
 
     /// Pixels from the cache or the files. The tower's pixels are left out if they are not needed.
@@ -313,6 +321,11 @@ impl Source {
         }
         Ok(pixels)
     }
+}
+
+/// For each target of a row, whether its mask is known.
+fn has_mask(row: &Row) -> Vec<bool> {
+    row.targets.iter().map(|target| target.presence != Presence::Unknown).collect()
 }
 
 /// Vision feature cache, and the keys of images that were loaded before.

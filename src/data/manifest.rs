@@ -60,10 +60,10 @@ impl fmt::Display for Split {
     }
 }
 
-/// What is known about the mask of a row: the column `present` of the CSV file.
+/// Whether a target is in the image: the column `present` of the CSV file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Target {
+pub enum Presence {
     /// `1`, or no such column: the target is in the image, and the mask shows it.
     #[default]
     Present,
@@ -73,8 +73,8 @@ pub enum Target {
     Unknown,
 }
 
-impl Target {
-    /// The target of a cell; an empty cell means [`Target::Present`].
+impl Presence {
+    /// The value of a cell; an empty cell means [`Presence::Present`].
     pub fn parse(cell: &str) -> Option<Self> {
         match cell.trim().to_ascii_lowercase().as_str() {
             "" | "1" | "1.0" | "true" | "yes" => Some(Self::Present),
@@ -85,7 +85,30 @@ impl Target {
     }
 }
 
-/// One question and answer about one target in one image.
+/// A target of a question, and its mask.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Target {
+    /// Its name; empty for the only target of a row.
+    pub name: String,
+    /// Absolute or root-joined path of the mask.
+    pub mask_path: PathBuf,
+    /// Whether the target is in the image.
+    pub presence: Presence,
+}
+
+impl Target {
+    /// The only target of a row.
+    pub fn only(mask_path: PathBuf, presence: Presence) -> Vec<Self> {
+        vec![Self { name: String::new(), mask_path, presence }]
+    }
+
+    /// Whether it has no mask file and needs none.
+    pub fn lacks_mask(&self) -> bool {
+        self.presence != Presence::Present && !self.mask_path.exists()
+    }
+}
+
+/// One question and answer about targets in one image.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
     /// CSV file of the row.
@@ -94,9 +117,9 @@ pub struct Row {
     pub line: u64,
     /// Class folder: the first folder of the mask path.
     pub modality: String,
-    /// Absolute or root-joined path of the mask.
-    pub mask_path: PathBuf,
-    /// The image that belongs to the mask.
+    /// The targets, at least one. The CSV file has one.
+    pub targets: Vec<Target>,
+    /// The image that belongs to the masks.
     pub image_path: PathBuf,
     /// Question, verbatim.
     pub question: String,
@@ -104,8 +127,6 @@ pub struct Row {
     pub answer: String,
     /// Position label (`upper left`, a sentence, ...) if the CSV file has that column.
     pub position: Option<String>,
-    /// Whether the target is in the image.
-    pub target: Target,
     /// Patient, or another group of images that must be in one split, if the CSV file has the column `patient`. Rows of one
     /// [`Manifest`] have the same spelling of a patient.
     pub patient: Option<String>,
@@ -118,9 +139,22 @@ pub struct Row {
 }
 
 impl Row {
+    /// The first target: that of rows with one.
+    ///
+    /// # Panics
+    /// Without a target.
+    pub fn target(&self) -> &Target {
+        self.targets.first().expect("a row has a target")
+    }
+
+    /// Paths of the masks.
+    pub fn mask_paths(&self) -> impl Iterator<Item = &Path> {
+        self.targets.iter().map(|target| target.mask_path.as_path())
+    }
+
     /// Whether the mask shows the target. The mask of other rows is empty or not known, and its file may be missing.
     pub fn is_present(&self) -> bool {
-        self.target == Target::Present
+        self.target().presence == Presence::Present
     }
 }
 
@@ -297,7 +331,7 @@ impl Manifest {
 
     /// Whether some rows have an answer only. Their masks do not count in losses and scores.
     pub fn has_unknown_masks(&self) -> bool {
-        self.rows.iter().any(|row| row.target == Target::Unknown)
+        self.rows.iter().any(|row| row.targets.len() != 1 || row.target().presence == Presence::Unknown)
     }
 
     /// The classes without a real row of `split`, if other classes have some.
@@ -516,8 +550,8 @@ mod tests {
              ct/train_masks/a.png,q,a,train\u{a0},1.0,\u{200b}P1\u{a0}\nct/train_masks/a.png,q2,a,Train,0.0,\u{feff}\n",
         );
         let rows = Manifest::open(root.path(), None).expect("good").rows;
-        assert_eq!((rows[0].target, rows[0].patient.as_deref()), (Target::Present, Some("P1")));
-        assert_eq!((rows[1].target, rows[1].patient.as_deref()), (Target::Absent, None));
+        assert_eq!((rows[0].target().presence, rows[0].patient.as_deref()), (Presence::Present, Some("P1")));
+        assert_eq!((rows[1].target().presence, rows[1].patient.as_deref()), (Presence::Absent, None));
     }
 
     #[test]
@@ -620,7 +654,7 @@ mod tests {
         let open = |root: &Root| Manifest::open(root.path(), None).expect("good");
         let both = open(&real).with_extra(open(&made)).expect("train rows of a known class");
         assert_eq!((both.rows_of(Split::Train), both.synthetic_rows()), (vec![0], vec![1]));
-        assert!(both.rows[1].mask_path.starts_with(made.path()));
+        assert!(both.rows[1].target().mask_path.starts_with(made.path()));
         assert_eq!(both.skipped_note(), None);
         let mut held_out = open(&made);
         held_out.rows[0].split = Split::Test;

@@ -4,7 +4,7 @@ use ::image::imageops::{flip_horizontal, rotate90, rotate180};
 use super::*;
 use crate::decode;
 use crate::fixture::{row, shared};
-use crate::manifest::{Manifest, Target};
+use crate::manifest::{Manifest, Presence, Target};
 
 /// 90x90 with blocks of `side` pixels at these corners.
 fn blocks(side: u32, corners: &[(u32, u32)]) -> GrayImage {
@@ -212,9 +212,10 @@ fn uncertain_texts_are_not_relabelled() {
 #[test]
 fn rows_without_a_target_stay_if_no_word_depends_on_the_geometry() {
     let (old, new) = (GrayImage::new(9, 9), GrayImage::new(9, 9));
-    for target in [Target::Absent, Target::Unknown] {
-        let of =
-            |answer: &str, label| relabel(&Row { target, ..row("Is there a nevus?", answer, label) }, &old, &new, None);
+    for presence in [Presence::Absent, Presence::Unknown] {
+        let targets = || Target::only("m.png".into(), presence);
+        let row = |answer: &str, label| Row { targets: targets(), ..row("Is there a nevus?", answer, label) };
+        let of = |answer: &str, label| relabel(&row(answer, label), &old, &new, None);
         let text = "There is no nevus in this image.";
         assert_eq!(of(text, None).unwrap().answer, text);
         for answer in ["None in the left part of the image.", "It is above the other.", "It covers 5% of the image."] {
@@ -255,7 +256,7 @@ fn shared_data_rows_of_the_real_data_set_are_relabelled_for_transformed_masks() 
     let (mut done, mut alone) = ([0; 5], [0; 5]);
     // only every STEP-th row, because this is slow in debug builds
     for row in manifest.rows.iter().step_by(STEP) {
-        let old = decode::mask(&row.mask_path).unwrap();
+        let old = decode::mask(&row.target().mask_path).unwrap();
         assert_eq!(row.position.as_deref(), Some(grid_label(&old).as_str()));
         for (index, (name, change)) in moves.iter().enumerate() {
             let new = change(&old);

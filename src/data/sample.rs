@@ -9,28 +9,28 @@ use super::features::Seen;
 use super::flip_rotate::Transform;
 use super::image::{PixelConfig, foreground, mask_pixels, sam_pixels, tower_pixels};
 use super::labels::Labels;
-use super::manifest::{Row, Target};
+use super::manifest::{Presence, Row, Target};
 use prsmed_base::error::{Error, Result};
 
-/// Pixels of one image and mask as bytes; see [`PixelConfig`] for the sizes.
+/// Pixels of one image and its masks as bytes; see [`PixelConfig`] for the sizes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pixels {
     /// Input of the vision tower `[3, C, C]` before normalisation; empty if the image's vision features are cached.
     pub tower: Vec<u8>,
     /// SAM input `[3, S, S]` before normalisation.
     pub sam: Vec<u8>,
-    /// Mask target `[1, S, S]`, 255 = foreground.
+    /// Masks of k targets `[k, S, S]`, 255 = foreground.
     pub mask: Vec<u8>,
 }
 
 impl Pixels {
-    /// Decodes, transforms and resizes the image and mask of a row.
+    /// Decodes, transforms and resizes the image and masks of a row.
     ///
     /// # Errors
     /// As [`decoded`].
     pub fn load(row: &Row, config: &PixelConfig, transform: Transform) -> Result<Self> {
-        let (image, mask) = decoded(row, config.labels)?;
-        Self::of(&transform.image(image), &transform.mask(mask), config)
+        let (image, masks) = Self::transformed(row, config, transform)?;
+        Self::of(&image, &masks, config)
     }
 
     /// As [`Pixels::load`], without the tower's input, for an image whose vision features are cached.
@@ -38,24 +38,31 @@ impl Pixels {
     /// # Errors
     /// As [`decoded`].
     pub fn load_for_segmenter(row: &Row, config: &PixelConfig, transform: Transform) -> Result<Self> {
-        let (image, mask) = decoded(row, config.labels)?;
-        Self::for_segmenter(&transform.image(image), &transform.mask(mask), config)
+        let (image, masks) = Self::transformed(row, config, transform)?;
+        Self::for_segmenter(&image, &masks, config)
     }
 
-    /// Resizes an image and its mask for both image encoders.
+    fn transformed(row: &Row, config: &PixelConfig, transform: Transform) -> Result<(DynamicImage, Vec<GrayImage>)> {
+        let image = decode::image(&row.image_path)?;
+        let masks = masks_of(row, &image, config.labels)?;
+        Ok((transform.image(image), masks.into_iter().map(|mask| transform.mask(mask)).collect()))
+    }
+
+    /// Resizes an image and its masks for both image encoders.
     ///
     /// # Errors
     /// [`Error::Shape`] for an image of 0 pixels.
-    pub fn of(image: &DynamicImage, mask: &GrayImage, config: &PixelConfig) -> Result<Self> {
+    pub fn of(image: &DynamicImage, masks: &[GrayImage], config: &PixelConfig) -> Result<Self> {
         let tower = tower_pixels(image, config.tower_size, config.pad_offset, config.padding)?;
-        Ok(Self { tower, ..Self::for_segmenter(image, mask, config)? })
+        Ok(Self { tower, ..Self::for_segmenter(image, masks, config)? })
     }
 
-    fn for_segmenter(image: &DynamicImage, mask: &GrayImage, config: &PixelConfig) -> Result<Self> {
+    fn for_segmenter(image: &DynamicImage, masks: &[GrayImage], config: &PixelConfig) -> Result<Self> {
+        let masks = masks.iter().map(|mask| mask_pixels(mask, config.sam_size, config.mask));
         Ok(Self {
             tower: Vec::new(),
             sam: sam_pixels(image, config.sam_size)?,
-            mask: mask_pixels(mask, config.sam_size, config.mask)?,
+            mask: masks.collect::<Result<Vec<_>>>()?.concat(),
         })
     }
 
@@ -65,34 +72,46 @@ impl Pixels {
     }
 }
 
-/// Decodes the image and the mask of a row; `labels` are foreground.
+/// Decodes the image of a row and the mask of its first target; `labels` are foreground.
 ///
 /// # Errors
 /// [`Error::Data`] when a file is missing or corrupt, the two differ in size, or the mask has several labels and none
 /// is chosen; [`Error::Io`].
 pub fn decoded(row: &Row, labels: Labels) -> Result<(DynamicImage, GrayImage)> {
     let image = decode::image(&row.image_path)?;
-    let mask = mask_of(row, &image, labels)?;
+    let mask = mask_of(row.target(), &image, labels)?;
     Ok((image, mask))
 }
 
-/// Decodes the mask of a row whose image is already decoded. The mask of a target that is not [`Target::Present`] is
-/// empty, also where its file is missing.
+/// Decodes the masks of a row whose image is already decoded, one for each target.
 ///
 /// # Errors
 /// As [`decoded`].
-pub(super) fn mask_of(row: &Row, image: &DynamicImage, labels: Labels) -> Result<GrayImage> {
-    if row.target != Target::Present && !row.mask_path.exists() {
+pub(super) fn masks_of(row: &Row, image: &DynamicImage, labels: Labels) -> Result<Vec<GrayImage>> {
+    row.targets.iter().map(|target| mask_of(target, image, labels)).collect()
+}
+
+/// The mask of a target that is not [`Presence::Present`] is empty, also where its file is missing.
+fn mask_of(target: &Target, image: &DynamicImage, labels: Labels) -> Result<GrayImage> {
+    if target.lacks_mask() {
         return Ok(GrayImage::new(image.width(), image.height()));
     }
-    let mask = decode::labelled_mask(&row.mask_path, labels)?;
-    if row.target == Target::Absent && foreground(&mask).iter().any(|value| *value > 0) {
+    let mask = decode::labelled_mask(&target.mask_path, labels)?;
+    if target.presence == Presence::Absent && foreground(&mask).iter().any(|value| *value > 0) {
         let reason = "the mask has foreground, but a row says that its target is absent";
-        return Err(Error::data(&row.mask_path, reason, "list such rows with `prsmed data check`, then repair them"));
+        return Err(Error::data(
+            &target.mask_path,
+            reason,
+            "list such rows with `prsmed data check`, then repair them",
+        ));
     }
     let sizes = ((image.width(), image.height()), (mask.width(), mask.height()));
     if sizes.0 != sizes.1 {
-        return Err(Error::data(&row.mask_path, size_mismatch(sizes.0, sizes.1), "export image and mask at one size"));
+        return Err(Error::data(
+            &target.mask_path,
+            size_mismatch(sizes.0, sizes.1),
+            "export image and mask at one size",
+        ));
     }
     Ok(mask)
 }
@@ -113,8 +132,8 @@ pub struct Sample {
     pub ids: Vec<i64>,
     /// `ids[answer_start..]` is the answer.
     pub answer_start: usize,
-    /// Whether the mask is known; an answer alone has none.
-    pub has_mask: bool,
+    /// For each target, whether its mask is known; an answer alone has none.
+    pub has_mask: Vec<bool>,
     /// The pixels, which the cache may share.
     pub pixels: Arc<Pixels>,
     /// Vision features of the image, or the key under which they will be cached; `None` without a vision feature
@@ -148,8 +167,8 @@ mod tests {
             pad_offset: PadOffset::Centre,
             labels: Labels::NONE,
         };
-        let pixels = Pixels::of(&DynamicImage::new_rgb8(9, 7), &GrayImage::new(9, 7), &config).unwrap();
-        assert_eq!((pixels.bytes(), config.cached_bytes()), (3 * 64 + 4 * 256, 3 * 64 + 4 * 256));
+        let pixels = Pixels::of(&DynamicImage::new_rgb8(9, 7), &[GrayImage::new(9, 7)], &config).unwrap();
+        assert_eq!((pixels.bytes(), config.image_bytes(1)), (3 * 64 + 4 * 256, 3 * 64 + 4 * 256));
     }
 
     #[test]
@@ -160,19 +179,18 @@ mod tests {
             ["images", "masks"].map(|what| root.path().join(format!("ct/train_{what}/a.png")));
         let row = |target| Row {
             image_path: image_path.clone(),
-            mask_path: mask_path.clone(),
-            target,
+            targets: Target::only(mask_path.clone(), target),
             ..row("q", "a", None)
         };
         let mask = |target| decoded(&row(target), Labels::NONE).map(|(_, mask)| mask);
-        let error = mask(Target::Absent).unwrap_err().to_string();
+        let error = mask(Presence::Absent).unwrap_err().to_string();
         assert!(error.contains("a row says that its target is absent"), "{error}");
-        assert!(mask(Target::Present).unwrap().iter().any(|value| *value > 0));
+        assert!(mask(Presence::Present).unwrap().iter().any(|value| *value > 0));
         std::fs::remove_file(&mask_path).unwrap();
-        for target in [Target::Absent, Target::Unknown] {
+        for target in [Presence::Absent, Presence::Unknown] {
             let mask = mask(target).unwrap();
             assert_eq!((mask.dimensions(), mask.iter().max()), ((12, 8), Some(&0)));
         }
-        assert!(mask(Target::Present).is_err());
+        assert!(mask(Presence::Present).is_err());
     }
 }

@@ -329,8 +329,10 @@ mod tests {
         let rows = manifest.rows_of(Split::Val).into_iter().map(|row| &manifest.rows[row]);
         (
             cut,
-            rows.map(|row| (row.mask_path.strip_prefix(root.path()).expect("inside").into(), row.question.clone()))
-                .collect(),
+            rows.map(|row| {
+                (row.target().mask_path.strip_prefix(root.path()).expect("inside").into(), row.question.clone())
+            })
+            .collect(),
         )
     }
 
@@ -435,7 +437,7 @@ mod tests {
         for number in 0..5 {
             let mut manifest = Manifest::open(root.path(), None).expect("good");
             validate_on_fold(&mut manifest, Fold { number, of: 5 }, (&mut Marks::default(), &Silent)).expect("cut");
-            let val = manifest.rows_of(Split::Val).into_iter().map(|row| &manifest.rows[row].mask_path);
+            let val = manifest.rows_of(Split::Val).into_iter().map(|row| &manifest.rows[row].target().mask_path);
             let val: BTreeSet<&PathBuf> = val.collect();
             for [a, b] in [["0.png", "copy.png"], ["1.png", "other.png"]] {
                 let has = |name: &str| val.contains(&root.path().join("ct/train_masks").join(name));

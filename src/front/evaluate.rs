@@ -11,7 +11,7 @@ mod sample;
 use self::extremes::{Extremes, Shown};
 use self::sample::{Answered, Scored};
 use super::{Ask, Image, Model, Painted, Prediction};
-use crate::data::manifest::{Manifest, Row, Target};
+use crate::data::manifest::{Manifest, Presence, Row};
 use crate::data::sample::{at_row, decoded};
 use crate::data::{image as pixels, sheet};
 use crate::event::{Event, Observer};
@@ -141,7 +141,7 @@ fn gathered(own: Result<Option<Prediction>>, ranks: Ranks) -> Result<Vec<Predict
 
 /// Unit, thresholds and unknown classes; warns about what the user may not expect.
 fn protocol(model: &Model, rows: &[&Row], options: Options, observer: &dyn Observer) -> Protocol {
-    let present = || rows.iter().filter(|row| row.target == Target::Present);
+    let present = || rows.iter().filter(|row| row.target().presence == Presence::Present);
     let without = present().filter(|row| row.spacing_mm.is_none()).count();
     let is_in_mm = without == 0 && present().next().is_some();
     if without > 0 && without < present().count() {
@@ -204,14 +204,14 @@ impl Running<'_> {
         let truth = pixels::foreground(&mask);
         let flags: Vec<bool> = truth.iter().map(|v| *v > 127).collect();
         let Painted { probabilities, confidence, .. } = prediction.target();
-        if row.target != Target::Unknown {
+        if row.target().presence != Presence::Unknown {
             self.sums.add_pixels(probabilities, &flags);
         }
         let raw = ImageScore::of(probabilities, &flags).map_err(|error| error.of_image(&row.image_path))?;
         let is_withheld = !confidence.is_found && raw.counts.predicted > 0;
-        let scored = match row.target {
-            Target::Present => Some(self.mask_scores(row, prediction, &flags, &raw)?),
-            Target::Absent | Target::Unknown => None,
+        let scored = match row.target().presence {
+            Presence::Present => Some(self.mask_scores(row, prediction, &flags, &raw)?),
+            Presence::Absent | Presence::Unknown => None,
         };
         let answered = self.answered(row, prediction, is_withheld);
         let sample = SampleScore::new(row, answered, scored.as_ref());
@@ -275,9 +275,9 @@ impl Running<'_> {
             let mask = prediction.levels()?;
             Ok((tile(row, image, prediction, truth, sample)?, Case::new(number, image, &mask, truth)))
         };
-        match (row.target, sample.dice) {
-            (Target::Present, Some(dice)) => self.kept.offer(row, dice, shown),
-            (Target::Absent, _) if sample.has_mask => self.kept.offer_false(sample.presence, shown),
+        match (row.target().presence, sample.dice) {
+            (Presence::Present, Some(dice)) => self.kept.offer(row, dice, shown),
+            (Presence::Absent, _) if sample.has_mask => self.kept.offer_false(sample.presence, shown),
             _ => Ok(()),
         }
     }

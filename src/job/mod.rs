@@ -41,6 +41,9 @@ pub mod training_plan;
 pub mod training_settings;
 
 #[cfg(test)]
+mod encoder_and_head_tests;
+
+#[cfg(test)]
 mod family_tests;
 
 use crate::Result;

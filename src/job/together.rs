@@ -43,7 +43,7 @@ pub(crate) fn check_data_up_to(ranks: Ranks, manifest: &Manifest, most: u64) -> 
     let first = ranks.gather_if_all(Ok(marks))?.swap_remove(0);
     let other = own.iter().zip(first).find(|((_, mark), first)| mark != first);
     let changed = |path: &Path| {
-        let all = manifest.rows.iter().flat_map(|row| [&row.image_path, &row.mask_path]);
+        let all = manifest.rows.iter().flat_map(|row| [&row.image_path, &row.target().mask_path]);
         let count = all.filter(|path| path.exists()).collect::<HashSet<_>>().len();
         let sample = format!("; a sample was compared, {} of {count} images and masks", own.len());
         let sample = if own.len() < count { sample } else { String::new() };

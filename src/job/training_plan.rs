@@ -133,7 +133,7 @@ impl RunConfig {
             CacheVision::Disk => vision_features::feature_shape(&sizes.tower, self.train.precision.kind()).bytes(),
             CacheVision::Off | CacheVision::Ram => 0,
         };
-        let sample = pixels.collated_bytes(self.data.questions_per_image) + read;
+        let sample = pixels.image_bytes(self.data.questions_per_image) + read;
         match job {
             Job::Train | Job::Step | Job::Eval => Buffers {
                 half_precision,
@@ -164,7 +164,7 @@ impl RunConfig {
         let held_out = spread(manifest.rows_of(Split::Val), self.data.max_val_rows);
         let images = |rows: &[usize]| {
             let rows = rows.iter().map(|row| &manifest.rows[*row]);
-            rows.map(|row| (&row.image_path, &row.mask_path)).collect::<HashSet<_>>().len()
+            rows.map(|row| (&row.image_path, &row.target().mask_path)).collect::<HashSet<_>>().len()
         };
         // calibration reads eight; batches for the steps after the last one are prepared too
         let seen = match usize::try_from(self.train.max_steps) {
@@ -188,7 +188,7 @@ impl RunConfig {
         };
         let mut config = self.clone();
         let mib = |bytes: usize| bytes.div_ceil(1 << 20);
-        config.data.cache_mib = self.data.cache_mib.min(mib(kept * pixels.cached_bytes()));
+        config.data.cache_mib = self.data.cache_mib.min(mib(kept * pixels.image_bytes(1)));
         let features = vision_features::feature_shape(&sizes.tower, self.train.precision.kind()).bytes();
         let turns = if self.data.augment == Augment::FlipRotate { TURNED } else { 1 };
         let shown = (images(&rows) * turns).min(seen).saturating_add(images(&held_out));

@@ -58,17 +58,17 @@ macro_rules! families {
         $(#[$network_doc])*
         #[derive(Debug)]
         pub enum $network {
-            $($(#[$attr])? #[doc = $family] $name($net),)*
+            $($(#[$attr])? #[doc = $family] $name(Box<$net>),)*
             /// The family of runs that name none.
-            $last($last_net),
+            $last(Box<$last_net>),
         }
 
         impl $network {
             /// The network of `sizes`; `vs` is the root of its file.
             pub fn new(vs: &crate::tensor::store::VarPath, sizes: &$sizes) -> Self {
                 match sizes {
-                    $($(#[$attr])? $sizes::$name(sizes) => Self::$name(<$net>::new(vs, sizes)),)*
-                    $sizes::$last(sizes) => Self::$last(<$last_net>::new(vs, sizes)),
+                    $($(#[$attr])? $sizes::$name(sizes) => Self::$name(Box::new(<$net>::new(vs, sizes))),)*
+                    $sizes::$last(sizes) => Self::$last(Box::new(<$last_net>::new(vs, sizes))),
                 }
             }
         }
@@ -78,8 +78,8 @@ macro_rules! families {
 
             fn deref(&self) -> &Self::Target {
                 match self {
-                    $($(#[$attr])? Self::$name(network) => network,)*
-                    Self::$last(network) => network,
+                    $($(#[$attr])? Self::$name(network) => &**network,)*
+                    Self::$last(network) => &**network,
                 }
             }
         }

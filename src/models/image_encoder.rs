@@ -18,6 +18,7 @@ families! {
     /// An image encoder.
     network ImageEncoder: Encoder;
     unnamed TinyVit(tiny_vit::Config, TinyVit);
+    #[cfg(test)] ToyEncoder(super::toy_encoder::Config, super::toy_encoder::ToyEncoder) = "toy_encoder";
 }
 
 /// Channel means and standard deviations as tensors `[1, 3, 1, 1]`, fp32.

@@ -20,6 +20,7 @@ families! {
     /// A mask head.
     network MaskHead: Head;
     unnamed PrsMed(mask_decoder::Config, MaskDecoder);
+    #[cfg(test)] ToyHead(super::toy_head::Config, super::toy_head::ToyHead) = "toy_head";
 }
 
 impl Config {

@@ -15,3 +15,7 @@ pub mod mask_head;
 pub mod prsmed;
 pub mod tiny_vit;
 pub mod tower;
+#[cfg(test)]
+mod toy_encoder;
+#[cfg(test)]
+mod toy_head;

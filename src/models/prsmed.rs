@@ -243,6 +243,11 @@ impl PrsMed {
         self.config.tower.spans(images)
     }
 
+    /// Number of masks for each question: its most targets.
+    pub fn num_masks(&self) -> usize {
+        self.config.decoder.masks()
+    }
+
     /// Image tokens for the language model. No gradient if the base is frozen.
     ///
     /// # Shapes

@@ -6,7 +6,7 @@ use super::svg::{self, Axis};
 use super::{Page, heading, number, sort_key};
 use crate::Result;
 use crate::data::agreement::Positions;
-use crate::data::manifest::Target;
+use crate::data::manifest::Presence;
 use crate::front::evaluate::{Case, Evaluation, SampleScore};
 use crate::metrics::estimates::{AUROC, Estimate, Estimates, keys_in_order};
 use crate::metrics::paired::Interval;
@@ -317,14 +317,14 @@ fn charts(samples: &[SampleScore], length: &str) -> Vec<Chart> {
         };
         classes.iter().filter_map(|class| Spread::new(class, &values(class))).collect()
     };
-    let presence = |target: Target, name: &str| {
+    let presence = |target: Presence, name: &str| {
         let scores: Vec<f64> = samples.iter().filter(|s| s.target == target).map(|s| s.presence).collect();
         Spread::new(name, &scores)
     };
-    let absent = presence(Target::Absent, "absent");
+    let absent = presence(Presence::Absent, "absent");
     // without absent targets there is nothing to tell apart
     let of_targets =
-        absent.into_iter().flat_map(|absent| presence(Target::Present, "present").into_iter().chain([absent]));
+        absent.into_iter().flat_map(|absent| presence(Presence::Present, "present").into_iter().chain([absent]));
     let groups = [
         ("Dice", "by class", of_classes("dice")),
         (&*format!("HD95 ({length})"), "by class", of_classes("hd95")),
@@ -393,9 +393,9 @@ fn row(number_of_row: usize, sample: &SampleScore) -> Row {
         class: sample.modality.clone(),
         group: sample.patient.clone().unwrap_or_else(|| name(&sample.image)),
         target: match sample.target {
-            Target::Present => "present",
-            Target::Absent => "absent",
-            Target::Unknown => "unknown",
+            Presence::Present => "present",
+            Presence::Absent => "absent",
+            Presence::Unknown => "unknown",
         },
         mask: if sample.has_mask { "yes" } else { "no" },
         is_withheld: sample.is_withheld,

@@ -16,9 +16,11 @@ pub struct Batch {
     pub tower: TowerInput,
     /// u8 `[P, 3, S, S]`, not normalised.
     pub sam_image: Tensor,
-    /// u8 `[B, 1, S, S]`, 255 = foreground.
+    /// u8 `[M, 1, S, S]`, 255 = foreground.
     pub mask: Tensor,
-    /// For each sample, whether its mask is known. `None` if all masks of the data set are.
+    /// Targets of each sample, in their order.
+    pub targets: Vec<usize>,
+    /// For each target, whether its mask is known. `None` if all masks of the data set are, one for each sample.
     pub has_mask: Option<Vec<bool>>,
     /// i64 `[B]`.
     pub class_label: Tensor,
@@ -65,7 +67,7 @@ impl View {
 impl From<Collated> for Batch {
     /// Copies everything into tensors.
     fn from(host: Collated) -> Self {
-        let (count, images) = (to_i64(host.rows.len()), to_i64(host.groups.len()));
+        let (targets, images) = (to_i64(host.has_mask.len()), to_i64(host.groups.len()));
         let sam = i64::from(host.config.sam_size);
         let tower = tower_input(&host);
         Self {
@@ -73,7 +75,8 @@ impl From<Collated> for Batch {
             answer_starts: host.answer_starts,
             tower,
             sam_image: Tensor::from_slice(&host.sam).view([images, 3, sam, sam]),
-            mask: Tensor::from_slice(&host.mask).view([count, 1, sam, sam]),
+            mask: Tensor::from_slice(&host.mask).view([targets, 1, sam, sam]),
+            targets: host.targets,
             has_mask: host.with_unknown_masks.then_some(host.has_mask),
             class_label: Tensor::from_slice(&host.labels),
             rows: host.rows,
@@ -125,30 +128,10 @@ fn to_i64(value: usize) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
-    use crate::data::image::{MaskMode, PadOffset, PixelConfig};
-    use crate::data::labels::Labels;
-    use crate::data::sample::{Pixels, Sample};
+    use crate::data::sample::Sample;
+    use crate::fixture::{SMALL as CONFIG, sample};
     use crate::tensor::Kind;
-
-    const CONFIG: PixelConfig = PixelConfig {
-        tower_size: 2,
-        padding: [0; 3],
-        sam_size: 3,
-        mask: MaskMode::Soft,
-        pad_offset: PadOffset::Centre,
-        labels: Labels::NONE,
-    };
-
-    fn sample(row: usize, ids: &[i64]) -> Sample {
-        let byte = u8::try_from(row).expect("small");
-        let pixels = Pixels { tower: vec![byte; 12], sam: vec![byte; 27], mask: vec![byte + 50; 9] };
-        let ids = ids.to_vec();
-        let has_mask = row != 2;
-        Sample { row, label: row + 1, ids, answer_start: 1, has_mask, pixels: Arc::new(pixels), seen: None }
-    }
 
     #[test]
     fn samples_become_tensors_and_lists_of_ids() {

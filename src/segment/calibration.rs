@@ -1,7 +1,7 @@
 //! How sure a trained model is of its masks: whether the target is there, and how probable its pixels are. Both are
 //! fitted on the validation rows, with the weights that are then saved, and stored in the checkpoint.
 
-use crate::data::manifest::Target;
+use crate::data::manifest::Presence;
 use crate::metrics::presence::{best_threshold, presence_score};
 use crate::metrics::segmentation::is_foreground;
 use crate::metrics::temperature::{LogitHistogram, scaled};
@@ -72,11 +72,11 @@ pub(super) struct Calibrator {
 
 impl Calibrator {
     /// Adds the probabilities and the truth of one question.
-    pub(super) fn add(&mut self, target: Target, probabilities: &[f32], truth: &[bool]) {
+    pub(super) fn add(&mut self, target: Presence, probabilities: &[f32], truth: &[bool]) {
         match target {
-            Target::Present => self.present.push(presence_score(probabilities)),
-            Target::Absent => self.absent.push(presence_score(probabilities)),
-            Target::Unknown => return,
+            Presence::Present => self.present.push(presence_score(probabilities)),
+            Presence::Absent => self.absent.push(presence_score(probabilities)),
+            Presence::Unknown => return,
         }
         self.logits.add(probabilities, truth);
     }
@@ -113,14 +113,14 @@ mod tests {
         let mut calibrator = Calibrator::default();
         assert_eq!(calibrator.fit(), None);
         for probability in [0.7, 0.8, 0.9] {
-            calibrator.add(Target::Present, &map(100, probability), &truth(90));
+            calibrator.add(Presence::Present, &map(100, probability), &truth(90));
         }
-        calibrator.add(Target::Unknown, &map(100, 0.99), &truth(0));
+        calibrator.add(Presence::Unknown, &map(100, 0.99), &truth(0));
         let fitted = calibrator.fit().expect("masks");
         assert_eq!((fitted.presence_threshold, fitted.num_present, fitted.num_absent), (None, 3, 0));
         let mut more = Calibrator::default();
-        more.add(Target::Absent, &map(100, 0.1), &truth(0));
-        more.add(Target::Absent, &map(100, 0.2), &truth(0));
+        more.add(Presence::Absent, &map(100, 0.1), &truth(0));
+        more.add(Presence::Absent, &map(100, 0.2), &truth(0));
         calibrator.merge(more);
         let fitted = calibrator.fit().expect("masks");
         let threshold = fitted.presence_threshold.expect("both kinds");

@@ -135,6 +135,9 @@ pub struct Sizes {
     pub llm: decoder::Config,
     /// Image encoder.
     pub encoder: image_encoder::Config,
+    /// Mask head of another family than PRS-Med's. The sizes of PRS-Med's are below.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head: Option<mask_head::Config>,
     /// Width of the decoder's prompt MLP.
     pub decoder_hidden_dim: i64,
     /// Heads of the decoder's cross- and self-attention.

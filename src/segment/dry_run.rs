@@ -199,26 +199,28 @@ impl SegmentDryRun {
         let _category = ledger::enter(ledger::Category::Inputs);
         let images = self.train.micro_batch;
         let rows = images * questions;
-        let [b, q] = [images, rows].map(|count| i64::try_from(count).expect("a small batch"));
+        let targets = rows * self.model.num_masks();
+        let [b, q, m] = [images, rows, targets].map(|count| i64::try_from(count).expect("a small batch"));
         let side = self.settings.image_size;
         Inputs {
             layout: self.layout(questions, largest),
             vision: self.vision(b, seen, device),
             sam_image: blank([b, 3, side, side], Kind::Uint8, device),
-            mask: blank([q, 1, side, side], Kind::Uint8, device),
-            has_mask: self.example.has_unknown_masks.then(|| (0..rows).map(|row| row % 2 == 0).collect()),
+            mask: blank([m, 1, side, side], Kind::Uint8, device),
+            has_mask: self.example.has_unknown_masks.then(|| (0..targets).map(|target| target % 2 == 0).collect()),
             class_label: Tensor::zeros([q], (Kind::Int64, device)),
             rows: Vec::new(),
         }
     }
 
     fn layout(&self, questions: usize, largest: Option<Largest>) -> Layout {
-        let (images, semantics) = (self.train.micro_batch, self.settings.semantics);
+        let (images, semantics, masks) = (self.train.micro_batch, self.settings.semantics, self.model.num_masks());
         // of texts with so many ids, and so many before the answer
         let layout = |rows: &[(usize, usize)]| {
             let texts = rows.iter().map(|(ids, _)| self.text(*ids)).collect();
             let starts: Vec<usize> = rows.iter().map(|(_, start)| *start).collect();
             Layout::new(texts, &starts, &vec![questions; images], semantics, self.model.spans(images))
+                .with_targets(vec![masks; rows.len()], masks)
         };
         let Example { text_tokens, answer_tokens, .. } = self.example;
         let answer_start = text_tokens - answer_tokens;

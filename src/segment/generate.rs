@@ -126,6 +126,7 @@ pub(super) fn answer(
 ) -> Result<(Vec<Vec<f32>>, Vec<f32>)> {
     let prompt = [ids.len()];
     let layout = Layout::new(vec![ids], &prompt, &[1], Semantics::Corrected, model.spans(1));
+    let layout = layout.with_targets(vec![model.num_masks()], model.num_masks());
     let length = i64::try_from(layout.sizes().sequence).expect("a prompt");
     let shift = layout.position_shift();
     let layout = {

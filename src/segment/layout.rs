@@ -7,8 +7,9 @@
 //! prefix. A question attends to the prefix and to itself, so its states equal those of an unpacked sequence. Without
 //! packing, each sequence has one question.
 //!
-//! Legend: b images, q questions, s sequences, t tokens of the longest sequence, p image tokens, n supervised tokens,
-//! l tokens of the longest prompt. The prompt is everything before the answer; the mask decoder reads only the prompt.
+//! Legend: b images, q questions, m targets of all questions, s sequences, t tokens of the longest sequence, p image
+//! tokens, n supervised tokens, l tokens of the longest prompt. The prompt is everything before the answer; the mask
+//! decoder reads only the prompt.
 
 use super::Semantics;
 use crate::data::text::IMAGE_TOKEN;
@@ -77,6 +78,10 @@ pub struct Layout {
     /// Tokens of each sequence.
     lengths: Vec<usize>,
     images: usize,
+    /// Number of targets of each question.
+    targets: Vec<usize>,
+    /// Masks that the head draws for each question.
+    masks: usize,
     /// The tokens of each image.
     spans: Vec<ImageSpan>,
     semantics: Semantics,
@@ -124,6 +129,8 @@ impl Layout {
             questions,
             lengths,
             images: groups.len(),
+            targets: vec![1; answer_starts.len()],
+            masks: 1,
             spans,
             semantics,
             needed: Sizes { sequence: 0, supervised: 0, prompt: 0 },
@@ -137,6 +144,17 @@ impl Layout {
         };
         layout.sizes = layout.needed;
         layout
+    }
+
+    /// With so many targets of each question, for a head that draws `masks` for each question.
+    ///
+    /// # Panics
+    /// If a question has more targets than that.
+    #[must_use]
+    pub fn with_targets(self, targets: Vec<usize>, masks: usize) -> Self {
+        assert_eq!(targets.len(), self.questions.len(), "shape mismatch: targets of the questions");
+        assert!(targets.iter().all(|count| *count <= masks), "shape mismatch: the mask head draws {masks} masks");
+        Self { targets, masks, ..self }
     }
 
     /// Layout padded to `sizes`, to reduce the number of different shapes. Losses and gradients do not change, except
@@ -159,12 +177,14 @@ impl Layout {
     /// Layout of the images of `range` with their questions; padded to the same sizes if this layout is padded.
     #[must_use]
     pub fn part(&self, range: &Range<usize>) -> Self {
-        let questions = &self.questions[self.questions_of(range)];
+        let all = self.questions_of(range);
+        let (questions, targets) = (&self.questions[all.clone()], self.targets[all].to_vec());
         let texts = questions.iter().map(|question| question.text.clone()).collect();
         let starts: Vec<usize> = questions.iter().map(|question| question.answer_start).collect();
         let count = |image| questions.iter().filter(|question| question.image == image).count();
         let groups: Vec<usize> = range.clone().map(count).collect();
         let part = Self::new(texts, &starts, &groups, self.semantics, self.spans[range.clone()].to_vec());
+        let part = part.with_targets(targets, self.masks);
         if self.is_padded { part.padded_to(self.sizes) } else { part }
     }
 
@@ -172,6 +192,17 @@ impl Layout {
     pub fn questions_of(&self, range: &Range<usize>) -> Range<usize> {
         let before = |image: usize| self.questions.partition_point(|question| question.image < image);
         before(range.start)..before(range.end)
+    }
+
+    /// Indices of the targets of `questions`.
+    pub fn targets_of(&self, questions: &Range<usize>) -> Range<usize> {
+        let before = |question: usize| self.targets[..question].iter().sum();
+        before(questions.start)..before(questions.end)
+    }
+
+    /// Number of targets.
+    pub fn targets(&self) -> usize {
+        self.targets.iter().sum()
     }
 
     /// Sizes without padding.
@@ -253,6 +284,7 @@ impl Layout {
         let prompt_keep = (hides_answer && has_short_prompts).then(|| bundle.flags(&self.prompt_keep(), &[q, l]));
         let images: Vec<i64> = self.questions.iter().map(|question| to_i64(question.image)).collect();
         let images = (!is_one_each).then(|| list(&mut bundle, &images));
+        let masks = self.target_index().map(|masks| list(&mut bundle, &masks));
         let supervised = list(&mut bundle, &targets);
         let labels = list(&mut bundle, &labels);
         let numbers = bundle.floats(numbers, &[to_i64(numbers.len())]);
@@ -272,6 +304,7 @@ impl Layout {
             prompt: prompt.map(|place| sent.get(place)),
             prompt_keep: prompt_keep.map(|place| sent.get(place)),
             images: images.map(|place| sent.get(place)),
+            targets: masks.map(|place| sent.get(place)),
             supervised: sent.get(supervised),
             labels: sent.get(labels),
         };
@@ -299,6 +332,14 @@ impl Layout {
         let prefix = self.prefix(question);
         let column = if token < prefix { token } else { question.start + token - prefix };
         question.sequence * self.sizes.sequence + column
+    }
+
+    /// For each target, its mask among those that the head draws for all questions; `None` if it draws no others.
+    fn target_index(&self) -> Option<Vec<i64>> {
+        let masks = self.masks;
+        let of_question = |(question, count): (usize, &usize)| (0..*count).map(move |target| question * masks + target);
+        let has_others = self.targets.iter().any(|count| *count != masks);
+        has_others.then(|| self.targets.iter().enumerate().flat_map(of_question).map(to_i64).collect())
     }
 
     /// Question and index of every id that the text loss covers.
@@ -523,6 +564,8 @@ pub struct DeviceLayout {
     pub prompt_keep: Option<Tensor>,
     /// Image of each question, `[q]` i64; `None` if each question has its own image.
     pub images: Option<Tensor>,
+    /// Mask of each target among those of all questions, `[m]` i64; `None` if each mask has a target.
+    pub targets: Option<Tensor>,
     /// Flat indices of the states that predict supervised tokens, `[n]` i64.
     pub supervised: Tensor,
     /// Ids of the supervised tokens, `[n]` i64; [`IGNORED`] for padding.
@@ -551,7 +594,7 @@ impl DeviceLayout {
                 all.extend([blocks, from, to, queries, keys]);
             }
         }
-        all.extend([&self.prompt, &self.prompt_keep, &self.images].into_iter().flatten());
+        all.extend([&self.prompt, &self.prompt_keep, &self.images, &self.targets].into_iter().flatten());
         all.extend([&self.supervised, &self.labels]);
         all
     }

@@ -145,3 +145,18 @@ fn tokens_of_an_image_with_a_grid_have_positions_of_three_axes() {
     let positions = layout.to_device(Device::Cpu).positions.unwrap();
     assert_eq!((positions.size(), layout.position_shift()), (vec![3, 1, 12], -3));
 }
+
+#[test]
+fn targets_are_found_among_the_masks_of_their_questions() {
+    let layout = layout(Semantics::Corrected, &[2, 1]);
+    let index = |layout: &Layout| {
+        let device = layout.to_device(Device::Cpu);
+        device.targets.map(|targets| Vec::<i64>::try_from(targets).unwrap())
+    };
+    assert_eq!((index(&layout), layout.targets()), (None, 3));
+    let several = layout.with_targets(vec![2, 0, 1], 2);
+    assert_eq!((index(&several), several.targets()), (Some(vec![0, 1, 4]), 3));
+    let part = several.part(&(1..2));
+    assert_eq!((index(&part), several.targets_of(&several.questions_of(&(1..2)))), (Some(vec![0]), 2..3));
+    assert_eq!(index(&several.with_targets(vec![2; 3], 2)), None, "each mask has a target");
+}

@@ -1,8 +1,8 @@
 //! Forward pass: the same for training, validation, evaluation, prediction and dry runs. **One** language-model forward
 //! serves the text loss and the mask.
 //!
-//! Legend: b images, q questions, s sequences, t tokens of a sequence, l tokens of a prompt, d width of the language
-//! model.
+//! Legend: b images, q questions, m targets, k masks of a question, s sequences, t tokens of a sequence, l tokens of
+//! a prompt, d width of the language model.
 
 use super::layout::DeviceLayout;
 use crate::models::decoder::{self, KvCache};
@@ -55,7 +55,7 @@ pub struct Outputs {
     pub states: Tensor,
     /// Of b images.
     pub embedding: Embedding,
-    /// `[q, 1, s, s]` fp32.
+    /// `[m, 1, s, s]` fp32.
     pub mask_logits: Tensor,
     /// `[q, classes]` fp32.
     pub class_logits: Tensor,
@@ -96,7 +96,14 @@ pub fn forward(
         }
     };
     let class_logits = of_questions(&model.class_logits(&embedding), layout);
-    Outputs { states, embedding, mask_logits: masks.logits, class_logits }
+    Outputs { states, embedding, mask_logits: of_targets(masks.logits, layout), class_logits }
+}
+
+/// Masks of the targets, of those of the questions: `[q, k, s, s]` to `[m, 1, s, s]`.
+fn of_targets(logits: Tensor, layout: &DeviceLayout) -> Tensor {
+    let [_q, k, h, w] = dims(&logits);
+    let all = if k == 1 { logits } else { logits.reshape([-1, 1, h, w]) };
+    layout.targets.as_ref().map_or_else(|| all.shallow_clone(), |targets| all.index_select(0, targets))
 }
 
 /// Rows of images, repeated for their questions: `[b, ..]` to `[q, ..]`.

@@ -25,10 +25,16 @@ pub struct Encoder {
     pub semantics: Semantics,
     /// Longer texts are cut.
     pub max_tokens: usize,
+    /// Most targets of a question: the masks that the head draws.
+    pub max_targets: usize,
 }
 
 impl TextEncoder for Encoder {
     fn encode(&self, row: &Row) -> Result<(Vec<i64>, usize)> {
+        if row.targets.len() > self.max_targets {
+            let reason = format!("{} targets, the mask head draws {} masks", row.targets.len(), self.max_targets);
+            return Err(Error::data_line(&row.csv, row.line, reason, "use a row for each target"));
+        }
         let with_eos = self.semantics.labels_answer_only();
         let prompt = text::training_prompt(&self.tokenizer, &row.question, &row.answer, with_eos)?;
         if prompt.answer_start >= self.max_tokens {
@@ -80,6 +86,7 @@ pub(super) fn source_of(
         tokenizer: Arc::clone(&loaded.tokenizer),
         semantics: model.semantics,
         max_tokens: model.max_text_tokens,
+        max_targets: loaded.model.num_masks(),
     };
     let source = Source::new(Arc::clone(manifest), Arc::new(encoder), loaded.description.pixels)
         .with_cache(cache_bytes)

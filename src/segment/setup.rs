@@ -347,8 +347,11 @@ fn assembled_sizes(
     num_classes: usize,
     (Parts { family, tower, llm }, encoder): (Parts, image_encoder::Config),
 ) -> prsmed::Config {
-    let own = config.sizes.as_ref().map(|sizes| (sizes.decoder_hidden_dim, sizes.decoder_heads));
-    let decoder = mask_head::Config::prsmed(llm.hidden_size, encoder.channels(), own, &config.head_options());
+    let (own, options) = (config.sizes.as_ref(), config.head_options());
+    let decoder = own.and_then(|sizes| sizes.head.clone()).unwrap_or_else(|| {
+        let own = own.map(|sizes| (sizes.decoder_hidden_dim, sizes.decoder_heads));
+        mask_head::Config::prsmed(llm.hidden_size, encoder.channels(), own, &options)
+    });
     let num_classes = i64::try_from(num_classes).expect("a handful of modalities");
     prsmed::Config { family, tower, llm, lora, encoder, decoder, num_classes }
 }

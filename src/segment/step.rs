@@ -3,8 +3,8 @@
 //! [`Layout`] builds all index tensors on the host, [`VisionInput::resolve`] provides vision features, and
 //! [`Inputs::to_device`] copies everything once. The [`pass`] then needs no host synchronisation.
 //!
-//! Legend: b images, q questions, s sequences, t tokens of a sequence, d width of the language model, n supervised
-//! tokens.
+//! Legend: b images, q questions, m targets, s sequences, t tokens of a sequence, d width of the language model, n
+//! supervised tokens.
 
 pub use super::pass::{Outputs, Pass};
 
@@ -30,9 +30,9 @@ pub struct Inputs {
     pub vision: VisionInput,
     /// `[b, 3, s, s]` u8.
     pub sam_image: Tensor,
-    /// `[q, 1, s, s]` u8, 255 = foreground.
+    /// `[m, 1, s, s]` u8, 255 = foreground.
     pub mask: Tensor,
-    /// For each question, whether its mask is known. `None` if all masks of the data set are.
+    /// For each target, whether its mask is known. `None` if all masks of the data set are, one for each question.
     pub has_mask: Option<Vec<bool>>,
     /// `[q]` i64.
     pub class_label: Tensor,
@@ -44,8 +44,10 @@ impl Inputs {
     /// From a collated batch for `model`. New vision features go to the cache.
     pub fn from_batch(batch: Batch, semantics: Semantics, model: &PrsMed, cache: Option<&Arc<FeatureCache>>) -> Self {
         let texts = batch.texts.into_iter().map(|ids| real_ids(ids, semantics)).collect();
+        let spans = model.spans(batch.groups.len());
+        let layout = Layout::new(texts, &batch.answer_starts, &batch.groups, semantics, spans);
         Self {
-            layout: Layout::new(texts, &batch.answer_starts, &batch.groups, semantics, model.spans(batch.groups.len())),
+            layout: layout.with_targets(batch.targets, model.num_masks()),
             vision: VisionInput::new(batch.tower, cache.cloned()),
             sam_image: batch.sam_image,
             mask: batch.mask,
@@ -69,7 +71,7 @@ impl Inputs {
         }
     }
 
-    /// The targets on `device`, `[q, 1, s, s]` f32 in 0..=1.
+    /// The masks on `device`, `[m, 1, s, s]` f32 in 0..=1.
     pub fn target(&self, device: Device) -> Tensor {
         self.mask.to_device(device).to_kind(Kind::Float) / 255.0
     }
@@ -87,12 +89,13 @@ impl Inputs {
             tensor.narrow(0, first, count)
         };
         let questions = self.layout.questions_of(&range);
+        let targets = self.layout.targets_of(&questions);
         Self {
             layout: self.layout.part(&range),
             vision: self.vision.part(&range),
             sam_image: of(&self.sam_image, &range),
-            mask: of(&self.mask, &questions),
-            has_mask: self.has_mask.as_ref().map(|has_mask| has_mask[questions.clone()].to_vec()),
+            mask: of(&self.mask, &targets),
+            has_mask: self.has_mask.as_ref().map(|has_mask| has_mask[targets].to_vec()),
             class_label: of(&self.class_label, &questions),
             rows: self.rows.get(questions).unwrap_or_default().to_vec(),
         }
@@ -106,7 +109,7 @@ impl Inputs {
     }
 
     /// Numbers that a pass needs: supervised tokens (at least 1) and samples of the effective batch; if some masks of
-    /// the data set are not known, also its known masks (at least 1) and 1 for each question with a mask, 0 for others.
+    /// the data set are not known, also its known masks (at least 1) and 1 for each target with a mask, 0 for others.
     #[expect(clippy::cast_possible_truncation, reason = "counts far below 2^24")]
     fn numbers(&self, effective_batch: BatchSize) -> Vec<f32> {
         let mut numbers = vec![effective_batch.tokens.max(1.0) as f32, effective_batch.samples as f32];
@@ -163,14 +166,14 @@ pub struct Prepared {
     pub tower_input: Tensor,
     /// `[b, 3, s, s]` u8.
     pub sam_image: Tensor,
-    /// `[q, 1, s, s]` f32 in 0..=1.
+    /// `[m, 1, s, s]` f32 in 0..=1.
     pub mask: Tensor,
     /// `[q]` i64.
     pub class_label: Tensor,
     /// Whether some masks of the data set are not known.
     has_unknown_masks: bool,
     /// Loss denominators of the effective batch: supervised tokens (at least 1) and samples, `[2]` f32. With
-    /// `has_unknown_masks`, `[3 + q]`: also known masks (at least 1), and 1 or 0 for each question with or without a
+    /// `has_unknown_masks`, `[3 + m]`: also known masks (at least 1), and 1 or 0 for each target with or without a
     /// mask.
     numbers: Tensor,
 }
@@ -215,8 +218,8 @@ pub fn losses(model: &PrsMed, inputs: &Prepared, outputs: &Outputs) -> Losses {
     let structure =
         |factors: Option<&Tensor>| loss::structure(&outputs.mask_logits, &inputs.mask, inputs.semantics, factors);
     let mask = if inputs.has_unknown_masks {
-        let questions = inputs.numbers.size()[0] - 3;
-        structure(Some(&inputs.numbers.narrow(0, 3, questions))) / inputs.numbers.get(2)
+        let targets = inputs.numbers.size()[0] - 3;
+        structure(Some(&inputs.numbers.narrow(0, 3, targets))) / inputs.numbers.get(2)
     } else {
         structure(None) / &samples
     };

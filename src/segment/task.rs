@@ -521,9 +521,10 @@ impl SegmentTask {
         for batch in self.load(&self.plain, single_rows(batches), 0, false)? {
             let model = &self.loaded.model;
             let inputs = Inputs::from_batch(batch?.into(), self.semantics(), model, self.feature_cache.as_ref());
+            let questions = inputs.layout.questions() as u64;
             let mut sums = Sums::default();
             self.score_what_fits(inputs, (&mut sums, &mut calibrator), ranks, observer)?;
-            done += sums.questions;
+            done += questions;
             all.push(sums);
             observer.on(&Event::Advanced { done });
         }
@@ -569,9 +570,10 @@ impl SegmentTask {
 
     fn score(&self, inputs: &Inputs, sums: &mut Sums) -> Result<Calibrator> {
         let mut calibrator = Calibrator::default();
-        let mut rows = inputs.rows.iter().map(|row| self.plain.manifest().rows[*row].target);
+        let rows = inputs.rows.iter().map(|row| &self.plain.manifest().rows[*row]);
+        let mut targets = rows.flat_map(|row| row.targets.iter().map(|target| target.presence));
         score(&self.loaded.model, inputs, sums, |prediction, truth, sums| {
-            let target = rows.next().expect("a row for each question");
+            let target = targets.next().expect("a target for each mask");
             calibrator.add(target, &prediction, &truth);
             sums.add(target, &prediction, &truth)
         })?;

@@ -2,7 +2,7 @@
 
 use super::step::{self, Inputs, Pass};
 use crate::Result;
-use crate::data::manifest::Target;
+use crate::data::manifest::Presence;
 use crate::metrics::segmentation::{ImageScore, is_foreground};
 use crate::models::prsmed::PrsMed;
 use crate::tensor::{Device, Kind, META, Tensor, meta};
@@ -10,7 +10,7 @@ use crate::trainer::BatchSize;
 use serde::{Deserialize, Serialize};
 
 /// Adds the losses and counts of a validation batch to `sums`; `image` receives the mask probabilities and the truth of
-/// each sample.
+/// each target.
 pub(super) fn score(
     model: &PrsMed,
     inputs: &Inputs,
@@ -28,7 +28,7 @@ pub(super) fn score(
     sums.tokens += size.tokens;
     sums.masks += size.masks;
     let probability = outputs.mask_logits.sigmoid();
-    for i in 0..i64::try_from(inputs.layout.questions()).expect("a few samples") {
+    for i in 0..i64::try_from(inputs.layout.targets()).expect("a few samples") {
         let truth = values(&inputs.mask.get(i)).iter().map(|byte| *byte > 127.5).collect();
         image(values(&probability.get(i)), truth, sums)?;
     }
@@ -39,19 +39,19 @@ pub(super) fn score(
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 #[serde(from = "[u64; 11]", into = "[u64; 11]")]
 pub(super) struct Sums {
-    /// Questions of all kinds.
+    /// Targets of all kinds.
     pub(super) questions: u64,
-    /// Questions whose target is in the image, and the sums of their scores.
+    /// Targets that are in the image, and the sums of their scores.
     present: u64,
     dice: f64,
     iou: f64,
-    /// Questions whose target is absent, and those of them that got a mask.
+    /// Absent targets, and those of them that got a mask.
     absent: u64,
     false_masks: u64,
     tokens: f64,
     tokens_right: f64,
     text: f64,
-    /// Questions whose mask is known.
+    /// Targets whose mask is known.
     masks: f64,
     mask: f64,
 }
@@ -89,24 +89,24 @@ impl Sums {
         self.mask += other.mask;
     }
 
-    /// Adds the mask of one question.
+    /// Adds the mask of one target.
     ///
     /// # Errors
     /// [`crate::Error::Data`] for a probability that is NaN.
-    pub(super) fn add(&mut self, target: Target, prediction: &[f32], truth: &[bool]) -> Result<()> {
+    pub(super) fn add(&mut self, target: Presence, prediction: &[f32], truth: &[bool]) -> Result<()> {
         self.questions += 1;
         match target {
-            Target::Present => {
+            Presence::Present => {
                 let score = ImageScore::of(prediction, truth)?;
                 self.present += 1;
                 self.dice += score.dice;
                 self.iou += score.iou;
             }
-            Target::Absent => {
+            Presence::Absent => {
                 self.absent += 1;
                 self.false_masks += u64::from(prediction.iter().any(|probability| is_foreground(*probability)));
             }
-            Target::Unknown => {}
+            Presence::Unknown => {}
         }
         Ok(())
     }
@@ -150,18 +150,18 @@ mod tests {
     fn absent_targets_are_no_part_of_dice_but_count_as_false_masks() {
         let mut sums = Sums { tokens: 4.0, tokens_right: 3.0, text: 2.0, masks: 4.0, mask: 2.0, ..Sums::default() };
         let truth = [true, true, false, false];
-        sums.add(Target::Present, &[0.9, 0.9, 0.1, 0.1], &truth).unwrap();
+        sums.add(Presence::Present, &[0.9, 0.9, 0.1, 0.1], &truth).unwrap();
         let names = |sums: &Sums| sums.means().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
         assert_eq!(names(&sums), ["dice", "iou", "token_accuracy", "loss_text", "loss_mask"]);
-        sums.add(Target::Present, &[0.9, 0.1, 0.1, 0.9], &truth).unwrap();
-        sums.add(Target::Absent, &[0.1, 0.5, 0.1, 0.1], &[false; 4]).unwrap();
-        sums.add(Target::Absent, &[0.1; 4], &[false; 4]).unwrap();
-        sums.add(Target::Unknown, &[0.9; 4], &[false; 4]).unwrap();
+        sums.add(Presence::Present, &[0.9, 0.1, 0.1, 0.9], &truth).unwrap();
+        sums.add(Presence::Absent, &[0.1, 0.5, 0.1, 0.1], &[false; 4]).unwrap();
+        sums.add(Presence::Absent, &[0.1; 4], &[false; 4]).unwrap();
+        sums.add(Presence::Unknown, &[0.9; 4], &[false; 4]).unwrap();
         let means: std::collections::BTreeMap<String, f64> = sums.means().into_iter().collect();
         assert_eq!((means["dice"], means["false_masks"], means["loss_mask"]), (0.75, 0.5, 0.5));
         assert_eq!((sums.questions, sums.score()), (5, 0.75));
         let mut only_absent = Sums { tokens: 4.0, tokens_right: 3.0, ..Sums::default() };
-        only_absent.add(Target::Absent, &[0.1; 4], &[false; 4]).unwrap();
+        only_absent.add(Presence::Absent, &[0.1; 4], &[false; 4]).unwrap();
         assert_eq!(
             (only_absent.score(), names(&only_absent)),
             (0.75, ["token_accuracy", "loss_text", "false_masks"].map(str::to_owned).to_vec())

@@ -274,6 +274,12 @@ impl VarPath {
         Self { prefix: format!("{}{name}.", self.prefix), ..self.clone() }
     }
 
+    /// The same path, with another role for the tensors below it.
+    #[must_use]
+    pub fn with_role(&self, role: Role) -> Self {
+        Self { role, ..self.clone() }
+    }
+
     /// The names that lead here, with dots between them; empty at the root.
     pub fn path(&self) -> &str {
         self.prefix.strip_suffix('.').unwrap_or(&self.prefix)

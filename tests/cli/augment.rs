@@ -88,9 +88,10 @@ fn masks_of(root: &Path, annotations: Option<&Path>) -> BTreeMap<PathBuf, Vec<Pa
     let mut found: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
     for row in Manifest::open(root, annotations).unwrap().rows {
         if row.split == Split::Train {
+            let mask = row.target().mask_path.clone();
             let masks = found.entry(row.image_path).or_default();
-            if !masks.contains(&row.mask_path) {
-                masks.push(row.mask_path);
+            if !masks.contains(&mask) {
+                masks.push(mask);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use prsmed::data::manifest::{Manifest, Target};
+use prsmed::data::manifest::{Manifest, Presence};
 use prsmed::data::volume::{self, labels};
 use serde_json::Value;
 
@@ -42,12 +42,13 @@ fn sums(root: &Path) -> BTreeMap<(String, String), Sums> {
     let mut found: BTreeMap<(String, String), Sums> = BTreeMap::new();
     let mut seen = Vec::new();
     for row in Manifest::open(root, None).unwrap().rows {
-        if row.target != Target::Present || seen.contains(&row.mask_path) {
+        if row.target().presence != Presence::Present || seen.contains(&row.target().mask_path) {
             continue;
         }
-        let [image, mask] = [&row.image_path, &row.mask_path].map(|path| image::open(path).unwrap().into_luma8());
+        let [image, mask] =
+            [&row.image_path, &row.target().mask_path].map(|path| image::open(path).unwrap().into_luma8());
         assert_eq!(image.dimensions(), mask.dimensions());
-        let stem = row.mask_path.file_stem().unwrap().to_str().unwrap();
+        let stem = row.target().mask_path.file_stem().unwrap().to_str().unwrap();
         let (volume, rest) = stem.split_once("_axial_").unwrap();
         let target = rest.split_once('_').unwrap().1;
         let sums = found.entry((volume.to_owned(), target.to_owned())).or_default();
@@ -58,7 +59,7 @@ fn sums(root: &Path) -> BTreeMap<(String, String), Sums> {
             sums.y += (f64::from(y) + 0.5) / f64::from(mask.height());
             sums.grey += f64::from(image.get_pixel(x, y).0[0]);
         }
-        seen.push(row.mask_path);
+        seen.push(row.target().mask_path.clone());
     }
     found
 }

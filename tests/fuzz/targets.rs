@@ -207,9 +207,9 @@ pub fn csv(bytes: &[u8]) {
     limited(256 * bytes.len() + (4 << 20), || {
         if let Ok((rows, bad)) = annotation::read(root, std::slice::from_ref(&path)) {
             for row in &rows {
-                assert!(row.mask_path.starts_with(root) && row.image_path.starts_with(root), "{row:?}");
+                assert!(row.target().mask_path.starts_with(root) && row.image_path.starts_with(root), "{row:?}");
                 let outside = |path: &Path| path.components().any(|part| part.as_os_str() == "..");
-                assert!(!outside(&row.mask_path) && !outside(&row.image_path), "{row:?}");
+                assert!(!outside(&row.target().mask_path) && !outside(&row.image_path), "{row:?}");
             }
             assert!(bad.iter().all(|bad| !bad.reason.is_empty()));
         }

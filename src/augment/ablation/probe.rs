@@ -128,7 +128,7 @@ impl Probe {
     fn of_pair(&self, model: &Trained, row: &Row, record: &Record) -> Result<ProbeCounts> {
         let image = decode::image(&row.image_path)?;
         let source = decode::image(&record.source_image)?;
-        let label = foreground(&decode::labelled_mask(&row.mask_path, self.labels)?);
+        let label = foreground(&decode::labelled_mask(&row.target().mask_path, self.labels)?);
         let mask = model.probabilities(&image, &row.question).map_err(|error| error.of_image(&row.image_path))?;
         let is_label: Vec<bool> = label.iter().map(|value| *value > 127).collect();
         Ok(count(&image.to_rgb8(), &source.to_rgb8(), &is_label, &record.decoys, &mask))

@@ -44,7 +44,7 @@ impl ArmRows {
                 Some((record.name.clone(), (record, source)))
             })
             .collect();
-        let pair_of = |row: &Row| made.get(&*row.mask_path.file_stem()?.to_string_lossy());
+        let pair_of = |row: &Row| made.get(&*row.target().mask_path.file_stem()?.to_string_lossy());
         let of_images = synthetic.rows.iter().filter(|row| pair_of(row).is_some()).cloned().collect();
         let extra = Manifest { rows: of_images, ..synthetic.clone() };
         let both = real.clone().with_extra(extra)?;

@@ -135,7 +135,7 @@ impl<'a> TestSet<'a> {
         hash.update(format!("{:?}", self.labels));
         for (&row, image) in self.rows.iter().zip(&self.images) {
             let row = &self.manifest.rows[row];
-            hash.update(format!("{:?}", (image, sha256(&row.mask_path)?, &row.question)));
+            hash.update(format!("{:?}", (image, sha256(&row.target().mask_path)?, &row.question)));
         }
         Ok(format!("{:x}", hash.finalize()))
     }

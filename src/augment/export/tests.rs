@@ -29,7 +29,7 @@ fn an_exported_data_root_opens_and_passes_the_check() {
     assert!(rows.len() > 8);
     for (index, row) in (0..).zip(&rows) {
         let image = decode::image(&row.image_path).unwrap().into_rgb8();
-        let mask = decode::mask(&row.mask_path).unwrap();
+        let mask = decode::mask(&row.target().mask_path).unwrap();
         let accepted = index % 4 != 3;
         let moved = index % 2 == 1;
         let mode = if moved { Mode::InsertLesion } else { Mode::KeepLesion };
@@ -47,13 +47,17 @@ fn an_exported_data_root_opens_and_passes_the_check() {
             texts: vec![text.clone(), text],
             ..record(index, &row.modality, accepted)
         };
-        let mask_source = if moved { MaskSource::Made(&mask) } else { MaskSource::Unchanged(&row.mask_path) };
+        let mask_source = if moved { MaskSource::Made(&mask) } else { MaskSource::Unchanged(&row.target().mask_path) };
         let (image_path, mask_path) = export.paths(&record);
         export.write(&image, mask_source, record).unwrap();
         assert_eq!(decode::image(&image_path).unwrap().into_rgb8(), image);
         assert_eq!(foreground(&decode::mask(&mask_path).unwrap()), foreground(&mask));
         if !moved {
-            assert_eq!(fs::read(&mask_path).unwrap(), fs::read(&row.mask_path).unwrap(), "copied byte for byte");
+            assert_eq!(
+                fs::read(&mask_path).unwrap(),
+                fs::read(&row.target().mask_path).unwrap(),
+                "copied byte for byte"
+            );
         }
     }
     let accepted = (0..rows.len()).filter(|index| index % 4 != 3).count();

@@ -213,7 +213,7 @@ impl FilterModels {
             let model = self.model(fold, runtime)?;
             let held_out = self.held_out(real, &sums, fold);
             for row in &held_out {
-                let dice = score(&model, &row.image_path, &decode::mask(&row.mask_path)?, &row.question)?.0;
+                let dice = score(&model, &row.image_path, &decode::mask(&row.target().mask_path)?, &row.question)?.0;
                 agreement.entry(row.modality.clone()).or_default().push(dice);
             }
             let images = RealImages { manifest: real, sums: &sums };
@@ -256,7 +256,7 @@ impl FilterModels {
             row.split == Split::Train
                 && row.is_present()
                 && sums.get(&row.image_path).and_then(|sum| self.folds.get(sum)) == Some(&fold)
-                && seen.insert(row.mask_path.clone())
+                && seen.insert(row.target().mask_path.clone())
         };
         real.rows.iter().filter(is_wanted).collect()
     }
@@ -444,12 +444,12 @@ fn nearness(
             .rows
             .iter()
             .filter(|row| row.split == Split::Train && row.is_present() && row.modality == class)
-            .filter(|row| seen.insert(&row.mask_path))
+            .filter(|row| seen.insert(&row.target().mask_path))
             .collect();
         if rows.len() < LEAST {
             continue;
         }
-        let pairs = rows.iter().map(|row| (row.image_path.clone(), row.mask_path.clone())).collect::<Vec<_>>();
+        let pairs = rows.iter().map(|row| (row.image_path.clone(), row.target().mask_path.clone())).collect::<Vec<_>>();
         let reference = features(loaded, mode, &pairs, runtime)?;
         let pairs = members.iter().map(|&i| export.paths(&records[i])).collect::<Vec<_>>();
         let query = features(loaded, mode, &pairs, runtime)?;

@@ -1,6 +1,7 @@
 use super::*;
 use crate::augment::export::{MaskSource, Text};
 use crate::augment::settings::Paste;
+use crate::data::manifest::{Presence, Target};
 use crate::event::Observer;
 use crate::fixture;
 use crate::nn::LoraConfig;
@@ -89,7 +90,8 @@ fn real_row(folder: &Path, name: &str, grey: u8) -> Row {
     let [image_path, mask_path] = ["", "-mask"].map(|end| folder.join(format!("{name}{end}.png")));
     RgbImage::from_pixel(10, 10, image::Rgb([grey; 3])).save(&image_path).unwrap();
     label().save(&mask_path).unwrap();
-    Row { image_path, mask_path, modality: "skin".into(), ..fixture::row("where is the lesion", "there", None) }
+    let targets = Target::only(mask_path, Presence::Present);
+    Row { image_path, targets, modality: "skin".into(), ..fixture::row("where is the lesion", "there", None) }
 }
 
 fn manifest(root: &Path, rows: Vec<Row>) -> Manifest {

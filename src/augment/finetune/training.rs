@@ -260,8 +260,8 @@ impl Finetuning<'_> {
             if !row.is_present() {
                 continue;
             }
-            let index = *index_of.entry((&row.image_path, &row.mask_path)).or_insert_with(|| {
-                let (image, mask) = (row.image_path.clone(), row.mask_path.clone());
+            let index = *index_of.entry((&row.image_path, &row.target().mask_path)).or_insert_with(|| {
+                let (image, mask) = (row.image_path.clone(), row.target().mask_path.clone());
                 let negative = texts.of_row(row, number as u64).1;
                 let modality = row.modality.clone();
                 items.push(Item { image, mask, modality, captions: Vec::new(), negative });

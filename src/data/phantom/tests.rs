@@ -8,7 +8,7 @@ use super::canvas::{Oval, bump, smooth, unit};
 use super::*;
 use crate::check;
 use crate::labels::Labels;
-use crate::manifest::{Manifest, Target};
+use crate::manifest::{Manifest, Presence};
 use crate::position::{grid, whole};
 use prsmed_base::event::Silent;
 use prsmed_base::location::first_location;
@@ -272,10 +272,10 @@ fn images_without_a_lesion_have_an_empty_mask_and_say_so() {
     let report = generate(folder.path(), &with, &Silent).unwrap();
     assert!((6..=18).contains(&report.images_without_lesion), "{report:?}");
     let manifest = Manifest::open(folder.path(), None).unwrap();
-    let absent: Vec<_> = manifest.rows.iter().filter(|row| row.target == Target::Absent).collect();
+    let absent: Vec<_> = manifest.rows.iter().filter(|row| row.target().presence == Presence::Absent).collect();
     assert_eq!(absent.len(), 2 * report.images_without_lesion);
     for row in absent {
-        assert!(image::open(&row.mask_path).unwrap().to_luma8().iter().all(|value| *value == 0));
+        assert!(image::open(&row.target().mask_path).unwrap().to_luma8().iter().all(|value| *value == 0));
         assert!(row.position.is_none() && first_location(&row.answer).is_none(), "{}", row.answer);
         assert!(row.answer.contains("no lesion") || row.answer.contains("No lesion"), "{}", row.answer);
     }
@@ -283,7 +283,7 @@ fn images_without_a_lesion_have_an_empty_mask_and_say_so() {
     // the other images are those of a data root without negatives
     let all = folder.path().join("all");
     generate(&all, &PhantomOptions { rows_per_lesion: 2, ..options(48, 3) }, &Silent).unwrap();
-    for row in manifest.rows.iter().filter(|row| row.target == Target::Present) {
+    for row in manifest.rows.iter().filter(|row| row.target().presence == Presence::Present) {
         let path = row.image_path.strip_prefix(folder.path()).unwrap();
         assert_eq!(fs::read(&row.image_path).unwrap(), fs::read(all.join(path)).unwrap(), "{}", path.display());
     }

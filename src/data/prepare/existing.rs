@@ -63,13 +63,13 @@ impl Existing {
         let manifest = Manifest::open(&options.out, None)?;
         existing.spellings = manifest.spellings;
         for row in manifest.rows {
-            if let Some(patient) = row.patient {
-                let split = existing.patients.entry(patient).or_insert(Some(row.split));
+            if let Some(patient) = &row.patient {
+                let split = existing.patients.entry(patient.clone()).or_insert(Some(row.split));
                 *split = split.filter(|split| *split == row.split);
             }
             existing.all.insert((row.image_path.clone(), row.split));
             if row.modality == options.modality {
-                let stem = row.mask_path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+                let stem = row.target().mask_path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
                 existing.images.insert(stem, row.image_path);
             }
         }

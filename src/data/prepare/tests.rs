@@ -9,7 +9,7 @@ use super::*;
 use crate::check;
 use crate::decode::StoredMask;
 use crate::labels::Labels;
-use crate::manifest::{Manifest, Row, Target};
+use crate::manifest::{Manifest, Presence, Row};
 use crate::position::Zones;
 use prsmed_base::event::{Event, Silent};
 use prsmed_base::location::first_location;
@@ -512,7 +512,12 @@ fn empty_masks_become_rows_about_an_absent_target() {
     assert_eq!(absent, [("all", 12), ("none", 0), ("some", 6)]);
     for row in Manifest::open(&f.out, None).unwrap().rows {
         let says_none = row.answer.contains("no lesion") || row.answer.contains("No lesion");
-        assert_eq!((row.target == Target::Absent, row.position.is_none()), (says_none, says_none), "{}", row.answer);
+        assert_eq!(
+            (row.target().presence == Presence::Absent, row.position.is_none()),
+            (says_none, says_none),
+            "{}",
+            row.answer
+        );
     }
     let csv = fs::read_to_string(f.out.join("annotations/none.csv")).unwrap();
     assert!(csv.starts_with("image_path,question,answer,position,split\n"), "no column is added without need");
@@ -544,12 +549,15 @@ fn each_named_label_is_a_target_of_its_own() {
     assert_eq!((report.images, report.rows, report.absent), (2, 8, 1));
     let manifest = Manifest::open(&f.out, None).unwrap();
     let of = |stem: &str| {
-        let ends = |row: &&Row| row.mask_path.file_stem().unwrap() == stem;
+        let ends = |row: &&Row| row.target().mask_path.file_stem().unwrap() == stem;
         manifest.rows.iter().find(ends).unwrap()
     };
     assert_eq!(of("a_liver").position.as_deref(), Some("upper left"));
     assert_eq!(of("a_tumour").position.as_deref(), Some("lower right"));
-    assert_eq!((of("b_liver").target, of("b_tumour").target), (Target::Present, Target::Absent));
+    assert_eq!(
+        (of("b_liver").target().presence, of("b_tumour").target().presence),
+        (Presence::Present, Presence::Absent)
+    );
     assert!(of("a_tumour").question.contains("tumour"));
     assert_eq!(of("a_liver").split, of("a_tumour").split, "one image is in one split");
     assert_eq!(check::check(&f.out, None, Labels::NONE, &Silent).unwrap().bad, []);
@@ -573,7 +581,7 @@ fn toy_layout_goes_through_prepare() {
     let manifest = Manifest::open(&f.out, None).unwrap();
     for (patient, split, name) in files {
         let stem = format!("{name}_spot");
-        let row = manifest.rows.iter().find(|row| row.mask_path.file_stem() == Some(stem.as_ref())).unwrap();
+        let row = manifest.rows.iter().find(|row| row.target().mask_path.file_stem() == Some(stem.as_ref())).unwrap();
         assert_eq!((row.patient.as_deref(), row.split.name()), (Some(patient), split));
         assert!(row.question.contains("spot"), "{}", row.question);
     }

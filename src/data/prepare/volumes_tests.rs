@@ -7,7 +7,7 @@ use super::*;
 use crate::check;
 use crate::fixture::{checkout, shared};
 use crate::labels::Labels;
-use crate::manifest::{Manifest, Row, Target};
+use crate::manifest::{Manifest, Presence, Row};
 use crate::prepare::{Negatives, Patients, prepare};
 use crate::prepared::Prepared;
 use crate::volume::format::stem_of;
@@ -78,7 +78,7 @@ fn grey([x, y, z]: [usize; 3]) -> u8 {
 }
 
 fn row<'a>(manifest: &'a Manifest, stem: &str) -> &'a Row {
-    manifest.rows.iter().find(|row| row.mask_path.file_stem().unwrap() == stem).unwrap()
+    manifest.rows.iter().find(|row| row.target().mask_path.file_stem().unwrap() == stem).unwrap()
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn slices_with_a_target_become_images_with_their_locations() {
     assert_eq!((liver.spacing_mm, liver.patient.as_deref()), (Some([0.7, 0.8]), Some("case")));
     assert!(liver.question.contains("liver"), "{}", liver.question);
     let image = image::open(&liver.image_path).unwrap().to_luma8();
-    let mask = image::open(&liver.mask_path).unwrap().to_luma8();
+    let mask = image::open(&liver.target().mask_path).unwrap().to_luma8();
     assert_eq!(image.dimensions(), (8, 6));
     for (x, y, pixel) in image.enumerate_pixels() {
         let voxel = [7 - x as usize, 5 - y as usize, 2];
@@ -122,8 +122,11 @@ fn empty_slices_are_added_up_to_a_limit() {
         let report = prepare(&options, &Silent).unwrap();
         let manifest = Manifest::open(&f.path("out"), None).unwrap();
         let absent = |target: &str| {
-            let rows = manifest.rows.iter().filter(|row| row.modality == modality && row.target == Target::Absent);
-            rows.filter(|row| row.mask_path.to_string_lossy().contains(target)).count() / 2
+            let rows = manifest
+                .rows
+                .iter()
+                .filter(|row| row.modality == modality && row.target().presence == Presence::Absent);
+            rows.filter(|row| row.target().mask_path.to_string_lossy().contains(target)).count() / 2
         };
         ([absent("liver"), absent("tumour")], report.absent, report.absent_left_out)
     };
@@ -316,10 +319,13 @@ fn flags_of_volumes_are_refused_for_images_and_bad_values_are_named() {
 fn mean_grey(manifest: &Manifest, suffix: &str) -> f64 {
     let (mut sum, mut count) = (0.0, 0.0);
     for row in &manifest.rows {
-        if row.target != Target::Present || !row.mask_path.to_string_lossy().ends_with(&format!("{suffix}.png")) {
+        if row.target().presence != Presence::Present
+            || !row.target().mask_path.to_string_lossy().ends_with(&format!("{suffix}.png"))
+        {
             continue;
         }
-        let [image, mask] = [&row.image_path, &row.mask_path].map(|path| image::open(path).unwrap().to_luma8());
+        let [image, mask] =
+            [&row.image_path, &row.target().mask_path].map(|path| image::open(path).unwrap().to_luma8());
         for (grey, _) in image.iter().zip(mask.iter()).filter(|(_, inside)| **inside > 0) {
             sum += f64::from(*grey);
             count += 1.0;
@@ -356,8 +362,8 @@ fn shared_data_a_dicom_series_and_its_label_map_lie_on_each_other() {
     assert!((140.0..200.0).contains(&liver) && bone > liver + 20.0, "liver {liver}, bone {bone}");
     // the liver is on the left of the image, the spleen on the right, the spine in the lower half
     for row in manifest.rows.iter().filter(|row| row.is_present()) {
-        let [x, y] = centre(&image::open(&row.mask_path).unwrap().to_luma8());
-        let name = row.mask_path.to_string_lossy();
+        let [x, y] = centre(&image::open(&row.target().mask_path).unwrap().to_luma8());
+        let name = row.target().mask_path.to_string_lossy();
         let fits = match name.trim_end_matches(".png").rsplit('_').next().unwrap() {
             "liver" => x < 0.5,
             "spleen" => x > 0.6,

@@ -77,7 +77,7 @@ pub(super) type Shown = (sheet::Tile, Case);
 impl Extremes {
     /// Offers the mask of a target that is in the image.
     pub(super) fn offer(&mut self, row: &Row, dice: f64, shown: impl Fn() -> Result<Shown>) -> Result<()> {
-        if !self.masks.insert((row.image_path.clone(), row.mask_path.clone())) {
+        if !self.masks.insert((row.image_path.clone(), row.target().mask_path.clone())) {
             return Ok(());
         }
         let number = self.masks.len();
@@ -119,20 +119,19 @@ fn keep(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::manifest::{Split, Target};
+    use crate::data::manifest::{Presence, Split, Target};
 
     fn row(image: &str, mask: &str) -> Row {
         Row {
             csv: PathBuf::new(),
             line: 2,
             modality: "skin".into(),
-            mask_path: mask.into(),
+            targets: Target::only(mask.into(), Presence::Present),
             image_path: image.into(),
             question: String::new(),
             answer: String::new(),
             position: None,
             split: Split::Test,
-            target: Target::Present,
             patient: None,
             spacing_mm: None,
             synthetic: false,

@@ -1,7 +1,7 @@
 //! Files of an evaluation: `summary.json`, `samples.csv`, `patients.csv`, `overlays.png`.
 
 use super::Evaluation;
-use crate::data::manifest::Target;
+use crate::data::manifest::Presence;
 use crate::data::sheet;
 use crate::metrics::estimates::SCORES;
 use crate::{Error, Result, files};
@@ -39,8 +39,8 @@ impl Evaluation {
         let header = ["patient", "questions", "present", "absent"].into_iter();
         writer.write_record(header.chain(SCORES.iter().map(|score| score.key)))?;
         for (name, samples) in groups {
-            let count = |target: Target| samples.iter().filter(|sample| sample.target == target).count();
-            let counts = [samples.len(), count(Target::Present), count(Target::Absent)];
+            let count = |target: Presence| samples.iter().filter(|sample| sample.target == target).count();
+            let counts = [samples.len(), count(Presence::Present), count(Presence::Absent)];
             let mean = |key: &str| {
                 let values: Vec<f64> = samples.iter().filter_map(|sample| sample.value(key)).collect();
                 let mean = values.iter().sum::<f64>() / values.len() as f64;

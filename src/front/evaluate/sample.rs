@@ -1,7 +1,7 @@
 //! Scores of one question.
 
 use crate::data::agreement::Positions;
-use crate::data::manifest::{Row, Target};
+use crate::data::manifest::{Presence, Row};
 use crate::metrics::estimates::{Item, SCORES, Values};
 use crate::metrics::mask_scores::MaskScores;
 use crate::metrics::segmentation::ImageScore;
@@ -45,7 +45,7 @@ pub struct SampleScore {
     /// Patient, if the data name one.
     pub patient: Option<String>,
     /// Whether the target is in the image.
-    pub target: Target,
+    pub target: Presence,
     /// Presence score, 0..=1.
     pub presence: f64,
     /// False if the presence score is below the threshold of the run, so that the mask is withheld.
@@ -134,7 +134,7 @@ impl SampleScore {
         Self {
             row: format!("{}:{}", row.csv.display(), row.line),
             modality: row.modality.clone(),
-            mask: row.mask_path.display().to_string(),
+            mask: row.target().mask_path.display().to_string(),
             dice: scored.map(|scored| scored.painted.dice),
             iou: scored.map(|scored| scored.painted.iou),
             soft_dice: scored.map(|scored| scored.painted.soft_dice),
@@ -148,7 +148,7 @@ impl SampleScore {
             generated,
             image: row.image_path.display().to_string(),
             patient: row.patient.clone(),
-            target: row.target,
+            target: row.target().presence,
             presence: confidence.presence,
             is_found: confidence.is_found,
             is_withheld: answered.is_withheld,
@@ -201,8 +201,8 @@ impl SampleScore {
             "lesion_f1" => self.lesion_scores[2],
             "area_error_frac" => self.area_error_frac,
             "area_difference" => self.area_difference,
-            "target_sensitivity" => (self.target == Target::Present).then(|| flag(self.has_mask)),
-            "target_specificity" => (self.target == Target::Absent).then(|| flag(!self.has_mask)),
+            "target_sensitivity" => (self.target == Presence::Present).then(|| flag(self.has_mask)),
+            "target_specificity" => (self.target == Presence::Absent).then(|| flag(!self.has_mask)),
             "class_right" => self.class_right.map(flag),
             "position_right" => self.position_right.map(flag),
             "mask_position_right" => self.mask_position_right.map(flag),
@@ -225,9 +225,9 @@ impl SampleScore {
             class: self.modality.clone(),
             group: self.group().to_owned(),
             is_present: match self.target {
-                Target::Present => Some(true),
-                Target::Absent => Some(false),
-                Target::Unknown => None,
+                Presence::Present => Some(true),
+                Presence::Absent => Some(false),
+                Presence::Unknown => None,
             },
             presence: self.presence,
             values,

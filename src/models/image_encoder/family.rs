@@ -22,7 +22,9 @@ pub trait EncoderSizes {
     }
 
     /// Whether a key of published weights, without `image_encoder.`, belongs to a part that is not built.
-    fn is_unused(&self, key: &str) -> bool;
+    fn is_unused(&self, _key: &str) -> bool {
+        false
+    }
 
     /// Refuses sizes that no encoder has, or that contradict each other.
     ///
