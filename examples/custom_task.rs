@@ -8,18 +8,17 @@
 //! ```
 #![expect(clippy::print_stdout, reason = "an example shows its results")]
 
-use prsmed::config::{Settings, Sources};
-use prsmed::console::{Output, Progress, Style};
-use prsmed::job::resume::Resume;
-use prsmed::job::task::{TaskTraining, Trained};
-use prsmed::job::{self, How};
+use prsmed::config::Settings;
+use prsmed::console::{DataOutput, ProgressDisplay, Style};
+use prsmed::job::resume::ResumeFrom;
+use prsmed::job::task::{TaskSettings, TaskTraining};
 use prsmed::prelude::*;
 use prsmed::setting::{Setting, settings};
 use prsmed::tensor::weights::{Archive, Staged};
 use prsmed::tensor::{Kind, Tensor, no_grad, rng};
 use prsmed::trainer::distributed::{Rendezvous, World};
 use prsmed::trainer::precision::Precision;
-use prsmed::trainer::{BatchSize, Batches, Loss, Outcome, Parameter, Ranks, Shard};
+use prsmed::trainer::{BatchSize, Batches, Loss, Parameter, Ranks, Shard, TrainingOutcome};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -147,7 +146,7 @@ impl Settings for Config {
     }
 }
 
-impl Trained for Config {
+impl TaskSettings for Config {
     type Task = Brightness;
 
     fn train(&self) -> &TrainConfig {
@@ -165,11 +164,11 @@ impl Trained for Config {
 
 /// Trains as `prsmed train` does: with lock, memory plan, resume check, progress, report and, where several processes
 /// were started (`torchrun`, `srun`), together with them.
-fn train(folder: &Path, resume: Resume, sets: &[&str]) -> prsmed::Result<Outcome> {
+fn train(folder: &Path, resume: ResumeFrom, sets: &[&str]) -> prsmed::Result<TrainingOutcome> {
     let sets = sets.iter().map(|set| ((*set).to_owned(), "--set".to_owned())).collect();
     let settings = Sources { sets, ..Sources::default() }.resolve_as::<Config>()?;
     let style = Style { is_terminal: false, color: false, every_steps: 1 };
-    let progress = Progress::new(style, Arc::new(Output::stdout(false)));
+    let progress = ProgressDisplay::new(style, Arc::new(DataOutput::stdout(false)));
     let runtime = Runtime::new().on(Device::Cpu).with_observer(Arc::new(progress));
     let joined = Rendezvous::from_vars(|name| std::env::var(name).ok())?;
     let join = |joined| World::join(joined, runtime.device(), runtime.interrupt(), &|text| println!("{text}"));
@@ -181,13 +180,13 @@ fn train(folder: &Path, resume: Resume, sets: &[&str]) -> prsmed::Result<Outcome
 pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = tempfile::tempdir()?;
     let sets = ["train.micro_batch=4", "train.accumulation=2", "train.epochs=2", "train.max_steps=3"];
-    let first = train(folder.path(), Resume::New, &sets)?;
-    let second = train(folder.path(), Resume::Last, &[&sets[..3], &["train.max_steps=4"]].concat())?;
+    let first = train(folder.path(), ResumeFrom::New, &sets)?;
+    let second = train(folder.path(), ResumeFrom::Last, &[&sets[..3], &["train.max_steps=4"]].concat())?;
     println!("{} steps, then {} after resuming", first.steps, second.steps);
     assert_eq!((first.steps, second.steps), (3, 4));
     assert!(folder.path().join("report.html").is_file());
 
-    let refused = train(folder.path(), Resume::Last, &["net.channels=16"]).map(drop).expect_err("another network");
+    let refused = train(folder.path(), ResumeFrom::Last, &["net.channels=16"]).map(drop).expect_err("another network");
     println!("{refused}");
     Ok(())
 }

@@ -32,9 +32,10 @@ pub(crate) fn tiny_run(folder: &Path, runtime: &Runtime) -> prsmed::Result<(Path
     let data = folder.join("data");
     let phantoms = PhantomOptions { count: 12, image_size_px: 64, ..PhantomOptions::default() };
     phantom::generate(&data, &phantoms, &Silent)?;
-    let config = RunConfig::preset_with("tiny", &["model.image_size=64", "train.micro_batch=2", "train.max_steps=2"])?;
-    let manifest = Manifest::open(&data, None)?;
-    let image = manifest.rows[0].image_path.clone();
-    let run = Training::new(config, manifest, folder.join("run"), runtime)?.run()?;
-    Ok((run.folder, image, "Where is the lesion?".to_owned()))
+    let sets = ["model.image_size=64", "train.micro_batch=2", "train.max_steps=2"];
+    let settings = Sources::preset("tiny", &sets).resolve()?;
+    let how = How::new(folder.join("run"), runtime)?;
+    let trained = job::run(&how, |how| SegmenterTraining::new(settings, &Rows::of(&data), how))?;
+    let image = Manifest::open(&data, None)?.rows[0].image_path.clone();
+    Ok((trained.run.folder, image, "Where is the lesion?".to_owned()))
 }

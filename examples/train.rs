@@ -6,12 +6,8 @@
 //! ```
 #![expect(clippy::print_stdout, reason = "an example shows its results")]
 
-use prsmed::config::Sources;
-use prsmed::console::{Output, Progress, Style};
+use prsmed::console::{DataOutput, ProgressDisplay, Style};
 use prsmed::event::Silent;
-use prsmed::job::rows::Rows;
-use prsmed::job::training::SegmenterTraining;
-use prsmed::job::{self, How};
 use prsmed::prelude::*;
 use std::sync::Arc;
 
@@ -22,12 +18,11 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     phantom::generate(&data, &phantoms, &Silent)?;
 
     let style = Style { is_terminal: false, color: false, every_steps: 1 };
-    let progress = Progress::new(style, Arc::new(Output::stdout(false)));
+    let progress = ProgressDisplay::new(style, Arc::new(DataOutput::stdout(false)));
     let runtime = Runtime::new().with_observer(Arc::new(progress));
     let how = How::new(folder.path().join("run"), &runtime)?;
     let sets = ["model.image_size=64", "train.micro_batch=2", "train.max_steps=3", "data.max_val_rows=4"];
-    let sets = sets.iter().map(|set| ((*set).to_owned(), "--set".to_owned())).collect();
-    let settings = Sources { preset: Some("tiny".into()), sets, ..Sources::default() }.resolve()?;
+    let settings = Sources::preset("tiny", &sets).resolve()?;
     let trained = job::run(&how, |how| SegmenterTraining::new(settings, &Rows::of(&data), how))?;
     let run = trained.run;
     println!("{} steps, best score {:?}", run.outcome.steps, run.outcome.best_score);

@@ -280,7 +280,7 @@ mod tests {
         prepare_process();
         assert!(tensor::is_ieee_fp32());
         {
-            let _rounded = tensor::Tf32::enter(true);
+            let _rounded = tensor::enter_tf32(true);
             assert!(!tensor::is_ieee_fp32());
         }
         assert!(tensor::is_ieee_fp32());

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use prsmed::data::classical::Augment;
 use prsmed::data::decode;
-use prsmed::data::features::{Dtype, FeatureShape, Features, Seen, key_of};
+use prsmed::data::features::{Dtype, FeatureLookup, FeatureShape, Features, key_of};
 use prsmed::data::flip_rotate::Transform;
-use prsmed::data::image::{MaskMode, PadOffset, PixelConfig, mask_pixels, sam_pixels, tower_pixels};
+use prsmed::data::image::{Fit, MaskMode, PadOffset, PixelConfig, mask_pixels, sam_pixels, tower_pixels};
 use prsmed::data::labels::Labels;
 use prsmed::data::loader::{Loader, LoaderOptions, Source, TextEncoder, single_rows};
 use prsmed::data::manifest::{Manifest, OpenOptions, REFERENCE_CLASSES, Row, Split};
@@ -122,12 +122,12 @@ fn shared_data_preprocessing_equals_tensors_recorded_from_the_original_code() {
         });
         Differences::of(pairs).assert(&format!("{}.clip_image", row.modality), 1.0);
 
-        let sam = sam_pixels(&image, 1024).expect("sized");
+        let sam = sam_pixels(&image, 1024, Fit::Stretch).expect("sized");
         let theirs = tensor("sam_image_u8@rows1::4,cols2::4");
         Differences::bytes(&thinned(&sam, 1024), theirs.data()).assert(&format!("{}.sam_image", row.modality), 1.0);
 
         let mask = decode::mask(&row.target().mask_path).expect("decoded");
-        let soft = mask_pixels(&mask, 1024, MaskMode::Soft).expect("sized");
+        let soft = mask_pixels(&mask, 1024, MaskMode::Soft, Fit::Stretch).expect("sized");
         let theirs = tensor("mask_u8@rows1::4,cols2::4");
         Differences::bytes(&thinned(&soft, 1024), theirs.data()).assert(&format!("{}.mask", row.modality), 1.0);
 
@@ -152,11 +152,11 @@ fn preprocessing_of_odd_sizes_and_formats_equals_pillow() {
         let equal = if matches!(name, "grey_37x50.tiff" | "rgb_40x61.png") { 0.75 } else { 1.0 };
         let clip = tower_pixels(&image, 33, PadOffset::Centre, clip::PADDING).expect("sized");
         Differences::bytes(&clip, &tensor("clip")).assert(&format!("{name}.clip"), 1.0);
-        Differences::bytes(&sam_pixels(&image, 32).expect("sized"), &tensor("sam"))
+        Differences::bytes(&sam_pixels(&image, 32, Fit::Stretch).expect("sized"), &tensor("sam"))
             .assert(&format!("{name}.sam"), equal);
         // as a mask, a palette has labels instead of shades
         if !name.starts_with("palette") {
-            let soft = mask_pixels(&mask, 32, MaskMode::Soft).expect("sized");
+            let soft = mask_pixels(&mask, 32, MaskMode::Soft, Fit::Stretch).expect("sized");
             Differences::bytes(&soft, &tensor("mask")).assert(&format!("{name}.mask"), equal);
         }
     }
@@ -214,6 +214,7 @@ const CONFIG: PixelConfig = PixelConfig {
     tower_size: 28,
     padding: clip::PADDING,
     sam_size: 32,
+    fit: Fit::Stretch,
     mask: MaskMode::Binary,
     pad_offset: PadOffset::Centre,
     labels: Labels::NONE,
@@ -380,11 +381,11 @@ fn views(source: &Arc<Source>, epoch: u64) -> Vec<Result<[u8; 32], u8>> {
         let mut images = batch.tower.chunks(3 * 28 * 28);
         for seen in batch.seen {
             views.push(match seen {
-                Seen::New(key) => {
+                FeatureLookup::New(key) => {
                     assert_eq!(key, key_of(images.next().expect("its pixels")));
                     Ok(key)
                 }
-                Seen::Features(features) => {
+                FeatureLookup::Features(features) => {
                     assert_eq!(features.len(), 12);
                     Err(features[0])
                 }

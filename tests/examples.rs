@@ -9,9 +9,9 @@ use std::sync::{Mutex, PoisonError};
 
 use image::codecs::jpeg::JpegEncoder;
 use image::{DynamicImage, ImageBuffer, ImageEncoder, Luma, RgbImage};
-use prsmed::data::volume::{Segment, write};
+use prsmed::data::volume::{SegmentMask, write};
 use prsmed::event::Silent;
-use prsmed::front::{Input, Reading};
+use prsmed::front::{ImageOrVolume, ImageReading};
 use prsmed::prelude::*;
 use serde_json::{Value, json};
 use sha2::Digest;
@@ -154,11 +154,11 @@ fn the_library_segments_a_volume_as_the_command_does() {
         (fixture("volumes/ras_i16.nii.gz"), ["theirs.nii.gz", "ours.nii.gz"].map(|name| folder.path().join(name)));
     let record = predicted(&run, &question, &["--image".as_ref(), &file, "--out".as_ref(), &theirs]);
     let model = Model::open(&run, &OpenOptions::default(), &runtime).unwrap();
-    let reading = Reading::default().with_training(model.description(), &Silent).unwrap();
-    let Input::Volume(volume) = reading.open(&file, &Silent).unwrap() else { panic!("a volume") };
+    let reading = ImageReading::default().with_training(model.description(), &Silent).unwrap();
+    let ImageOrVolume::Volume(volume) = reading.open(&file, &Silent).unwrap() else { panic!("a volume") };
     let settings = reading.settings(&volume, &question).unwrap();
     let found = model.segment(&volume, &settings, &Silent, &AtomicBool::new(false), None).unwrap();
-    write::segments(&ours, &[Segment { name: &question, mask: &found.mask }], &volume).unwrap();
+    write::segments(&ours, &[SegmentMask { name: &question, mask: &found.mask }], &volume).unwrap();
     assert_eq!((json!(found.slices), json!(found.volume_ml)), (record["slices"].clone(), record["volume_ml"].clone()));
     assert!(found.slices.len() > 1 && found.volume_ml > 0.0, "{record}");
     assert_eq!(std::fs::read(ours).unwrap(), std::fs::read(theirs).unwrap());

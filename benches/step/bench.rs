@@ -1,12 +1,12 @@
 //! Timed training steps and predictions, with their memory and arithmetic.
 
-use super::measure::{self, Count, Job, Measurement, Work};
+use super::measure::{self, Count, Measurement, TimedJob, TimedWork};
 use prsmed::config::RunConfig;
 use prsmed::data::manifest::Manifest;
 use prsmed::event::Event;
 use prsmed::job::machine;
 use prsmed::models::prsmed::Config as Sizes;
-use prsmed::plan::dry_run::{self, Buffers, DryRun, Job as Planned, Measured, Meter};
+use prsmed::plan::dry_run::{self, Buffers, DryRun, Job as Planned, Meter, PhaseMeter};
 use prsmed::plan::host::Host;
 use prsmed::plan::machine::Machine;
 use prsmed::plan::matmul;
@@ -15,7 +15,7 @@ use prsmed::plan::time;
 use prsmed::runtime::Runtime;
 use prsmed::segment::dry_run::{Example, SegmentDryRun};
 use prsmed::segment::{Training, init, vision_features};
-use prsmed::tensor::meta::Target;
+use prsmed::tensor::meta::PlanTarget;
 use prsmed::tensor::{Device, Kind, META, memory};
 use prsmed::trainer::graph::settling_steps;
 use prsmed::trainer::precision::Precision;
@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 
 /// Part of the model that runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Part {
+pub(crate) enum TimedPart {
     /// Everything
     All,
     /// The language model on its own loss, zeros for the image
@@ -38,9 +38,9 @@ pub(crate) struct Bench {
     /// All settings.
     pub(crate) config: RunConfig,
     /// Timed work.
-    pub(crate) work: Work,
+    pub(crate) work: TimedWork,
     /// Part of the model.
-    pub(crate) part: Part,
+    pub(crate) part: TimedPart,
     /// Steps.
     pub(crate) count: Count,
     /// Where they run.
@@ -97,8 +97,8 @@ impl Bench {
         };
         Ok(Self {
             config,
-            work: Work::Train,
-            part: Part::All,
+            work: TimedWork::Train,
+            part: TimedPart::All,
             count: Count { warmup: 2, steps: 10 },
             device,
             data_root: None,
@@ -120,14 +120,14 @@ impl Bench {
         let RunConfig { model, train, .. } = &self.config;
         let task = SegmentDryRun::random(model, &self.sizes, train, self.example, (device, Ranks::default()))?;
         let task = task.with_feature_cache(self.config.data.caches_features());
-        Ok(if self.part == Part::Llm { task.language_alone() } else { task })
+        Ok(if self.part == TimedPart::Llm { task.language_alone() } else { task })
     }
 
     fn dry_run(&self) -> Result<DryRun> {
         self.machine.check_precision("train.precision", self.config.train.precision)?;
         vision_features::refuse_trained_tower(&self.config.data, self.config.model.train_base)?;
         self.machine.set_planned_gpu();
-        let job = if self.work == Work::Train { Planned::Train } else { Planned::Predict };
+        let job = if self.work == TimedWork::Train { Planned::Train } else { Planned::Predict };
         let mut dry_run = dry_run::plan(job, &self.config.train, self.machine.target(), true, |_| self.build(META))?;
         let half_precision = self.config.train.precision != Precision::Fp32;
         dry_run.buffers = Buffers { half_precision, ..Buffers::default() };
@@ -150,14 +150,14 @@ impl Bench {
             let hint = "`prsmed plan` lists changes that save memory; `--no-plan` skips this check";
             return Err(Error::config("bench", plan.summary(), hint));
         }
-        let flops = if self.work == Work::Train { Some(self.flops(dry_run)?) } else { None };
+        let flops = if self.work == TimedWork::Train { Some(self.flops(dry_run)?) } else { None };
         Ok(Some((plan, flops)))
     }
 
     /// True if steps with CUDA graphs fit; needed for `train.graph=auto`.
     fn has_room_for_graphs(&self) -> Result<bool> {
-        let is_open = self.config.train.graph_switch() == Switch::Auto && self.machine.target() == Target::Cuda;
-        if !is_open || self.work != Work::Train {
+        let is_open = self.config.train.graph_switch() == Switch::Auto && self.machine.target() == PlanTarget::Cuda;
+        if !is_open || self.work != TimedWork::Train {
             return Ok(true);
         }
         let mut config = self.config.clone();
@@ -193,12 +193,12 @@ impl Bench {
     pub(crate) fn measure(&self, runtime: &Runtime) -> Result<Measurement> {
         let (device, observer, interrupt) = (self.device, runtime.observer().as_ref(), runtime.interrupt());
         let settling = match self.work {
-            Work::Train => settling_steps(self.config.train.graph_switch(), device),
-            Work::Predict => 0,
+            TimedWork::Train => settling_steps(self.config.train.graph_switch(), device),
+            TimedWork::Predict => 0,
         };
         let count = Count { warmup: self.count.warmup.max(settling), ..self.count };
         let has_room = !self.plans || self.has_room_for_graphs()?;
-        let job = Job { device, count, has_room, observer, interrupt };
+        let job = TimedJob { device, count, has_room, observer, interrupt };
         match &self.data_root {
             Some(root) => self.on_data(job, root, runtime),
             None => measure::examples(job, self.work, &self.config.train, self.parts, || self.build(device)),
@@ -206,8 +206,8 @@ impl Bench {
     }
 
     /// Times steps on real rows, with the loader of a training.
-    fn on_data(&self, job: Job, root: &Path, runtime: &Runtime) -> Result<Measurement> {
-        if (self.work, self.part) != (Work::Train, Part::All) {
+    fn on_data(&self, job: TimedJob, root: &Path, runtime: &Runtime) -> Result<Measurement> {
+        if (self.work, self.part) != (TimedWork::Train, TimedPart::All) {
             let hint = "leave out `--task`, `--part` or `--data-root`";
             return Err(Error::config("--data-root", "only whole training steps take data", hint));
         }
@@ -220,7 +220,7 @@ impl Bench {
             let hint = "set `model.base` to a folder or `random`, or leave out `--data-root`";
             return Err(Error::config("model.base", format!("`{spec}` may need a download"), hint));
         }
-        let mut meter = Measured::begin(job.device)?;
+        let mut meter = PhaseMeter::begin(job.device)?;
         meter.begin("load")?;
         let folder = tempfile::tempdir().map_err(Error::io("the folder of temporary files", "write"))?;
         let runtime = runtime.clone().on(job.device);

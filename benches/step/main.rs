@@ -6,9 +6,9 @@
 mod bench;
 mod measure;
 
-use bench::{Bench, Flops, Part, Peak};
+use bench::{Bench, Flops, Peak, TimedPart};
 use clap::Parser as _;
-use measure::{Count, Measurement, Work};
+use measure::{Count, Measurement, TimedWork};
 use prsmed::cli::env::Env;
 use prsmed::config::Sources;
 use prsmed::event::{Event, Observer};
@@ -55,11 +55,11 @@ struct Args {
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..))]
     warmup: u64,
     /// Timed work
-    #[arg(long, value_enum, default_value_t = Work::Train)]
-    task: Work,
+    #[arg(long, value_enum, default_value_t = TimedWork::Train)]
+    task: TimedWork,
     /// The whole model, or the language model with its adapters alone
-    #[arg(long, value_enum, default_value_t = Part::All)]
-    part: Part,
+    #[arg(long, value_enum, default_value_t = TimedPart::All)]
+    part: TimedPart,
     /// Where it runs [default: the GPU, else the CPU]
     #[arg(long, value_parser = ["cpu", "cuda"])]
     device: Option<String>,

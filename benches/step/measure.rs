@@ -2,11 +2,11 @@
 
 use prsmed::event::{Event, Observer};
 use prsmed::metrics::order::median;
-use prsmed::plan::dry_run::{Measured, Meter, Phase};
+use prsmed::plan::dry_run::{Meter, PhaseMeter, RealPhase};
 use prsmed::segment::dry_run::SegmentDryRun;
 use prsmed::tensor::kernel_times::{self, KernelTime};
 use prsmed::tensor::{Device, kernels, memory, module_path, synchronize};
-use prsmed::trainer::step::Mark;
+use prsmed::trainer::step::StepMark;
 use prsmed::trainer::{DryRunTask, Ranks, Session, StepInfo, Stepper, Switch, Task, TrainConfig};
 use prsmed::units::Bytes;
 use prsmed::{Error, Result, trainer};
@@ -16,7 +16,7 @@ use std::time::Instant;
 
 /// Timed work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Work {
+pub(crate) enum TimedWork {
     /// An optimizer step
     Train,
     /// A mask and an answer of three tokens
@@ -34,7 +34,7 @@ pub(crate) struct Count {
 
 /// Device, steps and observer of a measurement.
 #[derive(Clone, Copy)]
-pub(crate) struct Job<'a> {
+pub(crate) struct TimedJob<'a> {
     /// Where steps run.
     pub(crate) device: Device,
     /// Numbers of steps.
@@ -59,7 +59,7 @@ pub(crate) struct Measurement {
     /// Tokens of a step that the language model processes; `None` if texts differ.
     pub(crate) tokens: Option<u64>,
     /// Peaks of the timed steps.
-    pub(crate) memory: Phase,
+    pub(crate) memory: RealPhase,
     /// Peak resident memory of this process, and its resident memory before the first tensor.
     pub(crate) resident: (Bytes, Bytes),
     /// Seconds by part of one more step.
@@ -101,13 +101,13 @@ pub(crate) fn settings(train: &TrainConfig, count: Count) -> TrainConfig {
 /// # Errors
 /// Typed errors of libtorch.
 pub(crate) fn examples(
-    job: Job,
-    work: Work,
+    job: TimedJob,
+    work: TimedWork,
     train: &TrainConfig,
     parts: bool,
     build: impl FnOnce() -> Result<SegmentDryRun>,
 ) -> Result<Measurement> {
-    let mut meter = Measured::begin(job.device)?;
+    let mut meter = PhaseMeter::begin(job.device)?;
     meter.begin("load")?;
     kernels::check(job.device)?;
     if let Some(reason) = (job.device != Device::Cpu).then(kernels::unavailable).flatten() {
@@ -118,7 +118,7 @@ pub(crate) fn examples(
     }
     let task = build()?.with_steps(job.count.warmup + job.count.steps);
     let tokens = task.tokens(&task.example(true)) * train.accumulation as u64;
-    if work == Work::Predict {
+    if work == TimedWork::Predict {
         return predictions(job, &task, meter);
     }
     let mut measurement = training(job, &task, train, meter)?;
@@ -135,7 +135,12 @@ pub(crate) fn examples(
 ///
 /// # Errors
 /// Typed errors of libtorch, and errors of the data.
-pub(crate) fn training<T: Task>(job: Job, task: &T, train: &TrainConfig, meter: Measured) -> Result<Measurement> {
+pub(crate) fn training<T: Task>(
+    job: TimedJob,
+    task: &T,
+    train: &TrainConfig,
+    meter: PhaseMeter,
+) -> Result<Measurement> {
     let folder = tempfile::tempdir().map_err(Error::io("the folder of temporary files", "write"))?;
     let config = settings(train, job.count);
     let total = config.max_steps;
@@ -178,7 +183,7 @@ pub(crate) fn training<T: Task>(job: Job, task: &T, train: &TrainConfig, meter: 
 }
 
 /// Times predictions, one after the other.
-fn predictions(job: Job, task: &SegmentDryRun, mut meter: Measured) -> Result<Measurement> {
+fn predictions(job: TimedJob, task: &SegmentDryRun, mut meter: PhaseMeter) -> Result<Measurement> {
     let Count { warmup, steps } = job.count;
     job.observer.on(&Event::Started { phase: "predict".into(), total: warmup + steps, unit: "steps" });
     let mut seconds = Vec::new();
@@ -214,7 +219,7 @@ fn predictions(job: Job, task: &SegmentDryRun, mut meter: Measured) -> Result<Me
 }
 
 /// Ends the measurement; returns its phase.
-fn last(meter: Measured) -> Result<Phase> {
+fn last(meter: PhaseMeter) -> Result<RealPhase> {
     Ok(meter.finish()?.pop().unwrap_or_else(|| unreachable!("a phase was begun")))
 }
 
@@ -231,14 +236,14 @@ fn parts_of_a_step<T: DryRunTask>(task: &T, train: &TrainConfig, device: Device)
         synchronize(device);
         let seconds = since.elapsed().as_secs_f64();
         match mark {
-            Mark::Forward => add(&mut parts, timer.take()),
-            Mark::Backward => {
+            StepMark::Forward => add(&mut parts, timer.take()),
+            StepMark::Backward => {
                 backward += seconds;
                 // recomputed modules belong to the backward pass
                 drop(timer.take());
             }
-            Mark::Optimizer => optimizer += seconds,
-            Mark::Gradients | Mark::Ema => {}
+            StepMark::Optimizer => optimizer += seconds,
+            StepMark::Gradients | StepMark::Ema => {}
         }
         since = Instant::now();
     })?;
@@ -252,7 +257,7 @@ fn kernels_of_a_step<T: DryRunTask>(task: &T, train: &TrainConfig, device: Devic
 }
 
 /// One step without CUDA graphs, which changes no weight.
-fn eager_step<T: DryRunTask>(task: &T, train: &TrainConfig, at: &mut dyn FnMut(Mark)) -> Result<()> {
+fn eager_step<T: DryRunTask>(task: &T, train: &TrainConfig, at: &mut dyn FnMut(StepMark)) -> Result<()> {
     let config = settings(train, Count { warmup: 0, steps: 1 });
     let config = TrainConfig { graph: Switch::Off, step_in_backward: false, ema_decay: 0.0, ..config };
     let mut stepper = Stepper::new(task, &config, false);
@@ -287,8 +292,8 @@ struct Seen {
     seconds: Vec<f64>,
     waits: Vec<f64>,
     samples: f64,
-    meter: Option<Measured>,
-    phase: Option<Phase>,
+    meter: Option<PhaseMeter>,
+    phase: Option<RealPhase>,
     failed: Option<Error>,
     notes: Vec<String>,
 }
@@ -365,7 +370,7 @@ mod tests {
     #[test]
     fn the_time_of_a_step_includes_the_wait_for_its_batches() {
         use super::*;
-        let memory = Phase {
+        let memory = RealPhase {
             name: "step",
             allocated_peak: Bytes(0),
             reserved_peak: Bytes(0),

@@ -28,15 +28,15 @@ use crate::tensor::weights::write_bytes;
 use crate::units::counted;
 use crate::{Error, Result, files};
 use probe::Probe;
-use report::{Results, RunScores};
+use report::{AblationRuns, RunScores};
 use rows::ArmRows;
-use scores::{Scoring, TestSet};
+use scores::TestSet;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use trained::Trained;
+use trained::ArmSegmenter;
 
 /// Settings of an ablation.
 #[derive(Debug)]
@@ -86,22 +86,18 @@ impl Ablation<'_> {
             runtime.note(format!("run {} of {}: {key}", done + 1, runs.len()));
             scores.insert(key.to_string(), self.scores(key, &rows, &sets, runtime)?);
         }
-        let results = Results {
-            steps: self.steps,
-            seeds: self.seeds(),
-            ratios: &self.ratios,
-            limit_real: self.real_images,
-            rows: &rows,
-            sets: &sets,
-            runs: &scores,
-        };
-        let report = results.report()?;
+        let report = AblationRuns { ablation: self, rows: &rows, sets: &sets, runs: &scores }.report()?;
         self.write(&report)?;
         Ok(report)
     }
 
+    /// Images of an optimizer step.
+    fn batch(&self) -> usize {
+        self.config.train.micro_batch * self.config.train.accumulation
+    }
+
     fn check(&self, rows: &ArmRows) -> Result<()> {
-        let batch = self.config.train.micro_batch * self.config.train.accumulation;
+        let batch = self.batch();
         for ratio in self.ratios.iter().map(|&ratio| rows.ratio(ratio)) {
             if ratio <= 0.0 {
                 return Err(Error::argument("ratios", "0 adds no synthetic rows", "use for example 0.5"));
@@ -119,14 +115,9 @@ impl Ablation<'_> {
 
     /// The scored rows: `test` rows, then those of the external data root.
     fn sets(&self, runtime: &Runtime) -> Result<Vec<TestSet<'_>>> {
-        let labels = self.config.data.labels;
-        let scoring = Scoring { labels, limit: self.limit_test };
-        let observer = runtime.observer().as_ref();
-        let mut sets = vec![TestSet::of_test_rows(self.real, scoring, observer)?];
-        if let Some(external) = self.external {
-            sets.push(TestSet::of_external(self.real, external, scoring, observer)?);
-        }
-        Ok(sets)
+        let how = (self.config.data.labels, self.limit_test);
+        let set = |scored| TestSet::new(self.real, scored, how, runtime.observer().as_ref());
+        [None].into_iter().chain(self.external.map(Some)).map(set).collect()
     }
 
     fn seeds(&self) -> Vec<u64> {
@@ -210,16 +201,14 @@ impl Ablation<'_> {
         let probe = if is_probed { Probe::new(&rows.synthetic, &rows.records, labels) } else { None };
         let known = sets.iter().map(|set| set.known(&folder)).collect::<Result<Vec<_>>>()?;
         let counts = probe.as_ref().and_then(|probe| probe.known(&folder));
-        let is_scored = known.iter().zip(sets).all(|(scores, set)| scores.len() == set.len());
+        let is_scored = known.iter().zip(sets).all(|(scores, set)| scores.len() == set.rows.len());
         if is_scored && counts.is_some() == probe.is_some() {
             return Ok(RunScores { sets: known, probe: counts });
         }
-        let train = &self.config.train;
-        let batch = train.micro_batch * train.accumulation;
-        let samples = usize::try_from(self.steps).unwrap_or(usize::MAX).saturating_mul(batch);
+        let samples = usize::try_from(self.steps).unwrap_or(usize::MAX).saturating_mul(self.batch());
         let manifest = Arc::new(rows.manifest(key.arm, samples));
         let config = self.config_of(key, rows);
-        let model = Trained::train(config, manifest, &folder, runtime)?;
+        let model = ArmSegmenter::train(config, manifest, &folder, runtime)?;
         let sets = sets.iter().map(|set| set.score(&model, &folder, runtime)).collect::<Result<_>>()?;
         let probe = probe.map(|probe| probe.measure(&model, &folder, runtime)).transpose()?;
         Ok(RunScores { sets, probe })

@@ -251,11 +251,14 @@ fn images_of_the_training_are_not_scored() {
             of("val", 3, Split::Val),
         ],
     );
-    let scoring = Scoring { labels: crate::data::labels::Labels::NONE, limit: 0 };
-    assert_eq!(TestSet::of_test_rows(&real, scoring, &Silent).unwrap().len(), 1);
+    let how = (crate::data::labels::Labels::NONE, 0);
+    assert_eq!(TestSet::new(&real, None, how, &Silent).unwrap().rows.len(), 1);
     let external = |rows| manifest(root, rows);
     let both = external(vec![of("copy", 1, Split::Train), of("x", 5, Split::Train), of("y", 6, Split::Val)]);
-    let count = |external: &Manifest| TestSet::of_external(&real, external, scoring, &Silent).map(|set| set.len());
+    let count = |external: &Manifest| {
+        let set = TestSet::new(&real, Some(external), how, &Silent);
+        set.map(|set| set.rows.len())
+    };
     assert_eq!(count(&both).unwrap(), 2, "all rows without a test split");
     let test = external(vec![of("x", 5, Split::Train), of("z", 6, Split::Test)]);
     assert_eq!(count(&test).unwrap(), 1);
@@ -296,15 +299,7 @@ fn runs_are_compared_seed_by_seed_and_duplicates_can_explain_a_gain() {
             Arm::Synthetic(_) => 0.03,
         };
         let runs = simulated(&ablation, 4, gain);
-        let results = Results {
-            steps: 3,
-            seeds: ablation.seeds(),
-            ratios: &ablation.ratios,
-            limit_real: 0,
-            rows: &all,
-            sets: &sets,
-            runs: &runs,
-        };
+        let results = AblationRuns { ablation: &ablation, rows: &all, sets: &sets, runs: &runs };
         results.report().unwrap()
     };
     let gained = report(0.0);
@@ -350,15 +345,7 @@ fn one_seed_shows_no_gain() {
     let sets = ablation.sets(&Runtime::new()).unwrap();
     let rows = data.rows(0);
     let runs = simulated(&ablation, 1, |arm| if matches!(arm, Arm::Synthetic(_)) { 0.2 } else { 0.0 });
-    let results = Results {
-        steps: 3,
-        seeds: ablation.seeds(),
-        ratios: &ablation.ratios,
-        limit_real: 0,
-        rows: &rows,
-        sets: &sets,
-        runs: &runs,
-    };
+    let results = AblationRuns { ablation: &ablation, rows: &rows, sets: &sets, runs: &runs };
     let report = results.report().unwrap();
     assert_eq!(report.verdict, Conclusion::NoGain);
     assert!(report.sentence().starts_with("no gain was shown: one seed does not show"), "{}", report.sentence());
@@ -381,15 +368,7 @@ fn with_gains(gains: [f64; 4], duplicates: f64) -> AblationReport {
             run.sets[0].iter_mut().zip(gains).for_each(|(row, gain)| row.dice += gain);
         }
     }
-    let results = Results {
-        steps: 3,
-        seeds: ablation.seeds(),
-        ratios: &ablation.ratios,
-        limit_real: 0,
-        rows: &rows,
-        sets: &sets,
-        runs: &runs,
-    };
+    let results = AblationRuns { ablation: &ablation, rows: &rows, sets: &sets, runs: &runs };
     results.report().expect("a report")
 }
 

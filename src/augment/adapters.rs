@@ -2,9 +2,9 @@
 
 use super::export::LoraUse;
 use super::pipeline_config::PipelineConfig;
-use crate::models::diffusion::lora::{self, Adapter, Component};
+use crate::models::diffusion::lora::{self, Adapter, LoraNetwork};
 use crate::models::diffusion::shapes;
-use crate::models::diffusion::text::ClipText;
+use crate::models::diffusion::text::TextTower;
 use crate::models::diffusion::unet::Unet;
 use crate::{Error, Result};
 
@@ -13,7 +13,7 @@ use crate::{Error, Result};
 /// # Errors
 /// [`Error::Weights`] naming the file and the first module; typed errors of libtorch.
 pub fn check(pipeline_config: &PipelineConfig, adapters: &[(Vec<Adapter>, f64)], files: &[LoraUse]) -> Result<()> {
-    for component in Component::ALL {
+    for component in LoraNetwork::ALL {
         let mut shapes = None;
         for ((adapters, _), file) in adapters.iter().zip(files) {
             let own: Vec<&Adapter> = adapters.iter().filter(|adapter| adapter.component == component).collect();
@@ -34,12 +34,12 @@ pub fn check(pipeline_config: &PipelineConfig, adapters: &[(Vec<Adapter>, f64)],
 }
 
 /// Shapes of a network's tensors; `None` if the generator lacks it.
-fn shapes_of(pipeline_config: &PipelineConfig, component: Component) -> Result<Option<shapes::Shapes>> {
+fn shapes_of(pipeline_config: &PipelineConfig, component: LoraNetwork) -> Result<Option<shapes::Shapes>> {
     let number = match component {
-        Component::Unet => return shapes::of(|scope| drop(Unet::new(scope, &pipeline_config.unet))).map(Some),
-        Component::TextEncoder => 0,
-        Component::TextEncoder2 => 1,
+        LoraNetwork::Unet => return shapes::of(|scope| drop(Unet::new(scope, &pipeline_config.unet))).map(Some),
+        LoraNetwork::TextEncoder => 0,
+        LoraNetwork::TextEncoder2 => 1,
     };
     let Some(text) = pipeline_config.texts.get(number) else { return Ok(None) };
-    shapes::of(|scope| drop(ClipText::new(scope, text, number == 1))).map(Some)
+    shapes::of(|scope| drop(TextTower::new(scope, text, number == 1))).map(Some)
 }

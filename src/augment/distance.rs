@@ -28,16 +28,6 @@ const Z: f64 = 1.959_963_984_540_054;
 /// Maximum number of rows for the median distance, which needs a full distance matrix.
 const MEDIAN_ROWS: i64 = 1000;
 
-/// A Fréchet distance.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Fid {
-    /// `|mean difference|² + tr A + tr B - 2 tr sqrt(A B)`; 0 for equal means and covariances.
-    pub value: f64,
-    /// True if a set has fewer than [`FID_MIN_IMAGES`] images. The value is then too high, and more so with fewer
-    /// images.
-    pub bias_warning: bool,
-}
-
 /// Unbiased squared maximum mean discrepancy with a 95 % interval. All three values may be negative.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Mmd {
@@ -47,38 +37,30 @@ pub struct Mmd {
     pub low: f64,
     /// Upper end of the 95 % interval.
     pub high: f64,
-    /// Standard deviation of the subsets' values, or of the estimate if there is only one subset.
-    pub std: f64,
-    /// Number of subsets of which the value is the mean; 1 = all images at once.
-    pub subsets: i64,
 }
 
-/// Kernel distance: an MMD² with the kernel `(x·y / d + 1)³`.
-pub type Kid = Mmd;
-
-/// The Fréchet distance of `a [n, d]` and `b [m, d]`.
+/// The Fréchet distance `|mean difference|² + tr A + tr B - 2 tr sqrt(A B)` of `a [n, d]` and `b [m, d]`.
 ///
 /// `A` and `B` are the centred features divided by `sqrt(n - 1)` and `sqrt(m - 1)`. The trace of the root is the sum of
 /// the singular values of `A Bᵀ [n, m]`. Sets with more than `d` rows use the eigenvalues of `S (BᵀB) S` with `S =
-/// sqrt(AᵀA)` `[d, d]` instead. Both are defined for singular covariances.
+/// sqrt(AᵀA)` `[d, d]` instead. Both are defined for singular covariances. With fewer than [`FID_MIN_IMAGES`] images the
+/// value is too high, and more so with fewer images.
 ///
 /// # Errors
 /// [`Error::Shape`] for fewer than 2 rows, different widths or values that are not finite.
-pub fn fid(a: &Tensor, b: &Tensor) -> Result<Fid> {
+pub fn fid(a: &Tensor, b: &Tensor) -> Result<f64> {
     let (a, b) = checked(a, b, 2)?;
-    no_grad(|| guard::guard(|| Ok(frechet(&a, &b))))
-}
-
-fn frechet(a: &Tensor, b: &Tensor) -> Fid {
-    let ([n, d], [m, _]) = (dims(a), dims(b));
-    let mean = |xs: &Tensor| xs.mean_dim([0].as_slice(), true, Kind::Double);
-    let (mean_a, mean_b) = (mean(a), mean(b));
-    let a = (a - &mean_a) / float(n - 1).sqrt();
-    let b = (b - &mean_b) / float(m - 1).sqrt();
-    let shift = total(&(mean_a - mean_b).square());
-    let root = if n.min(m) <= d { root_trace_by_rows(&a, &b) } else { root_trace_by_columns(&a, &b) };
-    let value = shift + total(&a.square()) + total(&b.square()) - 2.0 * root;
-    Fid { value: value.max(0.0), bias_warning: n.min(m) < FID_MIN_IMAGES }
+    let ([n, d], [m, _]) = (dims(&a), dims(&b));
+    let frechet = || {
+        let mean = |xs: &Tensor| xs.mean_dim([0].as_slice(), true, Kind::Double);
+        let (mean_a, mean_b) = (mean(&a), mean(&b));
+        let a = (&a - &mean_a) / float(n - 1).sqrt();
+        let b = (&b - &mean_b) / float(m - 1).sqrt();
+        let shift = total(&(mean_a - mean_b).square());
+        let root = if n.min(m) <= d { root_trace_by_rows(&a, &b) } else { root_trace_by_columns(&a, &b) };
+        (shift + total(&a.square()) + total(&b.square()) - 2.0 * root).max(0.0)
+    };
+    no_grad(|| guard::guard(|| Ok(frechet())))
 }
 
 fn root_trace_by_rows(a: &Tensor, b: &Tensor) -> f64 {
@@ -93,12 +75,12 @@ fn root_trace_by_columns(a: &Tensor, b: &Tensor) -> f64 {
     total(&product.linalg_eigvalsh("L").clamp_min(0.0).sqrt())
 }
 
-/// The kernel distance of `a [n, d]` and `b [m, d]`. Up to [`KID_SUBSET`] images are used at once; larger sets give the
+/// The kernel distance of `a [n, d]` and `b [m, d]`: an MMD² with the kernel `(x·y / d + 1)³`. Up to [`KID_SUBSET`] images are used at once; larger sets give the
 /// mean over 100 random subsets of that size, drawn with `seed`. The value is not clamped.
 ///
 /// # Errors
 /// Like [`fid`]; the interval needs at least 4 rows.
-pub fn kid(a: &Tensor, b: &Tensor, seed: u64) -> Result<Kid> {
+pub fn kid(a: &Tensor, b: &Tensor, seed: u64) -> Result<Mmd> {
     let (a, b) = checked(a, b, 4)?;
     let width = float(dims::<2>(&a)[1]);
     let kernel = |x: &Tensor, y: &Tensor| (x.matmul(&y.tr()) / width + 1.0).pow_tensor_scalar(3);
@@ -152,14 +134,12 @@ fn discrepancy(a: &Tensor, b: &Tensor, seed: u64, kernel: Kernel) -> Mmd {
     let mean = |of: &dyn Fn(&Estimate) -> f64| parts.iter().map(of).sum::<f64>() / float(subsets);
     let value = mean(&|part| part.value);
     let mut variance = mean(&|part| part.variance(float(n), float(m)));
-    let mut std = variance.sqrt();
     if several {
         let between = mean(&|part| (part.value - value).powi(2)) * float(subsets) / float(subsets - 1);
-        std = between.sqrt();
         variance += between / float(subsets);
     }
     let half = Z * variance.sqrt();
-    Mmd { value, low: value - half, high: value + half, std, subsets }
+    Mmd { value, low: value - half, high: value + half }
 }
 
 /// `count` random rows of `xs` without repetition, or all rows in order if there are not more.

@@ -33,11 +33,10 @@ fn values_of_scipy_and_numpy() {
         let b = waves(integer("m"), integer("d"), 0.53, 1.2, 0.25);
         let name = &case["name"];
         let (got, want) = (fid(&a, &b).unwrap(), number("fid"));
-        assert!((got.value - want).abs() < 1e-3, "{name}: FID {} instead of {want}", got.value);
-        assert!(got.bias_warning);
+        assert!((got - want).abs() < 1e-3, "{name}: FID {got} instead of {want}");
         let got = kid(&a, &b, 0).unwrap();
         assert!((got.value - number("kid")).abs() < 1e-6, "{name}: KID {} instead of {}", got.value, case["kid"]);
-        assert!(got.low < got.value && got.value < got.high && got.subsets == 1);
+        assert!(got.low < got.value && got.value < got.high);
         let got = mmd_rbf(&a, &b, 0).unwrap();
         assert!((got.value - number("mmd")).abs() < 1e-6, "{name}: MMD {} instead of {}", got.value, case["mmd"]);
     }
@@ -58,10 +57,9 @@ fn fid_of_few_images_is_much_too_high() {
     let mut stream = rng::stream(2, "test", &[]);
     let mut of = |n: i64| fid(&normal(&mut stream, n, 64, 0.0), &normal(&mut stream, n, 64, 0.0)).unwrap();
     let (few, many) = (of(50), of(2100));
-    assert!(few.bias_warning && !many.bias_warning);
-    assert!(few.value > 20.0 && many.value < 2.0, "{few:?} {many:?}: the true distance is 0");
+    assert!(few > 20.0 && many < 2.0, "{few} {many}: the true distance is 0");
     let same = normal(&mut stream, 40, 64, 0.0);
-    assert!(fid(&same, &same).unwrap().value < 1e-9);
+    assert!(fid(&same, &same).unwrap() < 1e-9);
 }
 
 #[test]
@@ -69,7 +67,6 @@ fn subsets_are_used_above_their_size() {
     let mut stream = rng::stream(3, "test", &[]);
     let (a, b) = (normal(&mut stream, 1200, 4, 0.0), normal(&mut stream, 1100, 4, 0.0));
     let found = kid(&a, &b, 7).unwrap();
-    assert_eq!(found.subsets, 100);
     assert!(found.low < 0.0 && found.high > 0.0, "{found:?}");
     assert_eq!(found, kid(&a, &b, 7).unwrap(), "the same seed gives the same subsets");
     assert_ne!(found.value, kid(&a, &b, 8).unwrap().value);

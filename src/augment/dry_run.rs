@@ -2,12 +2,14 @@
 //!
 //! It calls the functions of [`super::pipeline`]. The values in the batch have no meaning.
 
-use super::pipeline::{Batch, Generator, Placement, PromptPair, bytes, encode_prompts};
+use super::pipeline::{
+    GenerationBatch, Generator, Placement, PromptPair, blank, bytes, encode_prompts, input_device, placed,
+};
 use super::pipeline_config::PipelineConfig;
 use super::settings::{AugmentConfig, Mode};
 use crate::Result;
 use crate::data::text::clip_bpe::CONTEXT;
-use crate::tensor::{Device, Kind, META, Tensor, guard, ledger, meta, no_grad};
+use crate::tensor::{Device, Kind, guard, ledger, no_grad};
 
 /// Names of the phases, in order.
 pub const PHASES: [&str; 5] = ["encode prompts", "load", "encode", "denoise", "decode"];
@@ -61,13 +63,14 @@ impl GenerationDryRun<'_> {
         Ok(())
     }
 
-    fn batch(&self, generator: &Generator, texts: usize) -> Batch {
+    fn batch(&self, generator: &Generator, texts: usize) -> GenerationBatch {
         let _category = ledger::enter(ledger::Category::Inputs);
         let config = self.config;
         let (count, size) = (i64::try_from(config.batch).expect("a small batch"), config.image_size);
         let side = size / generator.cell_px();
-        let blank = |shape: [i64; 4]| blank(shape, self.device);
-        Batch {
+        let (device, host) = (self.device, input_device(self.device));
+        let blank = |shape: [i64; 4]| placed(device, &blank(shape, Kind::Float, host));
+        GenerationBatch {
             pixels: (config.mode != Mode::MaskToImage).then(|| blank([count, 3, size, size])),
             repaint: config.mode.holds().then(|| blank([count, 1, side, side])),
             control: self.pipeline_config.controlnet.as_ref().map(|_| blank([count, 3, size, size])),
@@ -76,14 +79,4 @@ impl GenerationDryRun<'_> {
             prompts: vec![PromptPair { positive: 0, negative: texts - 1 }; config.batch],
         }
     }
-}
-
-fn blank(shape: [i64; 4], device: Device) -> Tensor {
-    let tensor = Tensor::zeros(shape, (Kind::Float, if is_counted(device) { device } else { Device::Cpu }));
-    tensor.to_device(device)
-}
-
-/// In a plan for a GPU, tensors in host memory are not counted.
-fn is_counted(device: Device) -> bool {
-    device != META || meta::target() == meta::Target::Cpu
 }

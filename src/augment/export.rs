@@ -26,7 +26,7 @@ pub use self::record::{LoraUse, Record, Text};
 pub use crate::data::held_out::JOURNAL;
 
 use super::inpaint_mask::is_grey;
-use super::settings::Mode;
+use super::settings::{Mode, word};
 use crate::data::decode;
 use crate::data::image::foreground;
 use crate::data::manifest::{Row, Split};
@@ -50,8 +50,10 @@ pub enum MaskSource<'a> {
 /// A data root of pairs, open for writing.
 #[derive(Debug)]
 pub struct Export {
-    root: PathBuf,
-    journal: Journal,
+    /// The folder of the data root.
+    pub root: PathBuf,
+    /// The journal of the pairs written so far.
+    pub journal: Journal,
 }
 
 impl Export {
@@ -63,11 +65,8 @@ impl Export {
     pub fn refuse_foreign(root: &Path) -> Result<()> {
         let is_data_set = ["annotations", "annotation"].iter().any(|name| root.join(name).exists());
         if is_data_set && !root.join(JOURNAL).exists() {
-            return Err(Error::data(
-                root,
-                format!("is a data root without `{JOURNAL}`; nothing was written"),
-                "give a folder of its own for the new pairs",
-            ));
+            let reason = format!("is a data root without `{JOURNAL}`; nothing was written");
+            return Err(Error::data(root, reason, "give a folder of its own for the new pairs"));
         }
         Ok(())
     }
@@ -83,18 +82,13 @@ impl Export {
         files::create_folders(root).map_err(Error::io(root, "create"))?;
         let this = Self { root: root.to_path_buf(), journal: Journal::open(&journal)? };
         // an interrupted revision may have moved files already
-        for record in this.journal.records() {
+        for record in &this.journal.records {
             this.settle(record)?;
         }
         if existed {
             clear_leftovers(root, 3)?;
         }
         Ok(this)
-    }
-
-    /// The folder of the data root.
-    pub fn root(&self) -> &Path {
-        &self.root
     }
 
     /// Replaces the journal's records by `records` (the same pairs with new decisions) and moves files accordingly.
@@ -128,11 +122,6 @@ impl Export {
             fs::rename(&old, &path).map_err(Error::io(&old, "move"))?;
         }
         Ok(None)
-    }
-
-    /// The journal of the pairs written so far.
-    pub fn journal(&self) -> &Journal {
-        &self.journal
     }
 
     /// Writes the files of a pair, then its record. Rejected pairs go to `rejected/`, which data loaders do not read.
@@ -182,7 +171,7 @@ impl Export {
         let folder = self.root.join("annotations");
         files::create_below(&self.root, &folder).map_err(Error::io(&folder, "create"))?;
         let mut classes: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
-        for record in self.journal.records() {
+        for record in &self.journal.records {
             classes.entry(&record.class).or_default().extend(record.accepted.then_some(record));
         }
         let mut rows = 0;
@@ -288,7 +277,7 @@ pub fn name(source: &Path, mode: Mode, index: u64) -> String {
     {
         name.replace_range(at..at + found.len(), with);
     }
-    format!("{}_{}_{index:06}", if name.is_empty() { "pair" } else { &name }, mode.name())
+    format!("{}_{}_{index:06}", if name.is_empty() { "pair" } else { &name }, word(mode))
 }
 
 /// The texts of a pair that uses the source's mask: the texts of the row. A row without a position gets the mask's

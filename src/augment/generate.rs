@@ -8,15 +8,17 @@ mod pair;
 
 pub use self::pair::PromptTexts;
 
-use self::pair::{PreparedPair, SourceImage, Work, absolute, side_of, stream};
+use self::pair::{PairMaker, PreparedPair, SourceImage, absolute, side_of};
 use super::export::{Export, LoraUse, MaskSource};
 use super::filter::pixels::RealStatistics;
 use super::filter::{Decision, Thresholds, survey};
-use super::inputs::Inputs;
+use super::inputs::JobInputs;
 use super::mask_bank::MaskBank;
-use super::pipeline::{Batch, Embedding, Generator, Placement, PromptPair, TextIds, encode_prompts, tokenize};
+use super::pipeline::{
+    GenerationBatch, Generator, Placement, PromptEmbedding, TextIds, encode_prompts, pictures, tokenize,
+};
 use super::pipeline_config::PipelineConfig;
-use super::prompt::Prompts;
+use super::prompt::DrawnPrompts;
 use super::saved_settings::same_settings;
 use super::settings::{AugmentConfig, Mode};
 use crate::data::manifest::{Manifest, Split};
@@ -24,7 +26,7 @@ use crate::data::split::spread_over_classes;
 use crate::event::{Event, Observer};
 use crate::models::diffusion::lora::Adapter;
 use crate::tensor::weights::sha256;
-use crate::tensor::{Device, Kind, Tensor, dims, guard, ledger};
+use crate::tensor::{Device, Kind, Tensor, guard, ledger};
 use crate::trainer::Ranks;
 use crate::{Error, Result, files};
 use image::RgbImage;
@@ -128,24 +130,12 @@ impl Generation<'_> {
     /// [`Error::Config`] for a bad prompt file; [`Error::Data`] without train rows.
     pub fn texts(&self) -> Result<PromptTexts> {
         let sources = sources(self.manifest, self.limit)?;
-        let file = &self.config.prompts;
-        let prompts = if file.is_empty() { Prompts::embedded() } else { Prompts::open(Path::new(file))? };
-        let mut texts: Vec<String> = Vec::new();
-        let mut index_of: HashMap<String, usize> = HashMap::new();
-        let mut number = |text: String| {
-            *index_of.entry(text.clone()).or_insert_with(|| {
-                texts.push(text);
-                texts.len() - 1
-            })
-        };
-        let mut pairs = Vec::new();
-        for index in 0..sources.len() * self.config.per_image {
-            let source = &sources[index / self.config.per_image];
-            let mut rng = stream(self.config, "prompt", index as u64);
-            let prompt = prompts.for_row(source.rows[0], self.config.mode, &mut rng);
-            pairs.push(PromptPair { positive: number(prompt.positive), negative: number(prompt.negative) });
-        }
-        Ok(PromptTexts { texts, pairs })
+        let random = (self.config.seed, "prompt");
+        let mut texts = DrawnPrompts::new(&self.config.prompts, self.config.mode, random)?;
+        let row = |index: usize| sources[index / self.config.per_image].rows[0];
+        let all = 0..sources.len() * self.config.per_image;
+        let pairs = all.map(|index| texts.draw(row(index), index as u64)).collect();
+        Ok(PromptTexts { texts: texts.texts, pairs })
     }
 
     /// Generates the missing pairs. Processes take batches in turn; the pairs do not depend on their number. The first one
@@ -168,20 +158,22 @@ impl Generation<'_> {
         };
         let mut export = self.ranks.agree_on(self.ranks.is_main().then(open).transpose())?;
         let all = sources.len() * self.config.per_image;
-        let is_missing = |export: &Export| (0..all as u64).any(|index| !export.journal().done().contains(&index));
+        let is_missing = |export: &Export| (0..all as u64).any(|index| !export.journal.done.contains(&index));
         let mut state = GenerationState { num_pairs: all, batch: self.config.batch, made: 0, sampled: 0, seconds: 0.0 };
         if self.ranks.any(export.as_ref().is_some_and(is_missing))? {
             self.make(&sources, (&texts, &ids), model_sha256, export.as_mut(), &mut state)?;
         }
         let Some(export) = export else { return Ok(None) };
-        let rows = export.write_annotations()?;
-        let images_per_s = state.sampled as f64 / state.seconds.max(1e-9);
-        let mut summary = summary(&export, rows);
-        summary.sources = sources.len();
-        summary.made_now = state.made;
-        summary.images_per_s = images_per_s;
-        summary.batch = state.batch;
-        Ok(Some(summary))
+        Ok(Some(GenerationSummary {
+            rows: export.write_annotations()?,
+            sources: sources.len(),
+            pairs: export.journal.records.len(),
+            accepted: export.journal.records.iter().filter(|record| record.accepted).count(),
+            rejected: export.journal.rejected(),
+            made_now: state.made,
+            images_per_s: state.sampled as f64 / state.seconds.max(1e-9),
+            batch: state.batch,
+        }))
     }
 
     /// Loads the generator and makes the missing pairs.
@@ -203,7 +195,7 @@ impl Generation<'_> {
             let reason = format!("{side} is no multiple of the {} pixels per latent", generator.cell_px());
             return Err(Error::config("augment.image_size", reason, "use a multiple of it, for example 512"));
         };
-        let work = Work {
+        let work = PairMaker {
             config: self.config,
             cell,
             thresholds: self.thresholds,
@@ -214,9 +206,8 @@ impl Generation<'_> {
             mask_bank: MaskBank::new(sources.iter().flat_map(|source| source.rows.iter().copied())),
             model_sha256,
         };
-        let networks = Networks { generator: &generator, embeddings: &embeddings };
         self.observer.on(&Event::Started { phase: "generate".into(), total: state.num_pairs as u64, unit: "images" });
-        let ended = self.rounds(&work, &networks, export.as_deref_mut(), state);
+        let ended = self.rounds(&work, (&generator, &embeddings), export.as_deref_mut(), state);
         if let (Err(_), Some(export)) = (&ended, &export) {
             export.write_annotations()?;
         }
@@ -262,7 +253,7 @@ impl Generation<'_> {
 
     /// What the pairs depend on besides settings, rows, images and weights.
     fn inputs(&self, sources: &[SourceImage], ids: &TextIds) -> Result<serde_json::Value> {
-        let mut inputs = Inputs::of_generator(self.pipeline_config, &[]);
+        let mut inputs = JobInputs::of_generator(self.pipeline_config, &[]);
         inputs.add("the tokenizer", format!("{ids:?}"));
         let masks = sources
             .par_iter()
@@ -291,14 +282,14 @@ impl Generation<'_> {
     /// Generates the batches, one for each process at a time. The first process, which has the `export`, says which.
     fn rounds(
         &self,
-        work: &Work,
-        networks: &Networks,
+        work: &PairMaker,
+        networks: (&Generator, &[PromptEmbedding]),
         mut export: Option<&mut Export>,
         state: &mut GenerationState,
     ) -> Result<()> {
         let (ranks, mut next) = (self.ranks, 0);
         if let Some(export) = &export {
-            self.observer.on(&Event::Advanced { done: export.journal().done().len() as u64 });
+            self.observer.on(&Event::Advanced { done: export.journal.done.len() as u64 });
         }
         let mut written = Ok(());
         loop {
@@ -340,7 +331,7 @@ impl Generation<'_> {
                 }
             }
             if let Some(export) = export.as_deref().filter(|_| is_first) {
-                let pairs = state.num_pairs - export.journal().done().len();
+                let pairs = state.num_pairs - export.journal.done.len();
                 let num_batches = pairs.div_ceil(state.batch * ranks.size());
                 if let Some(text) = estimate::remaining(started.elapsed(), num_batches) {
                     self.observer.on(&Event::Note(text));
@@ -354,7 +345,7 @@ impl Generation<'_> {
         let mut round = Round::new();
         while next < state.num_pairs && round.len() < self.ranks.size() {
             let end = (next + state.batch).min(state.num_pairs);
-            if (next..end).any(|index| !export.journal().done().contains(&(index as u64))) {
+            if (next..end).any(|index| !export.journal.done.contains(&(index as u64))) {
                 round.push((next..end).collect());
             }
             next = end;
@@ -364,17 +355,22 @@ impl Generation<'_> {
 
     /// A batch and its images, `[b, S, S, 3]` bytes. Pairs of it that exist already are generated again but not written
     /// again.
-    fn render(&self, work: &Work, networks: &Networks, indices: &[usize]) -> Result<(Vec<PreparedPair>, Tensor)> {
+    fn render(
+        &self,
+        work: &PairMaker,
+        (generator, embeddings): (&Generator, &[PromptEmbedding]),
+        indices: &[usize],
+    ) -> Result<(Vec<PreparedPair>, Tensor)> {
         let prepared = work.prepare_all(indices)?;
-        let batch = guard::guard(|| Ok(self.tensors(work, networks.generator, &prepared)))?;
-        let images = networks.generator.sample(&batch, networks.embeddings)?;
+        let batch = guard::guard(|| Ok(self.tensors(work, generator, &prepared)))?;
+        let images = generator.sample(&batch, embeddings)?;
         Ok((prepared, images))
     }
 
     /// Filters and writes the images of a batch.
     fn keep(
         &self,
-        work: &Work,
+        work: &PairMaker,
         prepared: &[PreparedPair],
         images: &Tensor,
         export: &mut Export,
@@ -383,28 +379,25 @@ impl Generation<'_> {
         state.sampled += prepared.len();
         let finished: Vec<(RgbImage, Decision)> = prepared
             .par_iter()
-            .zip(split(images))
+            .zip(pictures(images))
             .map(|(prepared, square)| work.finish(prepared, &square))
             .collect::<Result<_>>()?;
         for (prepared, (image, decision)) in prepared.iter().zip(finished) {
-            if export.journal().done().contains(&(prepared.index as u64)) {
+            if export.journal.done.contains(&(prepared.index as u64)) {
                 continue;
             }
             let record = work.record(prepared, &decision);
             let source = &work.sources[prepared.source];
-            let mask = if prepared.label_is_new {
-                MaskSource::Made(&prepared.label)
-            } else {
-                MaskSource::Unchanged(source.mask)
-            };
+            let made = MaskSource::Made(&prepared.label);
+            let mask = if prepared.label_is_new { made } else { MaskSource::Unchanged(source.mask) };
             export.write(&image, mask, record)?;
             state.made += 1;
-            self.observer.on(&Event::Advanced { done: export.journal().done().len() as u64 });
+            self.observer.on(&Event::Advanced { done: export.journal.done.len() as u64 });
         }
         Ok(())
     }
 
-    fn tensors(&self, work: &Work, generator: &Generator, prepared: &[PreparedPair]) -> Batch {
+    fn tensors(&self, work: &PairMaker, generator: &Generator, prepared: &[PreparedPair]) -> GenerationBatch {
         let _category = ledger::enter(ledger::Category::Inputs);
         let side = self.config.image_size;
         let stacked = |channels: i64, side: i64, each: Vec<Vec<f32>>| {
@@ -419,9 +412,7 @@ impl Generation<'_> {
         let cells = side / generator.cell_px();
         let repaint = mode.holds().then(|| {
             let everything = || vec![1.0; usize::try_from(cells * cells).unwrap_or(0)];
-            let mask = |p: &PreparedPair| {
-                p.inpaint_mask.as_ref().and_then(|inpaint_mask| inpaint_mask.latent_mask(&p.frame).ok())
-            };
+            let mask = |p: &PreparedPair| p.inpaint_mask.as_ref().and_then(|mask| mask.latent_mask(&p.frame).ok());
             stacked(1, cells, prepared.iter().map(|p| mask(p).unwrap_or_else(everything)).collect())
         });
         let control = self.pipeline_config.controlnet.as_ref().map(|_| {
@@ -433,7 +424,7 @@ impl Generation<'_> {
             stacked(3, side, prepared.iter().map(mask).collect())
         });
         let seeds: Vec<u64> = prepared.iter().map(|p| p.seed).collect();
-        Batch {
+        GenerationBatch {
             pixels,
             repaint,
             preserves: mode.holds(),
@@ -446,11 +437,6 @@ impl Generation<'_> {
 
 /// Pairs of the batches of a round, by process.
 type Round = Vec<Vec<usize>>;
-
-struct Networks<'a> {
-    generator: &'a Generator,
-    embeddings: &'a [Embedding],
-}
 
 struct GenerationState {
     num_pairs: usize,
@@ -489,23 +475,4 @@ fn rows_sha256(sources: &[SourceImage], prompts: &[String]) -> String {
 fn planes(image: &RgbImage) -> Vec<f32> {
     let channel = |c: usize| image.as_raw().iter().skip(c).step_by(3).map(|&v| f32::from(v) / 127.5 - 1.0);
     (0..3).flat_map(channel).collect()
-}
-
-/// Images from a tensor `[b, S, S, 3]` of bytes.
-fn split(images: &Tensor) -> Vec<RgbImage> {
-    let [b, h, w, _] = dims(images);
-    let side = |value: i64| u32::try_from(value).expect("a side");
-    (0..b)
-        .map(|i| {
-            let bytes = Vec::<u8>::try_from(images.get(i).reshape([-1])).expect("bytes");
-            RgbImage::from_raw(side(w), side(h), bytes).expect("a whole image")
-        })
-        .collect()
-}
-
-fn summary(export: &Export, rows: usize) -> GenerationSummary {
-    let records = export.journal().records();
-    let rejected = export.journal().rejected();
-    let accepted = records.iter().filter(|record| record.accepted).count();
-    GenerationSummary { pairs: records.len(), accepted, rows, rejected, ..GenerationSummary::default() }
 }

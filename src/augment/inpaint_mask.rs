@@ -2,13 +2,13 @@
 //! matching and pasting.
 //!
 //! ```text
-//! label -> InpaintMask::draw -> latent_mask -> (sampler) -> Frame::to_image -> ColourMatch -> paste_exact | paste_vae
+//! label -> InpaintMask::draw -> latent_mask -> (sampler) -> SquareFrame::to_image -> ColourMatch -> paste_exact | paste_vae
 //! ```
 //!
 //! Decoys are preserved regions without a lesion. If only lesions were original pixels, sensor noise alone would
 //! predict the label. A rim of random width and decoys weaken that shortcut; they do not remove it.
 //!
-//! Lengths in model pixels refer to the square input of the generator ([`Frame`]). In a larger original they are
+//! Lengths in model pixels refer to the square input of the generator ([`SquareFrame`]). In a larger original they are
 //! proportionally longer, and at least one pixel. This module does not depend on any network.
 
 mod decoy;
@@ -23,7 +23,7 @@ use std::ops::RangeInclusive;
 
 pub use self::distance::{dilate, squared_distances};
 pub use self::field::field_of_view;
-pub use self::frame::Frame;
+pub use self::frame::SquareFrame;
 pub use self::paste::{ColourMatch, is_grey, paste_exact, paste_vae};
 
 use crate::data::image::foreground;
@@ -86,7 +86,7 @@ impl InpaintMask {
     ///
     /// # Errors
     /// [`crate::Error::Shape`] when `label`, `field` and `frame` differ in size.
-    pub fn draw(label: &GrayImage, field: Option<&GrayImage>, frame: &Frame, rng: &mut impl Rng) -> Result<Self> {
+    pub fn draw(label: &GrayImage, field: Option<&GrayImage>, frame: &SquareFrame, rng: &mut impl Rng) -> Result<Self> {
         frame.check("label", label.dimensions())?;
         if let Some(field) = field {
             frame.check("field of view", field.dimensions())?;
@@ -118,7 +118,7 @@ impl InpaintMask {
     ///
     /// # Errors
     /// [`crate::Error::Shape`] when `source_mask` and `frame` differ in size.
-    pub fn around(source_mask: &GrayImage, frame: &Frame, rng: &mut impl Rng) -> Result<Self> {
+    pub fn around(source_mask: &GrayImage, frame: &SquareFrame, rng: &mut impl Rng) -> Result<Self> {
         frame.check("source mask", source_mask.dimensions())?;
         let unit = frame.pixels_per_model_pixel();
         let rim_px = (rng.random_range(8.0..=AROUND_MAX_PX) * unit).max(1.0);
@@ -148,21 +148,14 @@ impl InpaintMask {
     ///
     /// # Errors
     /// [`crate::Error::Shape`] when the frame belongs to another size.
-    pub fn latent_mask(&self, frame: &Frame) -> Result<Vec<f32>> {
+    pub fn latent_mask(&self, frame: &SquareFrame) -> Result<Vec<f32>> {
         frame.check("preserved mask", self.preserved.dimensions())?;
-        match self.side {
-            Side::Preserved => {
-                let touched = frame.touched_cells(&self.preserved, true);
-                Ok(frame::widen(&touched, frame.cells())
-                    .into_iter()
-                    .map(|preserved| if preserved { 0.0 } else { 1.0 })
-                    .collect())
-            }
-            Side::Repainted => {
-                let repainted = frame.touched_cells(&self.preserved, false);
-                Ok(repainted.into_iter().map(|repaint| if repaint { 1.0 } else { 0.0 }).collect())
-            }
+        let is_preserved = self.side == Side::Preserved;
+        let mut cells = frame.touched_cells(&self.preserved, is_preserved);
+        if is_preserved {
+            cells = frame::widen(&cells, frame.cells());
         }
+        Ok(cells.into_iter().map(|touched| if touched == is_preserved { 0.0 } else { 1.0 }).collect())
     }
 
     /// Repainted fraction of the image, 0..=1.

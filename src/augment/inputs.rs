@@ -1,20 +1,47 @@
 //! Inputs of a fine-tuning or a generation by their content, so that a job that continues notices what has changed.
 
 use super::pipeline_config::PipelineConfig;
-use crate::tensor::weights::Staged;
+use crate::data::decode;
+use crate::data::image::foreground;
+use crate::data::manifest::Row;
+use crate::tensor::weights::{Staged, sha256};
 use crate::{Error, Result, files};
+use image::{GrayImage, RgbImage};
 use serde_json::json;
 use sha2::{Digest, Sha256};
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 /// File of a checkpoint with its inputs.
 const FILE: &str = "inputs.json";
 
+/// SHA-256 of the image of each of `rows`.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(super) fn image_sums<'a>(rows: impl Iterator<Item = &'a Row>) -> Result<HashMap<&'a Path, String>> {
+    let images: HashSet<&Path> = rows.map(|row| row.image_path.as_path()).collect();
+    images.into_iter().map(|path| Ok((path, sha256(path)?))).collect()
+}
+
+/// An image with its mask, 0 or 255.
+///
+/// # Errors
+/// [`Error::Data`] for a file that cannot be read, or a mask of another size.
+pub(super) fn read_pair(image: &Path, mask: &Path) -> Result<(RgbImage, GrayImage)> {
+    let (pixels, label) = (decode::image(image)?.to_rgb8(), foreground(&decode::mask(mask)?));
+    if label.dimensions() != pixels.dimensions() {
+        let reason = format!("the mask is {:?}, its image {:?}", label.dimensions(), pixels.dimensions());
+        return Err(Error::data(mask, reason, "export image and mask at one size"));
+    }
+    Ok((pixels, label))
+}
+
 /// Names of inputs and hashes of their content, in a fixed order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Inputs(Vec<(String, String)>);
+pub struct JobInputs(Vec<(String, String)>);
 
-impl Inputs {
+impl JobInputs {
     /// The networks of a generator: files of weights, sizes, noise schedule. `weights` is
     /// [`PipelineConfig::weight_digests`].
     pub fn of_generator(config: &PipelineConfig, weights: &[(String, String)]) -> Self {
@@ -90,17 +117,17 @@ mod tests {
         let config = PipelineConfig::random("tiny", true).unwrap();
         let weights = [("unet/a", "1"), ("vae/b", "2"), ("text_encoder/c", "3")];
         let weights = weights.map(|(name, hash)| (name.to_owned(), hash.to_owned()));
-        let before = Inputs::of_generator(&config, &weights);
+        let before = JobInputs::of_generator(&config, &weights);
         assert_eq!(before.difference(&before), None);
         let changed = |change: &dyn Fn(&mut PipelineConfig)| {
             let mut config = config.clone();
             change(&mut config);
-            Inputs::of_generator(&config, &weights).difference(&before).expect("a difference")
+            JobInputs::of_generator(&config, &weights).difference(&before).expect("a difference")
         };
         for number in 0..weights.len() {
             let mut other = weights.clone();
             other[number].1 = "9".to_owned();
-            let name = Inputs::of_generator(&config, &other).difference(&before).unwrap();
+            let name = JobInputs::of_generator(&config, &other).difference(&before).unwrap();
             assert_eq!(name, format!("the weights `{}`", weights[number].0));
         }
         assert!(changed(&|config| config.vae.scaling_factor *= 2.0).contains("sizes"));
@@ -114,7 +141,7 @@ mod tests {
     #[test]
     fn images_that_come_go_and_change_are_named() {
         let inputs = |all: &[(&str, &str)]| {
-            let mut inputs = Inputs::default();
+            let mut inputs = JobInputs::default();
             for (name, content) in all {
                 inputs.add(*name, content);
             }

@@ -207,7 +207,7 @@ impl MaskTransform {
 
 /// The pixels at most `reach` from `centre` along a side of `length` pixels.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to the side")]
-fn pixel_range(centre: f64, reach: f64, length: u32) -> std::ops::Range<u32> {
+pub(super) fn pixel_range(centre: f64, reach: f64, length: u32) -> std::ops::Range<u32> {
     let clamp = |value: f64| value.clamp(0.0, f64::from(length)) as u32;
     clamp((centre - reach).floor())..clamp((centre + reach).ceil() + 1.0)
 }

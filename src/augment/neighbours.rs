@@ -7,51 +7,37 @@ use prsmed_base::{Error, Result};
 /// Rows per block of the distance matrix, which limits its memory.
 const ROWS: i64 = 512;
 
-/// For each row of `query [n, d]`: the mean Euclidean distance to its `k` nearest rows of `reference [m, d]`.
+/// For each row of `query [n, d]`: the mean Euclidean distance to its `k` nearest rows of `reference [m, d]`; without a
+/// reference, to the nearest other rows of `query`.
 ///
 /// # Errors
 /// [`Error::Shape`] for different widths, no rows, `k` outside `1..=m`, or values that are not finite.
-pub fn knn_distance(query: &Tensor, reference: &Tensor, k: i64) -> Result<Vec<f64>> {
-    rows(query, reference, (k, false), &|part, all, own| nearest(part, all, k, own))
+pub fn knn_distance(query: &Tensor, reference: Option<&Tensor>, k: i64) -> Result<Vec<f64>> {
+    rows(query, reference, k, &|part, all, own| nearest(part, all, k, own))
 }
 
-/// Like [`knn_distance`] among the rows of `features [m, d]`. A row is not its own neighbour.
-///
-/// # Errors
-/// Like [`knn_distance`], with `k` in `1..m`.
-pub fn knn_distance_within(features: &Tensor, k: i64) -> Result<Vec<f64>> {
-    rows(features, features, (k, true), &|part, all, own| nearest(part, all, k, own))
-}
-
-/// For each row of `query [n, d]`: the largest cosine to a row of `reference [m, d]`, -1..=1; 0 for a row of zeros.
+/// For each row of `query [n, d]`: the largest cosine to a row of `reference [m, d]`, -1..=1; 0 for a row of zeros. Without a
+/// reference, to another row of `query`.
 ///
 /// # Errors
 /// [`Error::Shape`] for different widths, no rows, or values that are not finite.
-pub fn max_cosine(query: &Tensor, reference: &Tensor) -> Result<Vec<f64>> {
-    rows(query, reference, (1, false), &largest_cosine)
+pub fn max_cosine(query: &Tensor, reference: Option<&Tensor>) -> Result<Vec<f64>> {
+    rows(query, reference, 1, &largest_cosine)
 }
 
-/// Like [`max_cosine`] among the rows of `features [m, d]`. A row is not compared with itself.
-///
-/// # Errors
-/// Like [`max_cosine`], with at least 2 rows.
-pub fn max_cosine_within(features: &Tensor) -> Result<Vec<f64>> {
-    rows(features, features, (1, true), &largest_cosine)
-}
-
-/// `measure` of blocks of `query`; `within` if these are the rows of `reference` themselves.
+/// `measure` of blocks of `query`, with the number of the first row if there is no `reference`.
 fn rows(
     query: &Tensor,
-    reference: &Tensor,
-    (k, within): (i64, bool),
+    reference: Option<&Tensor>,
+    k: i64,
     measure: &dyn Fn(&Tensor, &Tensor, Option<i64>) -> Tensor,
 ) -> Result<Vec<f64>> {
-    let (query, reference) = checked(query, reference, 1)?;
+    let within = reference.is_none();
+    let (query, reference) = checked(query, reference.unwrap_or(query), 1)?;
     let others = dims::<2>(&reference)[0] - i64::from(within);
     if !(1..=others).contains(&k) {
-        return Err(Error::Shape {
-            reason: format!("{k} neighbours were requested, but there are only {others} rows"),
-        });
+        let reason = format!("{k} neighbours were requested, but there are only {others} rows");
+        return Err(Error::Shape { reason });
     }
     no_grad(|| {
         guard::guard(|| {
@@ -97,17 +83,17 @@ mod tests {
     fn distances_and_cosines_of_a_worked_example() {
         let reference = table(&[[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]]);
         let query = table(&[[0.0, 0.0], [6.0, 8.0]]);
-        assert_eq!(knn_distance(&query, &reference, 1).unwrap(), [0.0, 5.0]);
-        let two = knn_distance(&query, &reference, 2).unwrap();
+        assert_eq!(knn_distance(&query, Some(&reference), 1).unwrap(), [0.0, 5.0]);
+        let two = knn_distance(&query, Some(&reference), 2).unwrap();
         assert!(
             (two[0] - 0.5).abs() < 1e-12 && (two[1] - f64::midpoint(5.0, 85.0_f64.sqrt())).abs() < 1e-12,
             "{two:?}"
         );
-        let within = knn_distance_within(&reference, 1).unwrap();
+        let within = knn_distance(&reference, None, 1).unwrap();
         assert!((within[0] - 1.0).abs() < 1e-12 && (within[1] - 18.0_f64.sqrt()).abs() < 1e-12, "{within:?}");
-        let cosines = max_cosine(&query, &reference).unwrap();
+        let cosines = max_cosine(&query, Some(&reference)).unwrap();
         assert!(cosines[0].abs() < 1e-12 && (cosines[1] - 1.0).abs() < 1e-12, "{cosines:?}");
-        let within = max_cosine_within(&table(&[[1.0, 0.0], [1.0, 1.0], [-1.0, 0.0]])).unwrap();
+        let within = max_cosine(&table(&[[1.0, 0.0], [1.0, 1.0], [-1.0, 0.0]]), None).unwrap();
         assert!((within[0] - 0.5_f64.sqrt()).abs() < 1e-12 && (within[2] + 0.5_f64.sqrt()).abs() < 1e-12, "{within:?}");
     }
 
@@ -115,7 +101,7 @@ mod tests {
     fn the_block_size_does_not_change_the_result() {
         let values: Vec<f64> = (0..2 * 1300).map(|i| (f64::from(i) * 0.7).sin() * f64::from(i % 37)).collect();
         let all = Tensor::from_slice(&values).view([-1, 2]);
-        let within = knn_distance_within(&all, 3).unwrap();
+        let within = knn_distance(&all, None, 3).unwrap();
         assert_eq!(within.len(), 1300);
         let row = |i: usize| [values[2 * i], values[2 * i + 1]];
         for i in [0, 511, 512, 1299] {
@@ -131,9 +117,9 @@ mod tests {
     #[test]
     fn features_that_cannot_be_compared_are_an_error() {
         let two = table(&[[0.0, 0.0], [1.0, 1.0]]);
-        assert!(knn_distance(&two, &two, 3).is_err() && knn_distance(&two, &two, 0).is_err());
-        assert!(knn_distance_within(&two, 2).is_err() && knn_distance_within(&two, 1).is_ok());
-        assert!(max_cosine(&two, &Tensor::from_slice(&[1.0]).view([1, 1])).is_err());
-        assert!(max_cosine(&two, &table(&[[f64::NAN, 0.0]])).is_err());
+        assert!(knn_distance(&two, Some(&two), 3).is_err() && knn_distance(&two, Some(&two), 0).is_err());
+        assert!(knn_distance(&two, None, 2).is_err() && knn_distance(&two, None, 1).is_ok());
+        assert!(max_cosine(&two, Some(&Tensor::from_slice(&[1.0]).view([1, 1]))).is_err());
+        assert!(max_cosine(&two, Some(&table(&[[f64::NAN, 0.0]]))).is_err());
     }
 }

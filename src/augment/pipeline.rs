@@ -8,22 +8,25 @@
 //! Deviations from diffusers: latents are not rounded to the networks' dtype after each step. Preserved regions are
 //! also kept fixed for 9-channel inpainting networks.
 
-use super::pipeline_config::{Part, PipelineConfig};
+use super::autoencoder::Autoencoder;
+use super::pipeline_config::{PipelineConfig, PipelinePart};
+pub use super::placement::Placement;
+use super::placement::to_host;
 use super::settings::{AugmentConfig, Decode};
 use crate::event::{Event, Observer};
 use crate::models::diffusion::controlnet::ControlNet;
 use crate::models::diffusion::lora::{self, Adapter};
 use crate::models::diffusion::sampler::{History, Sampler};
-use crate::models::diffusion::text::ClipText;
+use crate::models::diffusion::text::TextTower;
 use crate::models::diffusion::unet::{Added, Conditioning, Pass, Unet};
-use crate::models::diffusion::vae::Vae;
-use crate::tensor::store::{Role, Store, StoreOptions};
+use crate::tensor::store::Store;
 use crate::tensor::{Device, Kind, META, Tensor, dims, guard, ledger, meta, module_path, no_grad, rng};
 use crate::{Error, Result};
+use image::RgbImage;
 
 /// Encoded prompt.
 #[derive(Debug)]
-pub struct Embedding {
+pub struct PromptEmbedding {
     /// `[77, d]`
     pub(super) context: Tensor,
     /// SDXL: `[p]`
@@ -37,55 +40,6 @@ pub struct PromptPair {
     pub positive: usize,
     /// The negative prompt; unused without guidance.
     pub negative: usize,
-}
-
-/// Device and dtype of the networks, and seed of random weights.
-#[derive(Debug, Clone, Copy)]
-pub struct Placement {
-    /// Device of every tensor.
-    pub device: Device,
-    /// Dtype of UNet, ControlNet and text encoders.
-    pub kind: Kind,
-    /// Seed of random weights.
-    pub seed: u64,
-}
-
-impl Placement {
-    /// A store for a network with frozen tensors of dtype `kind`.
-    pub(super) fn store(self, pipeline_config: &PipelineConfig, kind: Kind) -> Store {
-        let initialise = pipeline_config.weights == super::pipeline_config::Weights::Random;
-        Store::new(StoreOptions { device: self.device, frozen_kind: kind, initialise })
-    }
-
-    /// Builds a network with tensors of a dtype and a role, and loads its weights.
-    pub(super) fn network<T>(
-        self,
-        pipeline_config: &PipelineConfig,
-        part: Part,
-        place: (Kind, Role),
-        build: impl FnOnce(&crate::tensor::store::VarPath) -> T,
-    ) -> Result<(T, Store)> {
-        let (kind, role) = place;
-        let store = self.store(pipeline_config, kind);
-        self.network_filled(store, role, build, |store| pipeline_config.fill(part, store))
-    }
-
-    /// As [`Self::network`], with tensors in `store`; `fill` loads the weights. It is not called on the meta device.
-    pub(super) fn network_filled<T>(
-        self,
-        store: Store,
-        role: Role,
-        build: impl FnOnce(&crate::tensor::store::VarPath) -> T,
-        fill: impl FnOnce(&Store) -> Result<()>,
-    ) -> Result<(T, Store)> {
-        // a network's random weights do not depend on the networks built before it
-        rng::seed(self.seed);
-        let network = guard::guard(|| Ok(no_grad(|| build(&store.root(role)))))?;
-        if self.device != META {
-            no_grad(|| fill(&store))?;
-        }
-        Ok((network, store))
-    }
 }
 
 /// Token ids by text encoder and text, [`crate::data::text::clip_bpe::CONTEXT`] each.
@@ -128,17 +82,15 @@ pub fn encode_prompts(
     ids: &[Vec<Vec<i64>>],
     is_empty: &[bool],
     adapters: &[(Vec<Adapter>, f64)],
-) -> Result<Vec<Embedding>> {
+) -> Result<Vec<PromptEmbedding>> {
     let sdxl = pipeline_config.unet.is_sdxl();
     let mut contexts: Vec<Vec<Tensor>> = (0..is_empty.len()).map(|_| Vec::new()).collect();
     let mut pooled: Vec<Option<Tensor>> = (0..is_empty.len()).map(|_| None).collect();
     for (number, config) in pipeline_config.texts.iter().enumerate() {
         let projects = sdxl && number == 1;
-        let part = Part::Text(number);
-        let (encoder, store) = placement.network(pipeline_config, part, (placement.kind, Role::Frozen), |scope| {
-            ClipText::new(scope, config, projects)
-        })?;
-        let component = if number == 0 { lora::Component::TextEncoder } else { lora::Component::TextEncoder2 };
+        let build = |scope: &_| TextTower::new(scope, config, projects);
+        let (encoder, store) = placement.network(pipeline_config, PipelinePart::Text(number), placement.kind, build)?;
+        let component = if number == 0 { lora::LoraNetwork::TextEncoder } else { lora::LoraNetwork::TextEncoder2 };
         merge(&store, component, adapters)?;
         let _module = module_path::enter_at("text_encoder", number);
         for (text, ids) in ids[number].iter().enumerate() {
@@ -162,16 +114,16 @@ pub fn encode_prompts(
             several => Tensor::cat(several, -1),
         };
         if empty && pipeline_config.zero_without_negative {
-            return Embedding { context: context.zeros_like(), pooled: pooled.map(|p| p.zeros_like()) };
+            return PromptEmbedding { context: context.zeros_like(), pooled: pooled.map(|p| p.zeros_like()) };
         }
-        Embedding { context, pooled }
+        PromptEmbedding { context, pooled }
     });
     guard::guard(|| Ok(no_grad(|| joined.collect())))
 }
 
 /// Inputs of a batch.
 #[derive(Debug)]
-pub struct Batch {
+pub struct GenerationBatch {
     /// `[b, 3, S, S]` fp32 in -1..=1; `None` for `mask_to_image`.
     pub pixels: Option<Tensor>,
     /// `[b, 1, s, s]` fp32, 1 = repaint; `None` = repaint everything.
@@ -205,16 +157,13 @@ pub fn sampler(pipeline_config: &PipelineConfig, config: &AugmentConfig) -> Resu
 
 /// UNet, autoencoder and optional ControlNet, ready to generate images.
 pub struct Generator {
-    pipeline_config: PipelineConfig,
     config: AugmentConfig,
-    placement: Placement,
+    autoencoder: Autoencoder,
     unet: Unet,
     controlnet: Option<ControlNet>,
-    vae: Vae,
-    vae_kind: Kind,
     sampler: Sampler,
-    // own the tensors of the networks
-    _stores: Vec<Store>,
+    // own the tensors of UNet and ControlNet
+    _stores: (Store, Option<Store>),
 }
 
 /// Dtype in which the autoencoder decodes beside a UNet in `kind`: SDXL's overflows in fp16.
@@ -229,25 +178,15 @@ pub(super) fn on(device: Device, tensor: &Tensor) -> Tensor {
 
 /// Device of what a network on `device` reads from files: the CPU; in a plan for the CPU, the meta device.
 pub(super) fn input_device(device: Device) -> Device {
-    if device == META && meta::target() == meta::Target::Cpu { META } else { Device::Cpu }
+    if device == META && meta::target() == meta::PlanTarget::Cpu { META } else { Device::Cpu }
 }
 
 /// Zeros for a dry run. In a plan for a GPU, where host memory is not counted, one expanded number represents them.
 pub(super) fn blank<const N: usize>(shape: [i64; N], kind: Kind, device: Device) -> Tensor {
-    if device == Device::Cpu && meta::target() == meta::Target::Cuda {
+    if device == Device::Cpu && meta::target() == meta::PlanTarget::Cuda {
         return Tensor::zeros([1_i64; N], (kind, device)).expand(shape, false);
     }
     Tensor::zeros(shape, (kind, device))
-}
-
-/// A copy in host memory, which is not counted in a plan for a GPU.
-pub(super) fn to_host(tensor: &Tensor) -> Tensor {
-    match tensor.device() {
-        Device::Cpu => tensor.copy(),
-        META if meta::target() == meta::Target::Cpu => tensor.copy(),
-        META => Tensor::empty(tensor.size(), (tensor.kind(), Device::Cpu)),
-        _ => tensor.to_device(Device::Cpu),
-    }
 }
 
 /// Noise for images of `side` pixels, `[b, 4, s, s]` fp32, from each image's own seed, so that it does not depend on the
@@ -256,17 +195,16 @@ pub(super) fn noise(pipeline_config: &PipelineConfig, side: i64, device: Device,
     let _category = ledger::enter(ledger::Category::Inputs);
     let vae = &pipeline_config.vae;
     let side = side / vae.downscale();
-    let host = if device == META { input_device(device) } else { Device::Cpu };
     let each = seeds.iter().map(|&seed| {
         rng::seed(seed);
-        Tensor::randn([1, vae.latent_channels, side, side], (Kind::Float, host))
+        Tensor::randn([1, vae.latent_channels, side, side], (Kind::Float, input_device(device)))
     });
     placed(device, &Tensor::cat(&each.collect::<Vec<_>>(), 0))
 }
 
 /// What the networks read of the captions of images of `side` pixels, on `device`.
-pub(super) fn conditioning(device: Device, rows: &[&Embedding], side: i64) -> Conditioning {
-    let stacked = |of: &dyn Fn(&Embedding) -> Tensor| {
+pub(super) fn conditioning(device: Device, rows: &[&PromptEmbedding], side: i64) -> Conditioning {
+    let stacked = |of: &dyn Fn(&PromptEmbedding) -> Tensor| {
         placed(device, &Tensor::stack(&rows.iter().map(|row| of(row)).collect::<Vec<_>>(), 0))
     };
     let context = stacked(&|row| row.context.shallow_clone());
@@ -290,13 +228,21 @@ pub(super) fn placed(device: Device, tensor: &Tensor) -> Tensor {
     if tensor.device() == device { tensor.shallow_clone() } else { on(device, tensor) }
 }
 
+/// `xs`, twice with guidance: for the prediction without the prompts and that with them.
+pub(super) fn doubled(xs: &Tensor, guidance: f64) -> Tensor {
+    if guidance > 1.0 { Tensor::cat(&[xs, xs], 0) } else { xs.shallow_clone() }
+}
+
 /// Guides from the prediction without the prompts, the first half, towards that with them.
-pub(super) fn guided(output: &Tensor, guidance: f64) -> Tensor {
+pub(super) fn guided(output: Tensor, guidance: f64) -> Tensor {
+    if guidance <= 1.0 {
+        return output;
+    }
     let halves = output.chunk(2, 0);
     &halves[0] + (&halves[1] - &halves[0]) * guidance
 }
 
-fn merge(store: &Store, component: lora::Component, adapters: &[(Vec<Adapter>, f64)]) -> Result<()> {
+fn merge(store: &Store, component: lora::LoraNetwork, adapters: &[(Vec<Adapter>, f64)]) -> Result<()> {
     for (adapters, strength) in adapters {
         let own: Vec<&Adapter> = adapters.iter().filter(|adapter| adapter.component == component).collect();
         if !own.is_empty() {
@@ -318,41 +264,21 @@ impl Generator {
         adapters: &[(Vec<Adapter>, f64)],
     ) -> Result<Self> {
         let sampler = sampler(pipeline_config, config)?;
-        let vae_kind = vae_kind(pipeline_config, placement.kind);
-        let (vae, vae_store) = placement.network(pipeline_config, Part::Vae, (vae_kind, Role::Frozen), |scope| {
-            Vae::new(scope, &pipeline_config.vae)
-        })?;
-        let (unet, unet_store) =
-            placement.network(pipeline_config, Part::Unet, (placement.kind, Role::Frozen), |scope| {
-                Unet::new(scope, &pipeline_config.unet)
-            })?;
-        merge(&unet_store, lora::Component::Unet, adapters)?;
-        let mut stores = vec![vae_store, unet_store];
-        let mut controlnet = None;
-        if let Some(sizes) = &pipeline_config.controlnet {
-            let (network, store) =
-                placement.network(pipeline_config, Part::ControlNet, (placement.kind, Role::Frozen), |scope| {
-                    ControlNet::new(scope, sizes)
-                })?;
-            controlnet = Some(network);
-            stores.push(store);
-        }
-        Ok(Self {
-            pipeline_config: pipeline_config.clone(),
-            config: config.clone(),
-            placement,
-            unet,
-            controlnet,
-            vae,
-            vae_kind,
-            sampler,
-            _stores: stores,
-        })
+        let kind = placement.kind;
+        let autoencoder = Autoencoder::load(pipeline_config, placement, vae_kind(pipeline_config, kind))?;
+        let build = |scope: &_| Unet::new(scope, &pipeline_config.unet);
+        let (unet, store) = placement.network(pipeline_config, PipelinePart::Unet, kind, build)?;
+        merge(&store, lora::LoraNetwork::Unet, adapters)?;
+        let controlnet = pipeline_config.controlnet.as_ref().map(|sizes| {
+            placement.network(pipeline_config, PipelinePart::ControlNet, kind, |scope| ControlNet::new(scope, sizes))
+        });
+        let (controlnet, control_store) = controlnet.transpose()?.unzip();
+        Ok(Self { config: config.clone(), autoencoder, unet, controlnet, sampler, _stores: (store, control_store) })
     }
 
     /// Image pixels per latent cell.
     pub fn cell_px(&self) -> i64 {
-        self.pipeline_config.vae.downscale()
+        self.autoencoder.pipeline_config.vae.downscale()
     }
 
     /// Generates a batch of images.
@@ -362,7 +288,7 @@ impl Generator {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], other typed errors of libtorch, [`Error::Diverged`] when an image is not finite.
-    pub fn sample(&self, batch: &Batch, embeddings: &[Embedding]) -> Result<Tensor> {
+    pub fn sample(&self, batch: &GenerationBatch, embeddings: &[PromptEmbedding]) -> Result<Tensor> {
         guard::guard(|| no_grad(|| Ok(bytes(&self.render(batch, embeddings)?))))
     }
 
@@ -373,7 +299,7 @@ impl Generator {
     ///
     /// # Errors
     /// As [`Self::sample`].
-    pub fn render(&self, batch: &Batch, embeddings: &[Embedding]) -> Result<Tensor> {
+    pub fn render(&self, batch: &GenerationBatch, embeddings: &[PromptEmbedding]) -> Result<Tensor> {
         guard::guard(|| {
             no_grad(|| {
                 let start = self.start(batch);
@@ -384,50 +310,40 @@ impl Generator {
     }
 
     /// Encodes the batch's images and prepares the first step.
-    pub(super) fn start(&self, batch: &Batch) -> Start {
+    pub(super) fn start(&self, batch: &GenerationBatch) -> Start {
         let _module = module_path::enter("encode");
         let noise = &batch.noise;
         let [b, _c, side, _] = dims(noise);
         let clean = batch.pixels.as_ref().map(|pixels| self.encode(pixels));
-        let masked = (self.pipeline_config.inpaints()).then(|| {
+        let masked = self.autoencoder.pipeline_config.inpaints().then(|| {
             if let (Some(pixels), Some(repaint)) = (&batch.pixels, &batch.repaint) {
-                let keep = 1.0 - repaint.upsample_nearest2d(size(pixels), None, None);
+                let [_, _, height, width] = dims(pixels);
+                let keep = 1.0 - repaint.upsample_nearest2d([height, width], None, None);
                 let latents = self.encode(&(pixels * keep));
                 Tensor::cat(&[&repaint.shallow_clone(), &latents], 1)
             } else {
-                let everything = Tensor::ones([b, 1, side, side], (Kind::Float, self.placement.device));
-                let grey = Tensor::zeros(
-                    [b, 3, self.config.image_size, self.config.image_size],
-                    (Kind::Float, self.placement.device),
-                );
-                Tensor::cat(&[&everything, &self.encode(&grey)], 1)
+                let (place, size) = ((Kind::Float, self.autoencoder.placement.device), self.config.image_size);
+                let everything = Tensor::ones([b, 1, side, side], place);
+                Tensor::cat(&[&everything, &self.encode(&Tensor::zeros([b, 3, size, size], place))], 1)
             }
         });
-        let starts_clean = clean.is_some();
-        let first = if starts_clean { self.sampler.start_index(self.config.strength) } else { 0 };
-        let is_pure = !starts_clean || (self.config.strength >= 1.0 && first == 0);
+        let first = if clean.is_some() { self.sampler.start_index(self.config.strength) } else { 0 };
         let start = match &clean {
-            Some(clean) if !is_pure => self.sampler.add_noise(clean, noise, first),
-            _ => noise * self.sampler.init_noise_scale(),
+            Some(clean) if self.config.strength < 1.0 || first > 0 => self.sampler.add_noise(clean, noise, first),
+            _ => noise * self.sampler.init_noise_scale,
         };
         Start { first, start, clean: clean.filter(|_| batch.preserves), masked }
     }
 
     fn encode(&self, pixels: &Tensor) -> Tensor {
-        let pixels = pixels.to_kind(self.vae_kind);
-        let mean = match self.config.decode() {
-            Decode::Whole | Decode::Auto => self.vae.encode(&pixels).mean,
-            Decode::Sliced => {
-                let each = (0..pixels.size()[0]).map(|i| self.vae.encode(&pixels.narrow(0, i, 1)).mean);
-                Tensor::cat(&each.collect::<Vec<_>>(), 0)
-            }
-            Decode::Tiled => {
-                let each = (0..pixels.size()[0])
-                    .map(|i| self.vae.encode_tiled(&pixels.narrow(0, i, 1), self.config.tile_px).mean);
-                Tensor::cat(&each.collect::<Vec<_>>(), 0)
-            }
+        let Autoencoder { vae, kind, pipeline_config, .. } = &self.autoencoder;
+        let pixels = pixels.to_kind(*kind);
+        let latents = match self.config.decode() {
+            Decode::Whole | Decode::Auto => vae.encode(&pixels),
+            Decode::Sliced => vae.encode_sliced(&pixels),
+            Decode::Tiled => vae.encode_tiled(&pixels, self.config.tile_px),
         };
-        mean.to_kind(Kind::Float) * self.pipeline_config.vae.scaling_factor
+        latents.mean.to_kind(Kind::Float) * pipeline_config.vae.scaling_factor
     }
 
     /// Noise from each image's own seed, so that it does not depend on the rest of the batch.
@@ -435,27 +351,28 @@ impl Generator {
     /// # Shapes
     /// To `[b, 4, s, s]` fp32.
     pub fn noise(&self, seeds: &[u64]) -> Tensor {
-        noise(&self.pipeline_config, self.config.image_size, self.placement.device, seeds)
+        let Autoencoder { pipeline_config, placement, .. } = &self.autoencoder;
+        noise(pipeline_config, self.config.image_size, placement.device, seeds)
     }
 
-    fn conditioning(&self, prompts: &[PromptPair], embeddings: &[Embedding]) -> Conditioning {
+    fn conditioning(&self, prompts: &[PromptPair], embeddings: &[PromptEmbedding]) -> Conditioning {
         let negative = prompts.iter().map(|pair| pair.negative).filter(|_| self.config.is_guided());
         let rows = negative.chain(prompts.iter().map(|pair| pair.positive)).map(|row| &embeddings[row]);
-        conditioning(self.placement.device, &rows.collect::<Vec<_>>(), self.config.image_size)
+        conditioning(self.autoencoder.placement.device, &rows.collect::<Vec<_>>(), self.config.image_size)
     }
 
-    pub(super) fn denoise(&self, batch: &Batch, start: Start, embeddings: &[Embedding]) -> Tensor {
+    pub(super) fn denoise(&self, batch: &GenerationBatch, start: Start, embeddings: &[PromptEmbedding]) -> Tensor {
         let _module = module_path::enter("denoise");
         let Start { first, start: mut latents, clean, masked } = start;
         let conditioning = self.conditioning(&batch.prompts, embeddings);
-        let doubled =
-            |xs: &Tensor| if self.config.is_guided() { Tensor::cat(&[xs, xs], 0) } else { xs.shallow_clone() };
-        let control = batch.control.as_ref().map(|image| doubled(&image.to_kind(self.placement.kind)));
-        let masked = masked.map(|masked| doubled(&masked.to_kind(self.placement.kind)));
+        let Placement { device, kind, .. } = self.autoencoder.placement;
+        let input_of = |xs: &Tensor| doubled(&xs.to_kind(kind), self.config.guidance);
+        let control = batch.control.as_ref().map(input_of);
+        let masked = masked.as_ref().map(input_of);
         let (pass, mut history) = (Pass::default(), History::default());
-        for (i, &time) in self.sampler.timesteps().iter().enumerate().skip(first) {
-            let input = doubled(&self.sampler.scale_model_input(&latents, i).to_kind(self.placement.kind));
-            let times = Tensor::full([input.size()[0]], time, (Kind::Float, self.placement.device));
+        for (i, &time) in self.sampler.timesteps.iter().enumerate().skip(first) {
+            let input = input_of(&self.sampler.scale_model_input(&latents, i));
+            let times = Tensor::full([input.size()[0]], time, (Kind::Float, device));
             let residuals = match (&self.controlnet, &control) {
                 (Some(network), Some(image)) => {
                     Some(network.forward(&input, &times, &conditioning, (image, self.config.control_scale), pass))
@@ -466,10 +383,10 @@ impl Generator {
                 Some(masked) => Tensor::cat(&[&input, masked], 1),
                 None => input,
             };
-            let output =
-                self.unet.forward(&input, &times, &conditioning, residuals.as_ref(), pass).to_kind(Kind::Float);
+            let output = self.unet.forward(&input, &times, &conditioning, residuals.as_ref(), pass);
             drop((input, residuals));
-            latents = self.sampler.step(i, &self.guided(&output), &latents, &mut history);
+            let output = guided(output.to_kind(Kind::Float), self.config.guidance);
+            latents = self.sampler.step(i, &output, &latents, &mut history);
             if let (Some(repaint), Some(clean)) = (&batch.repaint, &clean) {
                 let preserved = self.sampler.add_noise(clean, &batch.noise, i + 1);
                 latents = &preserved + (latents - &preserved) * repaint;
@@ -478,50 +395,21 @@ impl Generator {
         latents
     }
 
-    fn guided(&self, output: &Tensor) -> Tensor {
-        if self.config.is_guided() { guided(output, self.config.guidance) } else { output.shallow_clone() }
-    }
-
     /// Images of latents, `[b, 3, S, S]` fp32.
     pub(super) fn decode(&self, latents: &Tensor) -> Result<Tensor> {
         let _module = module_path::enter("decode");
-        let latents = latents / self.pipeline_config.vae.scaling_factor;
-        let pixels = self.pixels(&self.vae, &latents, self.vae_kind);
-        if is_finite(&pixels) {
-            return Ok(pixels);
-        }
-        drop(pixels);
-        if self.vae_kind == Kind::Float {
-            let hint = "the networks are incompatible";
-            return Err(Error::Diverged { reason: format!("a generated image is not finite: {hint}") });
-        }
-        // fp16, and on some GPUs bf16, overflow inside the decoder
-        let (vae, _store) =
-            self.placement.network(&self.pipeline_config, Part::Vae, (Kind::Float, Role::Frozen), |scope| {
-                Vae::new(scope, &self.pipeline_config.vae)
-            })?;
-        let pixels = self.pixels(&vae, &latents, Kind::Float);
-        if is_finite(&pixels) {
-            return Ok(pixels);
-        }
-        Err(Error::Diverged {
-            reason: "a generated image is not finite, not even in fp32: use `augment.precision=bf16`".into(),
+        let pixels = self.autoencoder.images(latents, &|vae, latents| match self.config.decode() {
+            Decode::Whole | Decode::Auto => vae.decode(latents),
+            Decode::Sliced => vae.decode_sliced(latents),
+            Decode::Tiled => vae.decode_tiled(latents, self.config.tile_px),
+        });
+        pixels?.ok_or_else(|| {
+            let hint = match self.autoencoder.kind {
+                Kind::Float => ": the networks are incompatible",
+                _ => ", not even in fp32: use `augment.precision=bf16`",
+            };
+            Error::Diverged { reason: format!("a generated image is not finite{hint}") }
         })
-    }
-
-    /// `[b, 3, S, S]` fp32 in -1..=1 and a little beyond.
-    fn pixels(&self, vae: &Vae, latents: &Tensor, kind: Kind) -> Tensor {
-        let latents = latents.to_kind(kind);
-        let pixels = match self.config.decode() {
-            Decode::Whole | Decode::Auto => vae.decode(&latents),
-            Decode::Sliced => vae.decode_sliced(&latents),
-            Decode::Tiled => {
-                let each =
-                    (0..latents.size()[0]).map(|i| vae.decode_tiled(&latents.narrow(0, i, 1), self.config.tile_px));
-                Tensor::cat(&each.collect::<Vec<_>>(), 0)
-            }
-        };
-        pixels.to_kind(Kind::Float)
     }
 }
 
@@ -538,21 +426,18 @@ pub(super) struct Start {
     masked: Option<Tensor>,
 }
 
-fn size(pixels: &Tensor) -> [i64; 2] {
-    let [_, _, h, w] = dims(pixels);
-    [h, w]
-}
-
-pub(super) fn is_finite(pixels: &Tensor) -> bool {
-    // the sum is finite only if every term is; this needs no tensor of flags
-    let sum = meta::number(&pixels.sum(Kind::Float));
-    sum.is_finite()
-}
-
 /// Converts `[b, 3, S, S]` in -1..=1 to `[b, S, S, 3]` bytes in host memory.
 pub(super) fn bytes(pixels: &Tensor) -> Tensor {
     let _category = ledger::enter(ledger::Category::Activations);
     let scaled = (pixels * 127.5 + 127.5).clamp(0.0, 255.0).round();
     let bytes = scaled.to_kind(Kind::Uint8).permute([0, 2, 3, 1]).contiguous();
     if bytes.device() == META { bytes } else { bytes.to_device(Device::Cpu) }
+}
+
+/// `bytes [b, S, S, 3]` as images.
+pub(super) fn pictures(bytes: &Tensor) -> Vec<RgbImage> {
+    let [count, height, width, _] = dims(bytes);
+    let [height, width] = [height, width].map(|side| u32::try_from(side).expect("the side of an image"));
+    let each = (0..count).map(|i| Vec::<u8>::try_from(bytes.get(i).flatten(0, -1)).expect("bytes"));
+    each.map(|pixels| RgbImage::from_raw(width, height, pixels).expect("three bytes for each pixel")).collect()
 }

@@ -4,9 +4,9 @@
 //! Source: the folder layout of Hugging Face's diffusers (`model_index.json`, one folder per network).
 
 use super::settings::{LAYOUT, RANDOM};
-use crate::data::text::clip_bpe::ClipTokenizer;
+use crate::data::text::clip_bpe::PromptTokenizer;
 use crate::hub::of_variant;
-use crate::models::diffusion::sampler::{self, SchedulerConfig};
+use crate::models::diffusion::sampler::{SamplerKind, SchedulerConfig};
 use crate::models::diffusion::{controlnet, text, unet, vae};
 use crate::tensor::Tensor;
 use crate::tensor::store::Store;
@@ -29,7 +29,7 @@ pub struct PipelineConfig {
     /// Noise schedule.
     pub scheduler: SchedulerConfig,
     /// The sampler that the pipeline names.
-    pub sampler: sampler::SamplerKind,
+    pub sampler: SamplerKind,
     /// Whether an absent negative prompt becomes zeros instead of an encoded empty text (SDXL).
     pub zero_without_negative: bool,
     /// Location of weights and tokenizers.
@@ -52,6 +52,8 @@ pub enum Weights {
     Random,
 }
 
+/// Folders of the text encoders.
+const TEXT_FOLDERS: [&str; 2] = ["text_encoder", "text_encoder_2"];
 const HINT: &str = "download or copy the pipeline again";
 /// Value used as the SHA-256 of random weights.
 pub const RANDOM_DIGEST: &str = "random";
@@ -97,7 +99,7 @@ impl PipelineConfig {
             vae,
             texts,
             scheduler: SchedulerConfig::stable_diffusion(),
-            sampler: sampler::SamplerKind::Euler,
+            sampler: SamplerKind::Euler,
             weights: Weights::Random,
         })
     }
@@ -109,17 +111,16 @@ impl PipelineConfig {
             return Err(Error::weights(root, reason, LAYOUT));
         }
         let index: serde_json::Value = read_json(&index_file, HINT)?;
-        let unet: unet::Config = read_json(&root.join("unet/config.json"), HINT)?;
-        unet.check().map_err(|error| at(&root.join("unet/config.json"), &error))?;
-        let vae: vae::Config = read_json(&root.join("vae/config.json"), HINT)?;
-        vae.check().map_err(|error| at(&root.join("vae/config.json"), &error))?;
-        let folders: &[&str] = if unet.is_sdxl() { &["text_encoder", "text_encoder_2"] } else { &["text_encoder"] };
-        let read = |folder: &&str| read_json(&root.join(folder).join("config.json"), HINT);
+        let (unet_file, vae_file) = (root.join("unet/config.json"), root.join("vae/config.json"));
+        let unet: unet::Config = read_json(&unet_file, HINT)?;
+        unet.check().map_err(at(&unet_file))?;
+        let vae: vae::Config = read_json(&vae_file, HINT)?;
+        vae.check().map_err(at(&vae_file))?;
+        let folders = TEXT_FOLDERS[..if unet.is_sdxl() { 2 } else { 1 }].iter().map(|folder| root.join(folder));
+        let folders: Vec<PathBuf> = folders.collect();
+        let read = |folder: &PathBuf| read_json(&folder.join("config.json"), HINT);
         let texts = folders.iter().map(read).collect::<Result<Vec<text::Config>>>()?;
-        texts
-            .iter()
-            .zip(folders)
-            .try_for_each(|(text, folder)| text.check().map_err(|e| at(&root.join(folder), &e)))?;
+        texts.iter().zip(&folders).try_for_each(|(text, folder)| text.check().map_err(at(folder)))?;
         let (scheduler, sampler) = read_scheduler(root)?;
         let zero = index.get("force_zeros_for_empty_prompt").and_then(serde_json::Value::as_bool);
         let this = Self {
@@ -142,9 +143,9 @@ impl PipelineConfig {
 
     fn check(&self, root: &Path) -> Result<()> {
         let context: i64 = self.texts.iter().map(|text| text.hidden_size).sum();
-        if context != self.unet.cross_attention_dim {
-            let reason =
-                format!("its text encoders have width {context}, its UNet expects {}", self.unet.cross_attention_dim);
+        let expected = self.unet.cross_attention_dim;
+        if context != expected {
+            let reason = format!("its text encoders have width {context}, its UNet expects {expected}");
             return Err(Error::weights(root, reason, "copy or download the whole pipeline again"));
         }
         if !matches!(self.unet.in_channels, 4 | 9) {
@@ -173,18 +174,12 @@ impl PipelineConfig {
     ///
     /// # Errors
     /// [`Error::Weights`] for missing or damaged files.
-    pub fn tokenizers(&self) -> Result<Vec<ClipTokenizer>> {
-        match &self.weights {
-            Weights::Random => self
-                .texts
-                .iter()
-                .map(|text| ClipTokenizer::bytes(usize::try_from(text.vocab_size).unwrap_or(0)))
-                .collect(),
-            Weights::Files { root, .. } => {
-                let folders = ["tokenizer", "tokenizer_2"];
-                self.texts.iter().zip(folders).map(|(_, folder)| ClipTokenizer::open(&root.join(folder))).collect()
-            }
-        }
+    pub fn tokenizers(&self) -> Result<Vec<PromptTokenizer>> {
+        let open = |(text, folder): (&text::Config, &str)| match &self.weights {
+            Weights::Random => PromptTokenizer::bytes(usize::try_from(text.vocab_size).unwrap_or(0)),
+            Weights::Files { root, .. } => PromptTokenizer::open(&root.join(folder)),
+        };
+        self.texts.iter().zip(["tokenizer", "tokenizer_2"]).map(open).collect()
     }
 
     /// Whether no weights were read from files.
@@ -212,7 +207,9 @@ impl PipelineConfig {
         let mut hash = Sha256::new();
         let mut all = Vec::new();
         for file in self.all_files()? {
-            digest_file(&file, &mut hash)?;
+            // every byte, because a fine-tuned copy may differ only in the middle
+            let mut opened = files::open(&file).map_err(Error::io(&file, "open"))?;
+            std::io::copy(&mut opened, &mut hash).map_err(Error::io(&file, "read"))?;
             let parts: Vec<_> = file.iter().rev().take(2).map(|part| part.to_string_lossy()).collect();
             let name = parts.into_iter().rev().collect::<Vec<_>>().join("/");
             all.push((name, format!("{:x}", hash.clone().finalize())));
@@ -222,43 +219,34 @@ impl PipelineConfig {
 
     /// The weight files of all parts.
     fn all_files(&self) -> Result<Vec<PathBuf>> {
+        let mut parts = vec![PipelinePart::Unet, PipelinePart::Vae];
+        parts.extend((0..self.texts.len()).map(PipelinePart::Text));
+        parts.extend(self.controlnet.is_some().then_some(PipelinePart::ControlNet));
         let mut all = Vec::new();
-        for part in self.parts() {
-            for file in self.files(part)? {
-                if !all.contains(&file) {
-                    all.push(file);
-                }
+        for file in parts.into_iter().map(|part| self.files(part)).collect::<Result<Vec<_>>>()?.concat() {
+            if !all.contains(&file) {
+                all.push(file);
             }
         }
         Ok(all)
     }
 
-    fn parts(&self) -> Vec<Part> {
-        let mut parts = vec![Part::Unet, Part::Vae];
-        parts.extend((0..self.texts.len()).map(Part::Text));
-        parts.extend(self.controlnet.is_some().then_some(Part::ControlNet));
-        parts
-    }
-
-    fn folder(&self, part: Part) -> Option<PathBuf> {
-        let Weights::Files { root, controlnet, .. } = &self.weights else { return None };
-        match part {
-            Part::Unet => Some(root.join("unet")),
-            Part::Vae => Some(root.join("vae")),
-            Part::Text(0) => Some(root.join("text_encoder")),
-            Part::Text(_) => Some(root.join("text_encoder_2")),
-            Part::ControlNet => controlnet.clone(),
-        }
-    }
-
     /// Weight files of `part`: one file, or all shards.
-    fn files(&self, part: Part) -> Result<Vec<PathBuf>> {
-        let Some(folder) = self.folder(part) else { return Ok(Vec::new()) };
-        let variant = if let Weights::Files { variant, .. } = &self.weights { variant } else { "" };
-        let mut names = Vec::new();
-        for entry in std::fs::read_dir(&folder).map_err(Error::io(&folder, "list"))? {
-            names.push(entry.map_err(Error::io(&folder, "list"))?.file_name().to_string_lossy().into_owned());
-        }
+    fn files(&self, part: PipelinePart) -> Result<Vec<PathBuf>> {
+        let Weights::Files { root, controlnet, variant } = &self.weights else { return Ok(Vec::new()) };
+        let folder = match part {
+            PipelinePart::Unet => root.join("unet"),
+            PipelinePart::Vae => root.join("vae"),
+            PipelinePart::Text(number) => root.join(TEXT_FOLDERS[number]),
+            PipelinePart::ControlNet => match controlnet {
+                Some(folder) => folder.clone(),
+                None => return Ok(Vec::new()),
+            },
+        };
+        let listed = || -> std::io::Result<Vec<String>> {
+            std::fs::read_dir(&folder)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+        };
+        let mut names = listed().map_err(Error::io(&folder, "list"))?;
         names.sort();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let files: Vec<PathBuf> = of_variant(&names, variant).into_iter().map(|name| folder.join(name)).collect();
@@ -279,10 +267,7 @@ impl PipelineConfig {
     /// # Errors
     /// [`Error::Weights`].
     pub fn check_files(&self) -> Result<()> {
-        for file in self.all_files()? {
-            Archive::open(&file)?;
-        }
-        Ok(())
+        self.all_files()?.iter().try_for_each(|file| Archive::open(file).map(drop))
     }
 
     /// Loads the weights of `part` into `store`. Does nothing for random weights, which are initialised when a store
@@ -290,7 +275,7 @@ impl PipelineConfig {
     ///
     /// # Errors
     /// [`Error::Weights`] naming missing, unexpected and mis-shaped tensors.
-    pub fn fill(&self, part: Part, store: &Store) -> Result<()> {
+    pub fn fill(&self, part: PipelinePart, store: &Store) -> Result<()> {
         self.fill_into(part, store, &|_, tensor| tensor)
     }
 
@@ -298,7 +283,7 @@ impl PipelineConfig {
     ///
     /// # Errors
     /// As [`Self::fill`].
-    pub fn fill_into(&self, part: Part, store: &Store, place: &dyn Fn(&str, Tensor) -> Tensor) -> Result<()> {
+    pub fn fill_into(&self, part: PipelinePart, store: &Store, place: &dyn Fn(&str, Tensor) -> Tensor) -> Result<()> {
         let files = self.files(part)?;
         if files.is_empty() {
             return Ok(());
@@ -319,17 +304,9 @@ impl PipelineConfig {
                 missing.retain(|other| *other != name);
             }
         }
-        match missing.first() {
-            None => Ok(()),
-            Some(first) => {
-                let reason = format!("{} tensors are missing, first `{first}`", missing.len());
-                Err(Error::weights(
-                    &files[0],
-                    reason,
-                    "download the file again, or check the `config.json` in its folder",
-                ))
-            }
-        }
+        let Some(first) = missing.first() else { return Ok(()) };
+        let reason = format!("{} tensors are missing, first `{first}`", missing.len());
+        Err(Error::weights(&files[0], reason, "download the file again, or check the `config.json` in its folder"))
     }
 }
 
@@ -337,12 +314,12 @@ impl PipelineConfig {
 fn read_controlnet(folder: Option<&Path>) -> Result<Option<controlnet::Config>> {
     let Some(folder) = folder else { return Ok(None) };
     let config: controlnet::Config = read_json(&folder.join("config.json"), HINT)?;
-    config.check().map_err(|error| at(folder, &error))?;
+    config.check().map_err(at(folder))?;
     Ok(Some(config))
 }
 
 /// Noise schedule and sampler of the pipeline in `root`.
-fn read_scheduler(root: &Path) -> Result<(SchedulerConfig, sampler::SamplerKind)> {
+fn read_scheduler(root: &Path) -> Result<(SchedulerConfig, SamplerKind)> {
     let file = root.join("scheduler/scheduler_config.json");
     let scheduler = SchedulerConfig::open(&file)?;
     let text = files::read_to_string(&file, files::MAX_TEXT).map_err(Error::io(&file, "read"))?;
@@ -351,16 +328,15 @@ fn read_scheduler(root: &Path) -> Result<(SchedulerConfig, sampler::SamplerKind)
 
 /// The supported sampler closest to the scheduler class in `scheduler_config.json`. The file may contain `-Infinity`,
 /// which is not JSON, so it is searched as text. PNDM (Stable Diffusion 1.5) becomes a multistep DDIM.
-fn sampler_of(text: &str) -> sampler::SamplerKind {
+fn sampler_of(text: &str) -> SamplerKind {
     let line = text.lines().find(|line| line.contains("\"_class_name\"")).unwrap_or_default();
-    let is = |names: &[&str]| names.iter().any(|name| line.contains(name));
-    if is(&["DDIM", "PNDM", "DDPM"]) {
-        sampler::SamplerKind::Ddim
-    } else if is(&["DPMSolver"]) {
-        sampler::SamplerKind::DpmPlusPlus2M
-    } else {
-        sampler::SamplerKind::Euler
-    }
+    let nearest = [
+        ("DDIM", SamplerKind::Ddim),
+        ("PNDM", SamplerKind::Ddim),
+        ("DDPM", SamplerKind::Ddim),
+        ("DPMSolver", SamplerKind::DpmPlusPlus2M),
+    ];
+    nearest.iter().find(|(name, _)| line.contains(name)).map_or(SamplerKind::Euler, |(_, kind)| *kind)
 }
 
 /// An autoencoder of small width with the usual eight pixels per latent cell.
@@ -395,7 +371,7 @@ fn tiny_sdxl() -> unet::Config {
 
 /// A network of the pipeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum PipelinePart {
     /// `unet/`
     Unet,
     /// `vae/`
@@ -406,7 +382,7 @@ pub enum Part {
     ControlNet,
 }
 
-impl Part {
+impl PipelinePart {
     /// Current name of a stored tensor.
     fn current_name(self, stored: &str) -> String {
         match self {
@@ -426,13 +402,7 @@ fn copy(archive: &Archive, stored: &str, target: &mut Tensor) -> Result<()> {
     archive.copy_into(stored, target)
 }
 
-fn at(path: &Path, error: &Error) -> Error {
-    Error::weights(path, error.to_string(), error.hint())
-}
-
-/// Hashes every byte, because a fine-tuned copy may differ only in the middle.
-fn digest_file(path: &Path, hash: &mut Sha256) -> Result<()> {
-    let mut file = files::open(path).map_err(Error::io(path, "open"))?;
-    std::io::copy(&mut file, hash).map_err(Error::io(path, "read"))?;
-    Ok(())
+/// An error of the sizes in `path`.
+fn at(path: &Path) -> impl FnOnce(Error) -> Error {
+    move |error| Error::weights(path, error.to_string(), error.hint())
 }

@@ -3,18 +3,20 @@
 //! The embedded file `prompts.toml` documents its own format; custom files use the same one. A class without its own
 //! section is described by the words of its folder name and of the row's question.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use rand::Rng;
 use rand::seq::IndexedRandom;
 use serde::Deserialize;
 
+use super::pipeline::PromptPair;
 use super::settings::Mode;
 use crate::Result;
 use crate::data::manifest::Row;
 use crate::data::templates;
 use crate::location::{Zones, first_location};
+use crate::tensor::rng;
 
 const EMBEDDED: &str = include_str!("../../data/prompts.toml");
 /// Maximum number of words of a description: CLIP reads 77 tokens.
@@ -22,11 +24,48 @@ const MOST_WORDS: usize = 25;
 
 /// Prompt and negative prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Prompt {
+pub struct RowPrompt {
     /// The prompt.
     pub positive: String,
     /// The negative prompt; may be empty.
     pub negative: String,
+}
+
+/// The different prompts and negative prompts of a job. A plan needs their number.
+pub struct DrawnPrompts {
+    prompts: PromptFile,
+    mode: Mode,
+    /// Seed and purpose of the random numbers.
+    random: (u64, &'static str),
+    /// The different texts, in the order in which they were drawn.
+    pub texts: Vec<String>,
+    index_of: HashMap<String, usize>,
+}
+
+impl DrawnPrompts {
+    /// No text yet; prompts come from `file`, or are the built-in ones if that is empty.
+    ///
+    /// # Errors
+    /// As [`PromptFile::open`].
+    pub(super) fn new(file: &str, mode: Mode, random: (u64, &'static str)) -> Result<Self> {
+        let prompts = if file.is_empty() { PromptFile::embedded() } else { PromptFile::open(Path::new(file))? };
+        Ok(Self { prompts, mode, random, texts: Vec::new(), index_of: HashMap::new() })
+    }
+
+    /// Draws the prompts of a row; `number` selects the random numbers.
+    pub(super) fn draw(&mut self, row: &Row, number: u64) -> PromptPair {
+        let mut rng = rng::stream(self.random.0, self.random.1, &[number]);
+        let prompt = self.prompts.for_row(row, self.mode, &mut rng);
+        PromptPair { positive: self.number(prompt.positive), negative: self.number(prompt.negative) }
+    }
+
+    /// The number of a text.
+    pub(super) fn number(&mut self, text: String) -> usize {
+        *self.index_of.entry(text.clone()).or_insert_with(|| {
+            self.texts.push(text);
+            self.texts.len() - 1
+        })
+    }
 }
 
 /// Words and prompts of one class; missing entries are taken from the default section.
@@ -63,7 +102,7 @@ impl Section {
 /// All prompts of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Prompts {
+pub struct PromptFile {
     default: Section,
     #[serde(default)]
     class: BTreeMap<String, Section>,
@@ -103,7 +142,7 @@ impl PromptWords {
     }
 }
 
-impl Prompts {
+impl PromptFile {
     /// The built-in prompts.
     pub fn embedded() -> Self {
         toml::from_str(EMBEDDED).expect("a unit test parses the embedded prompts")
@@ -156,38 +195,25 @@ impl Prompts {
     /// class.
     pub fn words(&self, row: &Row) -> PromptWords {
         let class = self.class.get(&row.modality);
-        let given = |get: fn(&Section) -> &Option<String>| {
-            class.and_then(|section| get(section).clone()).or_else(|| get(&self.default).clone())
-        };
+        let own = |get: fn(&Section) -> &Option<String>| class.and_then(|section| get(section).clone());
+        let default = &self.default;
         let (folder_target, folder_image) = folder_words(&row.modality);
-        let image = image_of(&row.question)
-            .or_else(|| class.and_then(|section| section.image.clone()))
-            .or_else(|| folder_image.clone())
-            .or_else(|| self.default.image.clone())
-            .unwrap_or_else(|| "medical image".to_owned());
+        let image = image_of(&row.question).or_else(|| own(|section| &section.image)).or_else(|| folder_image.clone());
+        let image = image.or_else(|| default.image.clone()).unwrap_or_else(|| "medical image".to_owned());
+        let modality = own(|section| &section.modality).or(folder_image).or_else(|| default.modality.clone());
+        let target = target_of(&row.question).or_else(|| own(|section| &section.target)).or(folder_target);
+        let location = row.position.as_deref().and_then(first_location).or_else(|| first_location(&row.answer));
         PromptWords {
-            modality: class
-                .and_then(|section| section.modality.clone())
-                .or(folder_image)
-                .or_else(|| given(|section| &section.modality))
-                .unwrap_or_else(|| image.clone()),
-            target: target_of(&row.question)
-                .or_else(|| class.and_then(|section| section.target.clone()))
-                .or(folder_target)
-                .or_else(|| self.default.target.clone())
-                .unwrap_or_else(|| "lesion".to_owned()),
+            modality: modality.unwrap_or_else(|| image.clone()),
+            target: target.or_else(|| default.target.clone()).unwrap_or_else(|| "lesion".to_owned()),
             image,
-            location: [row.position.as_deref(), Some(row.answer.as_str())]
-                .into_iter()
-                .flatten()
-                .find_map(first_location)
-                .map(|location| location.label(Zones::Grid)),
+            location: location.map(|location| location.label(Zones::Grid)),
             description: description(&row.answer),
         }
     }
 
     /// A random prompt among those that the row can fill.
-    pub fn for_row(&self, row: &Row, mode: Mode, rng: &mut impl Rng) -> Prompt {
+    pub fn for_row(&self, row: &Row, mode: Mode, rng: &mut impl Rng) -> RowPrompt {
         let words = self.words(row);
         let class = self.class.get(&row.modality);
         let own = class.map_or(&[][..], |section| section.prompts(mode));
@@ -198,7 +224,7 @@ impl Prompts {
             let filled: Vec<String> = templates.iter().filter_map(|template| words.fill(template)).collect();
             filled.choose(rng).cloned().unwrap_or_default()
         };
-        Prompt { positive: draw(prompts), negative: draw(negatives) }
+        RowPrompt { positive: draw(prompts), negative: draw(negatives) }
     }
 }
 
@@ -216,6 +242,9 @@ const BEFORE_TARGET: [&str; 9] = [
     "segment the ", "where is the ", "where are the ", "does the ", "do the ", "outline the ", "point out the ",
     "find the ", "is there a ",
 ];
+
+/// Words that end the name of an image.
+const AFTER_IMAGE: [&str; 11] = ["and", "appear", "show", "shows", "does", "do", "is", "are", "that", "which", "where"];
 
 /// The target of a question (`polyp` in `Where is the polyp located in this image?`), in lower case.
 pub fn target_of(question: &str) -> Option<String> {
@@ -236,7 +265,7 @@ fn image_of(question: &str) -> Option<String> {
     let mut words = Vec::new();
     for word in question[start..].split_whitespace() {
         let bare = word.trim_end_matches(['?', '.', ',']);
-        if ["and", "appear", "show", "shows"].contains(&bare) || first_word_of_a_clause(bare) {
+        if AFTER_IMAGE.contains(&bare) {
             break;
         }
         words.push(bare);
@@ -245,10 +274,6 @@ fn image_of(question: &str) -> Option<String> {
         }
     }
     ((1..=5).contains(&words.len())).then(|| words.join(" "))
-}
-
-fn first_word_of_a_clause(word: &str) -> bool {
-    ["does", "do", "is", "are", "that", "which", "where"].contains(&word)
 }
 
 /// The first sentence of an answer without its full stop, limited to [`MOST_WORDS`].
@@ -370,7 +395,7 @@ mod tests {
 
     #[test]
     fn every_class_and_mode_has_a_filled_prompt() {
-        let prompts = Prompts::embedded();
+        let prompts = PromptFile::embedded();
         prompts.check().unwrap();
         let classes: Vec<&str> =
             prompts.class.keys().map(String::as_str).chain(["unheard_of", "liver_tumors_mri"]).collect();
@@ -383,7 +408,7 @@ mod tests {
                 {
                     let row = row(class, "where?", answer, position);
                     for _ in 0..20 {
-                        let Prompt { positive, negative } = prompts.for_row(&row, mode, &mut rng);
+                        let RowPrompt { positive, negative } = prompts.for_row(&row, mode, &mut rng);
                         assert!(!positive.trim().is_empty() && !negative.trim().is_empty(), "{class} {mode:?}");
                         assert!(!positive.contains(['{', '}']) && !negative.contains(['{', '}']), "{positive}");
                         assert!(positive.split_whitespace().count() <= 45, "{positive}");
@@ -397,7 +422,7 @@ mod tests {
 
     #[test]
     fn the_question_has_priority_over_the_class() {
-        let prompts = Prompts::embedded();
+        let prompts = PromptFile::embedded();
         let words = prompts.words(&row(
             "abdomen_CT",
             "Where is the spleen located in this abdominal CT slice?",
@@ -411,7 +436,7 @@ mod tests {
 
     #[test]
     fn equal_seeds_give_equal_prompts() {
-        let prompts = Prompts::embedded();
+        let prompts = PromptFile::embedded();
         let row = row("polyp_endoscopy", "where?", "x", None);
         let draw = || prompts.for_row(&row, Mode::KeepLesion, &mut rng());
         assert_eq!(draw(), draw());
@@ -421,10 +446,10 @@ mod tests {
     fn an_invalid_prompt_file_is_rejected_with_the_reason() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("p.toml");
-        assert!(Prompts::open(&path).is_err());
+        assert!(PromptFile::open(&path).is_err());
         let open = |text: &str| {
             std::fs::write(&path, text).unwrap();
-            Prompts::open(&path).map_err(|error| error.to_string())
+            PromptFile::open(&path).map_err(|error| error.to_string())
         };
         let good = "[default]\nsurroundings = ['a']\ntargets = ['b {target}']\nwhole = ['c']\n";
         let prompts = open(good).unwrap();

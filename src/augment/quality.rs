@@ -5,9 +5,10 @@
 //! [`super::ablation`]). FID is computed with Inception features only. Metrics with features of the segmenter's
 //! encoder carry its name (`KID[tinysam]`).
 
+use crate::augment::check_interrupt;
 use crate::augment::distance::{self, FID_MIN_IMAGES, Mmd};
 use crate::data::decode;
-use crate::data::image::{MaskMode, mask_pixels, sam_pixels};
+use crate::data::image::{Fit, MaskMode, mask_pixels, sam_pixels};
 use crate::event::{Event, Observer};
 use crate::metrics::text_table::aligned;
 use crate::models::image_encoder;
@@ -20,7 +21,7 @@ use crate::{Error, Result};
 use image::{DynamicImage, GrayImage};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 /// Minimum number of images of a set.
 pub const MIN_IMAGES: i64 = 4;
@@ -75,26 +76,26 @@ impl QualityReport {
         seed: u64,
     ) -> Result<()> {
         let [n_real, n_other] = [real, other].map(|features| features.size()[0]);
-        let row = |metric: String, found: Option<[Option<f64>; 3]>, warning: Option<String>| {
-            let [value, low, high] = found.unwrap_or_default();
+        let fewest = n_real.min(n_other);
+        let row = |metric: String, [value, low, high]: [Option<f64>; 3], least: i64| {
+            let biased = if least == FID_MIN_IMAGES { "biased upwards: " } else { "" };
+            let warning = (fewest < least).then(|| format!("{biased}fewer than {least} images"));
             Distance { modality: modality.to_owned(), n_real, n_other, metric, value, low, high, warning }
         };
-        if n_real.min(n_other) < MIN_IMAGES {
-            let warning = Some(format!("fewer than {MIN_IMAGES} images"));
-            self.rows.extend(source.metrics().map(|metric| row(metric, None, warning.clone())));
+        if fewest < MIN_IMAGES {
+            self.rows.extend(source.metrics().map(|metric| row(metric, [None; 3], MIN_IMAGES)));
             return Ok(());
         }
-        let interval = |found: Mmd| Some([Some(found.value), Some(found.low), Some(found.high)]);
+        let interval = |found: Mmd| [found.value, found.low, found.high].map(Some);
+        let kid = interval(distance::kid(real, other, seed)?);
         let [first, second] = source.metrics();
-        if *source == FeatureSource::Inception {
-            let fid = distance::fid(real, other)?;
-            let biased = || format!("biased upwards: fewer than {FID_MIN_IMAGES} images");
-            self.rows.push(row(first, Some([Some(fid.value), None, None]), fid.bias_warning.then(biased)));
-            self.rows.push(row(second, interval(distance::kid(real, other, seed)?), None));
+        self.rows.extend(if *source == FeatureSource::Inception {
+            let fid = [Some(distance::fid(real, other)?), None, None];
+            [row(first, fid, FID_MIN_IMAGES), row(second, kid, MIN_IMAGES)]
         } else {
-            self.rows.push(row(first, interval(distance::kid(real, other, seed)?), None));
-            self.rows.push(row(second, interval(distance::mmd_rbf(real, other, seed)?), None));
-        }
+            let mmd = interval(distance::mmd_rbf(real, other, seed)?);
+            [row(first, kid, MIN_IMAGES), row(second, mmd, MIN_IMAGES)]
+        });
         Ok(())
     }
 }
@@ -139,7 +140,7 @@ impl fmt::Display for QualityReport {
 
 /// Images whose features are computed.
 #[derive(Clone, Copy)]
-pub struct Images<'a> {
+pub struct FeatureImages<'a> {
     /// PNG, JPEG or TIFF files.
     pub files: &'a [PathBuf],
     /// The area of image `i` that counts (nonzero pixels, any size); `None` for whole images. Only
@@ -153,7 +154,7 @@ pub struct Images<'a> {
     pub interrupt: &'a AtomicBool,
 }
 
-impl Images<'_> {
+impl FeatureImages<'_> {
     /// Calls `work` for each batch, with image numbers and decoded images, and concatenates the results; fp32 on the
     /// CPU.
     fn batches(&self, work: impl Fn(&[usize], &[DynamicImage]) -> Result<Tensor>) -> Result<Tensor> {
@@ -166,9 +167,7 @@ impl Images<'_> {
         let mut parts = Vec::new();
         let mut done = 0;
         for batch in numbers.chunks(self.batch.max(1)) {
-            if self.interrupt.load(Ordering::SeqCst) {
-                return Err(Error::Interrupted);
-            }
+            check_interrupt(self.interrupt)?;
             let images: Vec<DynamicImage> =
                 batch.iter().map(|&i| decode::image(&self.files[i])).collect::<Result<_>>()?;
             let features = no_grad(|| guard::guard(|| work(batch, &images)))?;
@@ -187,17 +186,18 @@ impl Images<'_> {
 /// # Errors
 /// [`Error::Data`] for an image that cannot be read or an area without a pixel; [`Error::Interrupted`]; typed errors of
 /// libtorch.
-pub fn encoder_features(loaded: &LoadedModel, images: &Images) -> Result<Tensor> {
+pub fn encoder_features(loaded: &LoadedModel, images: &FeatureImages) -> Result<Tensor> {
     let size = loaded.description.pixels.sam_size;
     let side = i64::from(size);
     images.batches(|numbers, decoded| {
         let count = i64::try_from(numbers.len()).expect("a batch");
         let mut bytes = Vec::new();
         for image in decoded {
-            bytes.extend(sam_pixels(image, size)?);
+            bytes.extend(sam_pixels(image, size, Fit::Stretch)?);
         }
         let pixels = Tensor::from_slice(&bytes).view([count, 3, side, side]);
-        let embedding = loaded.model.embed_image(&pixels, image_encoder::Pass::default()).map.to_kind(Kind::Float);
+        let embedding =
+            loaded.model.embed_image(&pixels, image_encoder::EncoderPass::default()).map.to_kind(Kind::Float);
         let Some(area) = images.area else {
             return Ok(embedding.mean_dim([2, 3].as_slice(), false, Kind::Float));
         };
@@ -222,7 +222,7 @@ pub fn encoder_features(loaded: &LoadedModel, images: &Images) -> Result<Tensor>
 fn cell_shares(mask: &GrayImage, size: u32, stride: i64) -> Result<Tensor> {
     let side = i64::from(size);
     // binary mode keeps masks of a few pixels
-    let target = mask_pixels(mask, size, MaskMode::Binary)?;
+    let target = mask_pixels(mask, size, MaskMode::Binary, Fit::Stretch)?;
     let target = Tensor::from_slice(&target).to_kind(Kind::Float).view([1, 1, side, side]) / 255.0;
     Ok(target.avg_pool2d([stride; 2], [stride; 2], [0, 0], false, true, None))
 }
@@ -231,7 +231,7 @@ fn cell_shares(mask: &GrayImage, size: u32, stride: i64) -> Result<Tensor> {
 ///
 /// # Errors
 /// As [`encoder_features`].
-pub fn inception_features(inception: &Inception, images: &Images) -> Result<Tensor> {
+pub fn inception_features(inception: &Inception, images: &FeatureImages) -> Result<Tensor> {
     images.batches(|_numbers, decoded| {
         let images: Vec<Tensor> = decoded.iter().map(|image| inception::resized(&unit_pixels(image))).collect();
         Ok(inception.features(&Tensor::cat(&images, 0)))

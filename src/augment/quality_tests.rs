@@ -1,6 +1,5 @@
 use super::*;
 use crate::event::Silent;
-use crate::models::inception::Config;
 use crate::nn::LoraConfig;
 use crate::segment::setup::{self, Build, ModelConfig};
 use crate::tensor::weights::write_safetensors;
@@ -8,8 +7,8 @@ use image::{Luma, Rgb, RgbImage};
 
 static NOT_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-fn images(files: &[PathBuf], batch: usize) -> Images<'_> {
-    Images { files, area: None, batch, observer: &Silent, interrupt: &NOT_INTERRUPTED }
+fn images(files: &[PathBuf], batch: usize) -> FeatureImages<'_> {
+    FeatureImages { files, area: None, batch, observer: &Silent, interrupt: &NOT_INTERRUPTED }
 }
 
 /// Five images of different sizes, the last grey.
@@ -53,7 +52,7 @@ fn encoder_features_are_the_mean_of_the_embedding() {
     assert!(distance_of(&again, &all) < 1e-5, "features depend on the batch size");
 
     let whole = |_: usize| Ok(GrayImage::from_pixel(50, 20, Luma([1])));
-    let found = encoder_features(&loaded, &Images { area: Some(&whole), ..images(&files, 2) }).unwrap();
+    let found = encoder_features(&loaded, &FeatureImages { area: Some(&whole), ..images(&files, 2) }).unwrap();
     assert!(distance_of(&found, &all) < 1e-5, "the whole area is the whole image");
 
     let half = |left: bool| {
@@ -61,14 +60,14 @@ fn encoder_features_are_the_mean_of_the_embedding() {
     };
     let side = |left: bool| {
         let area = half(left);
-        encoder_features(&loaded, &Images { area: Some(&area), ..images(&files, 3) }).unwrap()
+        encoder_features(&loaded, &FeatureImages { area: Some(&area), ..images(&files, 3) }).unwrap()
     };
     let (left, right) = (side(true), side(false));
     assert!(distance_of(&left, &right) > 1e-3, "halves differ");
     assert!(distance_of(&((left + right) / 2.0), &all) < 1e-5, "the mean of two halves is the mean of the whole");
 
     let none = |_: usize| Ok(GrayImage::new(8, 8));
-    let error = encoder_features(&loaded, &Images { area: Some(&none), ..images(&files, 3) }).unwrap_err();
+    let error = encoder_features(&loaded, &FeatureImages { area: Some(&none), ..images(&files, 3) }).unwrap_err();
     assert!(error.to_string().ends_with("0.png: the area to compare is empty"), "{error}");
 }
 
@@ -78,14 +77,14 @@ fn inception_features_of_files_match_a_direct_pass() {
     let folder = tempfile::tempdir().unwrap();
     let files = files(folder.path());
     let store = Store::new(StoreOptions::cpu());
-    let model = Inception::with_config(&store.root(Role::Frozen), Config { divisor: 16 });
+    let model = Inception::with_divisor(&store.root(Role::Frozen), 16);
     let all = inception_features(&model, &images(&files, 2)).unwrap();
     assert_eq!(all.size(), [5, 128]);
     let one = decode::image(&files[1]).unwrap();
     let direct = model.features(&unit_pixels(&one));
     assert!(distance_of(&all.narrow(0, 1, 1), &direct) < 1e-5);
     let stop = AtomicBool::new(true);
-    let stopped = inception_features(&model, &Images { interrupt: &stop, ..images(&files, 2) });
+    let stopped = inception_features(&model, &FeatureImages { interrupt: &stop, ..images(&files, 2) });
     assert!(matches!(stopped, Err(Error::Interrupted)));
     assert!(inception_features(&model, &images(&[], 2)).is_err());
 }

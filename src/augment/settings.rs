@@ -69,6 +69,15 @@ settings! {
     }
 }
 
+/// The word of a choice in flags and files.
+///
+/// # Panics
+/// Never for a setting: choices serialise as words.
+pub fn word(choice: impl serde::Serialize) -> String {
+    let word = serde_json::to_value(choice).expect("a choice serialises");
+    word.as_str().expect("a choice is a word").to_owned()
+}
+
 /// Generation mode of a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum), value(rename_all = "snake_case"))]
@@ -87,17 +96,6 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// The word of flags and files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::KeepLesion => "keep_lesion",
-            Self::EditLesion => "edit_lesion",
-            Self::InsertLesion => "insert_lesion",
-            Self::MaskToImage => "mask_to_image",
-            Self::Img2img => "img2img",
-        }
-    }
-
     /// True if latents outside the repainted region are preserved.
     pub fn holds(self) -> bool {
         matches!(self, Self::KeepLesion | Self::EditLesion | Self::InsertLesion)
@@ -225,12 +223,8 @@ impl AugmentConfig {
 
     /// The settings that name the generator.
     pub fn generator(&self) -> GeneratorSettings<'_> {
-        GeneratorSettings {
-            section: "augment",
-            model: &self.model,
-            variant: &self.variant,
-            controlnet: &self.controlnet,
-        }
+        let Self { model, variant, controlnet, .. } = self;
+        GeneratorSettings { section: "augment", model, variant, controlnet }
     }
 
     /// Whether each step runs the prompt and its negative.

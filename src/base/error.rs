@@ -2,6 +2,7 @@
 //!
 //! Messages are lowercase, without a final period, with literals in backticks. `cli` prints message, causes and hint.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Result of functions that can fail for a reason outside the program.
@@ -142,8 +143,13 @@ fn location(path: &Path, line: Option<u64>) -> String {
 
 /// Names in backticks for a message, at most 20.
 pub fn quoted<T: std::fmt::Display>(names: &[T]) -> String {
-    let shown: Vec<String> = names.iter().take(20).map(|name| format!("`{name}`")).collect();
-    let more = names.len().saturating_sub(20);
+    first_quoted(names, 20)
+}
+
+/// The first `most` names in backticks for a message, and how many more there are.
+pub fn first_quoted<T: std::fmt::Display>(names: &[T], most: usize) -> String {
+    let shown: Vec<String> = names.iter().take(most).map(|name| format!("`{name}`")).collect();
+    let more = names.len().saturating_sub(most);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     shown.join(", ") + &more
 }
@@ -225,7 +231,6 @@ impl Error {
 
     /// True if the disk is full, the quota is used up, or the file may not become that large.
     pub fn is_disk_full(&self) -> bool {
-        use std::io::ErrorKind;
         match self {
             Self::Io { source, .. } => {
                 matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
@@ -237,42 +242,41 @@ impl Error {
 
     /// What to do next, in one sentence; empty if the message needs no hint.
     pub fn hint(&self) -> String {
-        match self {
+        let hint = match self {
             Self::Config { hint, .. }
             | Self::Argument { hint, .. }
             | Self::Data { hint, .. }
             | Self::Weights { hint, .. }
             | Self::Hub { hint, .. }
-            | Self::Peer { hint, .. } => hint.clone(),
+            | Self::Peer { hint, .. } => hint,
             Self::Io { source, path, .. } => match source.kind() {
-                std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
-                    format!("check the path `{}`", path.display())
+                ErrorKind::NotFound | ErrorKind::NotADirectory => {
+                    return format!("check the path `{}`", path.display());
                 }
-                std::io::ErrorKind::PermissionDenied => "check the file's owner and permissions".into(),
-                std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
-                    "free some space on that disk and run the same command again; finished work is kept".into()
+                ErrorKind::PermissionDenied => "check the file's owner and permissions",
+                ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+                    "free some space on that disk and run the same command again; finished work is kept"
                 }
-                std::io::ErrorKind::FileTooLarge => {
-                    "files of this size are not allowed there: raise `ulimit -f`, or choose another disk".into()
+                ErrorKind::FileTooLarge => {
+                    "files of this size are not allowed there: raise `ulimit -f`, or choose another disk"
                 }
-                _ => String::new(),
+                _ => "",
             },
-            Self::Shape { .. } => "check that the config belongs to the weights".into(),
+            Self::Shape { .. } => "check that the config belongs to the weights",
             Self::OutOfMemory { .. } => {
                 "lower `train.micro_batch`, raise `train.accumulation` by the same factor, or set \
                  `train.checkpointing=full`"
-                    .into()
             }
-            Self::Torch { .. } | Self::Internal { .. } => String::new(),
+            Self::Torch { .. } | Self::Internal { .. } => "",
             Self::Diverged { .. } => {
-                "lower `train.learning_rate`, or use the argument `precision=bf16` instead of fp16".into()
+                "lower `train.learning_rate`, or use the argument `precision=bf16` instead of fp16"
             }
             Self::NotFinite { .. } => {
                 "try the argument `precision=fp32`; if that fails too, these weights cannot be used: take an \
                                        earlier checkpoint, or train again with a lower `train.learning_rate`"
-                    .into()
             }
-            Self::Interrupted => "run the same command again to continue; trainings need the argument `resume`".into(),
-        }
+            Self::Interrupted => "run the same command again to continue; trainings need the argument `resume`",
+        };
+        hint.to_owned()
     }
 }

@@ -40,40 +40,26 @@ pub struct Position {
 impl Position {
     /// The nine cells in reading order.
     pub const ALL: [Self; 9] = {
-        const fn at(row: GridRow, column: GridColumn) -> Position {
-            Position { row, column }
+        let rows = [GridRow::Upper, GridRow::Center, GridRow::Lower];
+        let columns = [GridColumn::Left, GridColumn::Center, GridColumn::Right];
+        let (mut all, mut cell) = ([Self { row: rows[0], column: columns[0] }; 9], 0);
+        while cell < all.len() {
+            all[cell] = Self { row: rows[cell / 3], column: columns[cell % 3] };
+            cell += 1;
         }
-        [
-            at(GridRow::Upper, GridColumn::Left),
-            at(GridRow::Upper, GridColumn::Center),
-            at(GridRow::Upper, GridColumn::Right),
-            at(GridRow::Center, GridColumn::Left),
-            at(GridRow::Center, GridColumn::Center),
-            at(GridRow::Center, GridColumn::Right),
-            at(GridRow::Lower, GridColumn::Left),
-            at(GridRow::Lower, GridColumn::Center),
-            at(GridRow::Lower, GridColumn::Right),
-        ]
+        all
     };
 
     /// The label in the vocabulary of `zones`: `upper left` (grid) or `top left` (quadrants). The middle is `center`.
     pub fn label(self, zones: Zones) -> String {
-        let row = match (self.row, zones) {
-            (GridRow::Upper, Zones::Grid) => "upper",
-            (GridRow::Lower, Zones::Grid) => "lower",
-            (GridRow::Upper, Zones::Quadrants) => "top",
-            (GridRow::Lower, Zones::Quadrants) => "bottom",
-            (GridRow::Center, _) => "center",
+        let rows = match zones {
+            Zones::Grid => ["upper", "center", "lower"],
+            Zones::Quadrants => ["top", "center", "bottom"],
         };
-        let column = match self.column {
-            GridColumn::Left => "left",
-            GridColumn::Center => "center",
-            GridColumn::Right => "right",
-        };
-        if self.row == GridRow::Center && self.column == GridColumn::Center {
-            return "center".to_owned();
+        match (rows[self.row as usize], ["left", "center", "right"][self.column as usize]) {
+            ("center", "center") => "center".to_owned(),
+            (row, column) => format!("{row} {column}"),
         }
-        format!("{row} {column}")
     }
 }
 
@@ -149,22 +135,17 @@ impl Zones {
     }
 }
 
-#[derive(Clone, Copy)]
-enum LocationWord {
-    GridRow(GridRow),
-    GridColumn(GridColumn),
-    Center,
-}
-
-fn word(text: &str) -> Option<LocationWord> {
-    Some(match text {
-        "upper" | "top" | "superior" => LocationWord::GridRow(GridRow::Upper),
-        "lower" | "bottom" | "inferior" => LocationWord::GridRow(GridRow::Lower),
-        "left" => LocationWord::GridColumn(GridColumn::Left),
-        "right" => LocationWord::GridColumn(GridColumn::Right),
-        "center" | "centre" | "central" | "middle" | "mid" => LocationWord::Center,
+/// What a word of a location says; nothing about both directions for the center.
+fn word(text: &str) -> Option<StatedLocation> {
+    let (row, column) = match text {
+        "upper" | "top" | "superior" => (Some(GridRow::Upper), None),
+        "lower" | "bottom" | "inferior" => (Some(GridRow::Lower), None),
+        "left" => (None, Some(GridColumn::Left)),
+        "right" => (None, Some(GridColumn::Right)),
+        "center" | "centre" | "central" | "middle" | "mid" => (None, None),
         _ => return None,
-    })
+    };
+    Some(StatedLocation { row, column })
 }
 
 /// The cell that `text` names, or `None`: that of [`stated_location`].
@@ -214,9 +195,9 @@ impl Found {
     fn new(text: &str) -> Self {
         let lower = text.to_lowercase().replace('-', " ");
         let pieces: Vec<String> = lower.split_whitespace().map(str::to_owned).collect();
-        let words: Vec<Option<LocationWord>> =
+        let words: Vec<Option<StatedLocation>> =
             pieces.iter().map(|piece| word(piece.trim_matches(|c: char| !c.is_alphanumeric()))).collect();
-        let pair = |(i, pair): (usize, &[Option<LocationWord>])| Some((i + 1, both(pair[0]?, pair[1]?)?.into()));
+        let pair = |(i, pair): (usize, &[Option<StatedLocation>])| Some((i + 1, both(pair[0]?, pair[1]?)?.into()));
         let pairs = words.windows(2).enumerate().filter_map(pair).collect();
         let lone = words.iter().enumerate().filter_map(|(i, word)| Some((i, alone((*word)?)))).collect();
         Self { pieces, pairs, lone }
@@ -239,22 +220,15 @@ const OF_THE_IMAGE: [&str; 25] = [
     "position", "location", "center", "of", "in", "and", "at", "with", "it", "its", "the", "is", "covering",
 ];
 
-fn both(first: LocationWord, second: LocationWord) -> Option<Position> {
-    Some(match (first, second) {
-        (LocationWord::GridRow(row), LocationWord::GridColumn(column))
-        | (LocationWord::GridColumn(column), LocationWord::GridRow(row)) => Position { row, column },
-        (LocationWord::GridRow(_) | LocationWord::GridColumn(_), LocationWord::Center) => alone(first).position(),
-        (LocationWord::Center, LocationWord::GridRow(_) | LocationWord::GridColumn(_)) => alone(second).position(),
-        _ => return None,
-    })
+/// The cell of two neighbouring words; `None` if both are about one direction, or both are the center.
+fn both(first: StatedLocation, second: StatedLocation) -> Option<Position> {
+    let both = StatedLocation { row: first.row.xor(second.row), column: first.column.xor(second.column) };
+    (both.row.is_some() || both.column.is_some()).then(|| both.position())
 }
 
-fn alone(word: LocationWord) -> StatedLocation {
-    match word {
-        LocationWord::GridRow(row) => StatedLocation { row: Some(row), column: None },
-        LocationWord::GridColumn(column) => StatedLocation { row: None, column: Some(column) },
-        LocationWord::Center => Position { row: GridRow::Center, column: GridColumn::Center }.into(),
-    }
+/// The location of a word without another one.
+fn alone(word: StatedLocation) -> StatedLocation {
+    if word.row.is_none() && word.column.is_none() { word.position().into() } else { word }
 }
 
 #[cfg(test)]

@@ -9,19 +9,14 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 
-struct Recorded {
-    message: String,
-    location: String,
-}
-
-static LAST: Mutex<Option<Recorded>> = Mutex::new(None);
+/// Message and location.
+static LAST: Mutex<Option<(String, String)>> = Mutex::new(None);
 
 /// Replaces the panic hook: panics are recorded and not printed.
 pub fn record() {
     panic::set_hook(Box::new(|info| {
         let location = info.location().map(|at| format!("{}:{}", at.file(), at.line())).unwrap_or_default();
-        let recorded = Recorded { message: message(info.payload()), location };
-        *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Some(recorded);
+        *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Some((message(info.payload()), location));
     }));
 }
 
@@ -29,9 +24,7 @@ pub fn record() {
 pub fn describe(payload: &(dyn Any + Send)) -> String {
     let message = message(payload);
     match &*LAST.lock().unwrap_or_else(PoisonError::into_inner) {
-        Some(last) if last.message == message && !last.location.is_empty() => {
-            format!("{message} (at {})", last.location)
-        }
+        Some((last, location)) if *last == message && !location.is_empty() => format!("{message} (at {location})"),
         _ => message,
     }
 }

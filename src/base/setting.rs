@@ -11,7 +11,7 @@ use std::ops::{Bound, RangeBounds};
 
 /// Effect of a setting on the results of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Results {
+pub enum ResultsEffect {
     /// None: the same numbers.
     Same,
     /// The same arithmetic in another order.
@@ -39,7 +39,7 @@ pub struct Setting {
     /// Meaning.
     pub help: String,
     /// Effect on results.
-    pub results: Results,
+    pub results: ResultsEffect,
     /// Whether it may change on resume.
     pub resume: Resume,
     /// Effect on memory; empty = none.
@@ -69,19 +69,9 @@ pub struct Searched {
 
 impl Setting {
     /// A setting without effect on memory and without a range. `help` is the text of its doc comment.
-    pub fn new(key: &'static str, help: &str, results: Results, resume: Resume) -> Self {
+    pub fn new(key: &'static str, help: &str, results: ResultsEffect, resume: Resume) -> Self {
         let help = help.lines().map(str::trim).collect::<Vec<_>>().join(" ");
-        Self {
-            key,
-            help,
-            results,
-            resume,
-            memory: "",
-            range: None,
-            old_names: Vec::new(),
-            saving: None,
-            searched: None,
-        }
+        Self { key, help, results, resume, memory: "", range: None, old_names: vec![], saving: None, searched: None }
     }
 
     /// Its effect on memory.
@@ -121,13 +111,9 @@ impl Setting {
     /// # Errors
     /// [`Error::Config`].
     pub fn check(&self, value: f64, default: &dyn fmt::Display) -> Result<()> {
-        match self.range.filter(|range| !range.contains(value)) {
-            Some(range) => {
-                let reason = format!("must be {range}, got {value}");
-                Err(Error::config(self.key, reason, format!("the default is {default}")))
-            }
-            None => Ok(()),
-        }
+        let Some(range) = self.range.filter(|range| !range.contains(value)) else { return Ok(()) };
+        let reason = format!("must be {range}, got {value}");
+        Err(Error::config(self.key, reason, format!("the default is {default}")))
     }
 }
 
@@ -205,14 +191,14 @@ macro_rules! settings {
         impl $name {
             /// Declarations of these settings.
             pub fn settings() -> Vec<$crate::setting::Setting> {
-                use $crate::setting::{Resume, Results, Setting};
+                use $crate::setting::{Resume, ResultsEffect, Setting};
                 vec![$(
                     Setting {
                         old_names: vec![$($($old),+)?],
                         ..Setting::new(
                             concat!($section, ".", stringify!($field)),
                             concat!($($help, "\n"),+),
-                            Results::$results,
+                            ResultsEffect::$results,
                             Resume::$resume,
                         )$(.$mark($($value),+))*
                     },
@@ -230,7 +216,7 @@ mod tests {
 
     #[test]
     fn ranges_are_checked_and_written_in_words() {
-        let new = || Setting::new("a.b", " Help\n of two lines.\n", Results::Same, Resume::Free);
+        let new = || Setting::new("a.b", " Help\n of two lines.\n", ResultsEffect::Same, Resume::Free);
         assert_eq!(new().help, "Help of two lines.");
         let words = |setting: Setting, value: f64| setting.check(value, &1).map_err(|error| error.to_string());
         assert_eq!(words(new(), f64::NAN), Ok(()));

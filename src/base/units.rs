@@ -41,19 +41,10 @@ impl std::str::FromStr for Bytes {
 
     /// Parses `512mib`, `24gb`, `1.5 GiB` or `4096`. All units are binary.
     fn from_str(text: &str) -> Result<Self, String> {
-        const UNITS: [(&str, u32); 9] = [
-            ("kib", 10),
-            ("mib", 20),
-            ("gib", 30),
-            ("kb", 10),
-            ("mb", 20),
-            ("gb", 30),
-            ("k", 10),
-            ("m", 20),
-            ("g", 30),
-        ];
         let lower = text.trim().to_lowercase();
-        let found = UNITS.iter().find_map(|(unit, power)| Some((lower.strip_suffix(unit)?, *power)));
+        let of_unit = |unit: &str| ["ib", "b", ""].iter().find_map(|end| lower.strip_suffix(end)?.strip_suffix(unit));
+        let found =
+            [("k", 10), ("m", 20), ("g", 30)].into_iter().find_map(|(unit, power)| Some((of_unit(unit)?, power)));
         let (number, power) = found.unwrap_or((lower.strip_suffix('b').unwrap_or(&lower), 0));
         let bytes = number.trim().parse::<f64>().ok().map(|number| number * f64::from(1_u32 << power));
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]

@@ -1,11 +1,11 @@
 //! Command-line arguments that several commands share.
 
 use super::context::Context;
-use crate::config::Sources;
+use crate::config::{FlagSet, Sources};
 use crate::data::labels::Labels;
 use crate::data::manifest::Manifest;
 use crate::data::volume::Geometry;
-use crate::job::resume::Resume;
+use crate::job::resume::ResumeFrom;
 use crate::job::rows::Rows;
 use crate::shell::ShellCommand;
 use crate::{Error, Result};
@@ -27,7 +27,7 @@ pub(super) struct SettingsArgs {
 
 impl SettingsArgs {
     /// These settings, overridden by `flags`.
-    pub(super) fn sources(&self, default_preset: &str, flags: impl IntoIterator<Item = (String, String)>) -> Sources {
+    pub(super) fn sources(&self, default_preset: &str, flags: impl IntoIterator<Item = FlagSet>) -> Sources {
         let given = self.sets.iter().map(|set| (set.clone(), "--set".to_owned()));
         let (preset, file, sets) = (self.preset.clone(), self.config.clone(), given.chain(flags).collect());
         Sources { preset, default_preset: default_preset.into(), file, sets, ..Sources::default() }
@@ -41,14 +41,14 @@ impl SettingsArgs {
 }
 
 /// Assignments to settings by other flags than `--set`, of those that are given, with the flags.
-pub(super) fn assignments<const N: usize>(flags: [(&str, &str, Option<String>); N]) -> Vec<(String, String)> {
+pub(super) fn assignments<const N: usize>(flags: [(&str, &str, Option<String>); N]) -> Vec<FlagSet> {
     let given = flags.into_iter();
     given.filter_map(|(key, flag, value)| Some((format!("{key}={}", value?), flag.to_owned()))).collect()
 }
 
 /// The labels of a flag.
-pub(super) fn labels_of(text: &str) -> Result<Labels> {
-    text.parse().map_err(|reason: String| Error::config("--labels", reason, "give for example `--labels 1,3`"))
+pub(super) fn labels_of(flag: &str, text: &str) -> Result<Labels> {
+    text.parse().map_err(|reason: String| Error::config(flag, reason, format!("give for example `{flag} 1,3`")))
 }
 
 /// The position of NIfTI volumes.
@@ -89,11 +89,11 @@ pub(super) struct ResumeArgs {
 
 impl ResumeArgs {
     /// What the flag says.
-    pub(super) fn resume(&self) -> Resume {
+    pub(super) fn resume(&self) -> ResumeFrom {
         match self.resume.as_deref().map(|from| (from, from.to_str())) {
-            None | Some((_, Some("none"))) => Resume::New,
-            Some((_, Some("latest"))) => Resume::Last,
-            Some((from, _)) => Resume::From(from.to_owned()),
+            None | Some((_, Some("none"))) => ResumeFrom::New,
+            Some((_, Some("latest"))) => ResumeFrom::Last,
+            Some((from, _)) => ResumeFrom::From(from.to_owned()),
         }
     }
 }

@@ -1,10 +1,9 @@
 //! `prsmed calibrate`: measures this machine's memory and speed for later plans.
 
 use super::context::Context;
-use super::report::Outcome;
+use super::report::{CommandEnd, CommandResult};
 use crate::Error;
-use crate::event::Event;
-use crate::plan::reading::{self, Reading};
+use crate::plan::reading::{self, DeviceReading};
 use crate::plan::speed::ProductRate;
 use crate::plan::{calibrate, detect};
 use crate::tensor::Device;
@@ -28,7 +27,7 @@ pub(super) struct Args {
     cpu: bool,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
     let device = if args.cpu { Device::Cpu } else { crate::tensor::default_device() };
     let cache = context.env.cache.as_deref().ok_or_else(|| {
         Error::config("PRSMED_CACHE", "there is no cache folder for the reading", "set `PRSMED_CACHE` to a folder")
@@ -36,7 +35,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let gpu = detect::detect(context.env.cuda_visible_devices.as_deref()).into_iter().next();
     let gpu = gpu.filter(|_| device != Device::Cpu);
     let reading = calibrate::measure(device, gpu.as_ref(), Some(cache), &mut |step| {
-        context.progress.on(&Event::Note(format!("measuring: {step}")));
+        context.runtime.note(format!("measuring: {step}"));
     })?;
     let path = reading::save(cache, &reading)?;
     context.output.line(lines(&reading).join("\n"))?;
@@ -45,10 +44,10 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     record["kind"] = json!("calibration");
     record["out"] = json!(path);
     context.output.record(&record)?;
-    Ok(Outcome::Done)
+    Ok(CommandEnd::Done)
 }
 
-fn lines(reading: &Reading) -> Vec<String> {
+fn lines(reading: &DeviceReading) -> Vec<String> {
     let speed = &reading.speed;
     let mut lines = vec![format!("{}, libtorch {}", reading.identity.name, reading.identity.libtorch)];
     lines.push("memory after the first use of:".into());

@@ -2,10 +2,9 @@
 
 use super::args::{GeometryArgs, labels_of};
 use super::context::Context;
-use super::report::Outcome;
+use super::report::CommandResult;
 use crate::Error;
-use crate::data::labels::Labels;
-use crate::event::Event;
+use crate::data::familiarity::add_fields;
 use crate::segment::volume_scores::{self, CompareOptions};
 use serde_json::json;
 use std::path::PathBuf;
@@ -46,33 +45,24 @@ pub(super) struct CompareArgs {
     geometry: GeometryArgs,
 }
 
-pub(super) fn compare_masks(args: &CompareArgs, context: &Context) -> anyhow::Result<Outcome> {
+pub(super) fn compare_masks(args: &CompareArgs, context: &Context) -> CommandResult {
     if !(args.tolerance_mm.is_finite() && args.tolerance_mm >= 0.0) {
         let reason = format!("{} is no distance", args.tolerance_mm);
         return Err(Error::config("--tolerance-mm", reason, "use 0 or more, for example 2").into());
     }
-    let predicted_labels: Labels = args.predicted_labels.parse().map_err(|reason: String| {
-        Error::config("--predicted-labels", reason, "give for example `--predicted-labels 1,3`")
-    })?;
     let options = CompareOptions {
-        truth_labels: labels_of(&args.labels)?,
-        predicted_labels,
+        truth_labels: labels_of("--labels", &args.labels)?,
+        predicted_labels: labels_of("--predicted-labels", &args.predicted_labels)?,
         tolerance_mm: args.tolerance_mm,
         resample: args.resample,
         geometry: args.geometry.geometry,
     };
     let (pairs, missing) = volume_scores::pairs(&args.predictions, &args.truths)?;
     if !missing.is_empty() {
-        let text = format!("{} label maps have no mask and are not scored", missing.len());
-        context.progress.on(&Event::Warning(text));
+        context.runtime.warn(format!("{} label maps have no mask and are not scored", missing.len()));
     }
     let summary = volume_scores::compare(&pairs, options, context.progress.as_ref())?;
-    context.output.line(&summary)?;
     let mut record = json!({ "kind": "result", "num_not_predicted": missing.len() });
-    if let (Some(record), serde_json::Value::Object(fields)) = (record.as_object_mut(), serde_json::to_value(&summary)?)
-    {
-        record.extend(fields);
-    }
-    context.output.record(&record)?;
-    Ok(Outcome::Done)
+    add_fields(&mut record, &summary);
+    context.done(&summary, &record)
 }

@@ -1,24 +1,25 @@
 //! Run context of a command: runtime, environment and outputs.
 
 use super::env::Env;
-use crate::console::Output;
+use super::report::{CommandEnd, CommandResult};
+use crate::console::DataOutput;
 use crate::event::Observer;
 use crate::job::memory::Memory;
 use crate::runtime::Runtime;
 use crate::trainer::distributed::Rendezvous;
 use crate::{Error, Result};
-use std::path::{Path, PathBuf};
+use serde::Serialize;
+use std::fmt::Display;
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// Runtime, environment and outputs of this process.
 pub(super) struct Context {
     pub(super) runtime: Runtime,
     pub(super) env: Env,
-    pub(super) output: Arc<Output>,
+    pub(super) output: Arc<DataOutput>,
     pub(super) progress: Arc<dyn Observer>,
     pub(super) memory: Memory,
-    pub(super) interrupt: Arc<AtomicBool>,
     /// The command line, without `--json`.
     pub(super) command: String,
     /// How this process finds the others of its training; `None` if it is alone.
@@ -26,9 +27,11 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// The local path of a file, a folder or a repository `hub:owner/name`.
-    pub(super) fn locate(&self, spec: &str) -> Result<PathBuf> {
-        self.runtime.locate(spec)
+    /// Ends a command with its result: a text, or with `--json` a record.
+    pub(super) fn done(&self, text: impl Display, record: &impl Serialize) -> CommandResult {
+        self.output.line(text)?;
+        self.output.record(record)?;
+        Ok(CommandEnd::Done)
     }
 }
 

@@ -5,13 +5,13 @@ use super::compare::{CompareArgs, compare_masks};
 use super::context::Context;
 use super::next;
 use super::prepare::{PrepareArgs, prepare_root};
-use super::report::Outcome;
+use super::report::{CommandEnd, CommandResult};
 use crate::Result;
 use crate::data::annotation;
 use crate::data::check::{self, CheckReport, ModalityCounts};
+use crate::data::familiarity::add_fields;
 use crate::data::held_out::JOURNAL;
-use crate::data::phantom::{self, PhantomOptions, VolumeOptions};
-use crate::event::Event;
+use crate::data::phantom::{self, PhantomOptions, PhantomVolumeOptions};
 use crate::report::data_check;
 use crate::shell::ShellCommand;
 use serde_json::json;
@@ -26,7 +26,7 @@ pub(super) enum Command {
     Phantom(PhantomArgs),
 }
 
-pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcome> {
+pub(super) fn run(command: &Command, context: &Context) -> CommandResult {
     match command {
         Command::Check(args) => check_root(args, context),
         Command::Prepare(args) => prepare_root(args, context),
@@ -108,8 +108,8 @@ fn is_extra(args: &CheckArgs) -> Result<bool> {
     Ok(has_own && (args.root.join(JOURNAL).is_file() || annotation::files(&args.root, None)?.iter().all(is_corrected)))
 }
 
-fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
-    let labels = labels_of(&args.labels)?;
+fn check_root(args: &CheckArgs, context: &Context) -> CommandResult {
+    let labels = labels_of("--labels", &args.labels)?;
     let root = (args.root.as_path(), args.annotations.as_deref());
     let report = check::check_with_extra(root, &args.extra, labels, context.progress.as_ref())?;
     for bad in &report.bad {
@@ -122,7 +122,7 @@ fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
     // with `--json` they are in the record
     if !context.output.is_json() {
         for text in leaks.iter().filter(|_| args.leak.allow_leak).cloned().chain(data_check::warnings(&report)) {
-            context.progress.on(&Event::Warning(text));
+            context.runtime.warn(text);
         }
     }
     context.output.line(data_check::fingerprint_table(&report))?;
@@ -140,12 +140,9 @@ fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
         context.output.line(format!("next: {}", next_step(args, &report)?))?;
     }
     let mut record = json!({ "kind": "result", "good": is_good });
-    if let (Some(record), serde_json::Value::Object(fields)) = (record.as_object_mut(), serde_json::to_value(&report)?)
-    {
-        record.extend(fields);
-    }
+    add_fields(&mut record, &report);
     context.output.record(&record)?;
-    Ok(if is_good { Outcome::Done } else { Outcome::No })
+    Ok(if is_good { CommandEnd::Done } else { CommandEnd::No })
 }
 
 /// Generate phantoms: synthetic images or volumes with lesions
@@ -187,7 +184,7 @@ pub(super) struct PhantomArgs {
     questions: usize,
 }
 
-fn make_phantoms(args: &PhantomArgs, context: &Context) -> anyhow::Result<Outcome> {
+fn make_phantoms(args: &PhantomArgs, context: &Context) -> CommandResult {
     if let Some(volumes) = args.volumes {
         return make_phantom_volumes(args, volumes, context);
     }
@@ -202,10 +199,8 @@ fn make_phantoms(args: &PhantomArgs, context: &Context) -> anyhow::Result<Outcom
         ..usual
     };
     let report = phantom::generate(&args.out, &options, context.progress.as_ref())?;
-    let absent = match report.images_without_lesion {
-        0 => String::new(),
-        count => format!(", {count} without a lesion"),
-    };
+    let healthy = report.images_without_lesion;
+    let absent = if healthy > 0 { format!(", {healthy} without a lesion") } else { String::new() };
     context.output.line(format!(
         "{} images ({} with two lesions{absent}), {} questions in {}",
         report.images,
@@ -214,14 +209,12 @@ fn make_phantoms(args: &PhantomArgs, context: &Context) -> anyhow::Result<Outcom
         args.out.display()
     ))?;
     let train = ShellCommand::new("prsmed train").flag("--data-root", [&args.out]).flag("--preset", ["tiny"]);
-    context.output.line(format!("next: {}", train.flag("--out", next::free_instead_of("runs/train"))))?;
-    context.output.record(&report)?;
-    Ok(Outcome::Done)
+    context.done(format!("next: {}", train.flag("--out", next::free_instead_of("runs/train"))), &report)
 }
 
-fn make_phantom_volumes(args: &PhantomArgs, volumes: usize, context: &Context) -> anyhow::Result<Outcome> {
-    let usual = VolumeOptions::default();
-    let options = VolumeOptions {
+fn make_phantom_volumes(args: &PhantomArgs, volumes: usize, context: &Context) -> CommandResult {
+    let usual = PhantomVolumeOptions::default();
+    let options = PhantomVolumeOptions {
         volumes,
         seed: args.seed,
         image_size_px: args.image_size.unwrap_or(usual.image_size_px),
@@ -240,7 +233,5 @@ fn make_phantom_volumes(args: &PhantomArgs, volumes: usize, context: &Context) -
     let [scans, labels] = ["scans", "labels"].map(|name| args.out.join(name));
     let prepare = ShellCommand::new("prsmed data prepare").flag("--images", [scans]).flag("--masks", [labels]);
     let prepare = prepare.flag("--modality", ["phantom_CT"]).flag("--out", [next::free("data", "")]);
-    context.output.line(format!("next: {} --negatives", prepare.flag("--window", ["soft-tissue"])))?;
-    context.output.record(&report)?;
-    Ok(Outcome::Done)
+    context.done(format!("next: {} --negatives", prepare.flag("--window", ["soft-tissue"])), &report)
 }

@@ -1,7 +1,7 @@
 //! `prsmed doctor`: what this machine offers, and why a GPU cannot be used.
 
 use super::context::Context;
-use super::report::Outcome;
+use super::report::{CommandEnd, CommandResult};
 use crate::hub;
 use crate::plan::detect::{self, Detected, Driver};
 use crate::plan::host::Host;
@@ -23,7 +23,7 @@ use std::path::Path;
 #[command(after_help = "Example:\n  prsmed doctor")]
 pub(super) struct Args {}
 
-pub(super) fn run(_: &Args, context: &Context) -> anyhow::Result<Outcome> {
+pub(super) fn run(_: &Args, context: &Context) -> CommandResult {
     let visible = context.env.cuda_visible_devices.as_deref();
     let (built, driver, gpus) = (tensor::cuda_version(), detect::driver(), detect::detect(visible));
     let device = tensor::default_device();
@@ -81,7 +81,7 @@ pub(super) fn run(_: &Args, context: &Context) -> anyhow::Result<Outcome> {
         "hub_error": reached.err(),
         "training_device": works.map(|device| if device == Device::Cpu { "cpu" } else { "gpu" }),
     }))?;
-    Ok(if works.is_some() { Outcome::Done } else { Outcome::No })
+    Ok(if works.is_some() { CommandEnd::Done } else { CommandEnd::No })
 }
 
 fn gpu_text(gpu: &Detected) -> String {
@@ -111,12 +111,9 @@ fn mixed_torch(maps: &str) -> Option<String> {
     let torch = paths.filter(|path| path.file_name().is_some_and(|name| is_torch(&name.to_string_lossy())));
     let folders: BTreeSet<&Path> = torch.filter_map(Path::parent).collect();
     let names: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
-    (names.len() > 1).then(|| {
-        format!(
-            "libraries of several torch installations are loaded, from {}: check LD_LIBRARY_PATH",
-            names.join(" and ")
-        )
-    })
+    let all = names.join(" and ");
+    let text = format!("libraries of several torch installations are loaded, from {all}: check LD_LIBRARY_PATH");
+    Some(text).filter(|_| names.len() > 1)
 }
 
 /// Whether a small product can be computed on `device`.

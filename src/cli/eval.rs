@@ -4,13 +4,13 @@ use super::args::{RootArgs, labels_of};
 use super::context::Context;
 use super::predict::ModelArgs;
 use super::ranks::GpuArgs;
-use super::report::Outcome;
+use super::report::{CommandEnd, CommandResult};
 use crate::Error;
 use crate::data::manifest::{Manifest, Split};
 use crate::data::marks::Marks;
 use crate::data::split::spread;
-use crate::front::evaluate::Options;
-use crate::job::evaluation::Scoring;
+use crate::front::evaluate::EvaluationOptions;
+use crate::job::evaluation::RunScoring;
 use crate::job::together::check_data;
 use crate::segment::weight_files;
 use crate::shell::ShellCommand;
@@ -74,11 +74,11 @@ pub(super) struct Args {
     gpus: GpuArgs,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
     args.gpus.run(false, context, |ranks| score(args, ranks, context))
 }
 
-fn score(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome> {
+fn score(args: &Args, ranks: Ranks, context: &Context) -> CommandResult {
     let split = Split::parse(&args.split).ok_or_else(|| {
         Error::config("--split", format!("there is no split `{}`", args.split), "use train, val or test")
     })?;
@@ -93,13 +93,13 @@ fn score(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
     if rows.is_empty() && !are_folds {
         return Err(no_rows(&manifest, split).into());
     }
-    let scoring = Scoring {
+    let scoring = RunScoring {
         manifest: &manifest,
         rows: &rows,
         split,
         limit: args.limit,
-        labels: args.labels.as_deref().map(labels_of).transpose()?,
-        options: Options { max_new_tokens: args.max_new_tokens, tolerance: args.tolerance_mm },
+        labels: args.labels.as_deref().map(|text| labels_of("--labels", text)).transpose()?,
+        options: EvaluationOptions { max_new_tokens: args.max_new_tokens, tolerance: args.tolerance_mm },
         out: args.out.clone(),
         model: args.model.options(if args.ensemble { &args.runs[1..] } else { &[] }),
         ranks,
@@ -112,11 +112,11 @@ fn score(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
         runs if are_folds => cross_validate(&scoring, runs, context)?,
         runs => compare(&scoring, runs, context)?,
     }
-    Ok(Outcome::Done)
+    Ok(CommandEnd::Done)
 }
 
 /// Prints the scores of a run.
-fn single(scoring: &Scoring, run: &Path, model: &ModelArgs, context: &Context) -> anyhow::Result<()> {
+fn single(scoring: &RunScoring, run: &Path, model: &ModelArgs, context: &Context) -> anyhow::Result<()> {
     let Some((out, evaluation)) = scoring.single(run)? else { return Ok(()) };
     context.output.line(&evaluation.summary)?;
     let serve = model.add_to(ShellCommand::new("prsmed serve").path(run).flag("--ensemble", &scoring.model.ensemble));
@@ -142,7 +142,7 @@ fn are_folds(runs: &[PathBuf], context: &Context) -> anyhow::Result<bool> {
 }
 
 /// Prints the scores of all folds together.
-fn cross_validate(scoring: &Scoring, runs: &[PathBuf], context: &Context) -> anyhow::Result<()> {
+fn cross_validate(scoring: &RunScoring, runs: &[PathBuf], context: &Context) -> anyhow::Result<()> {
     let Some((out, table, runs)) = scoring.cross_validate(runs)? else { return Ok(()) };
     context.output.line(&table)?;
     context.output.line(format!("reports in {}", out.display()))?;
@@ -151,7 +151,7 @@ fn cross_validate(scoring: &Scoring, runs: &[PathBuf], context: &Context) -> any
 }
 
 /// Prints the scores of several runs beside those of the first.
-fn compare(scoring: &Scoring, runs: &[PathBuf], context: &Context) -> anyhow::Result<()> {
+fn compare(scoring: &RunScoring, runs: &[PathBuf], context: &Context) -> anyhow::Result<()> {
     let Some((out, comparison, runs)) = scoring.compare(runs)? else { return Ok(()) };
     context.output.line(&comparison)?;
     context.output.line(format!("report in {}", out.display()))?;
@@ -167,10 +167,8 @@ fn compare(scoring: &Scoring, runs: &[PathBuf], context: &Context) -> anyhow::Re
 }
 
 fn no_rows(manifest: &Manifest, split: Split) -> Error {
-    let counts: Vec<String> = [Split::Train, Split::Val, Split::Test]
-        .into_iter()
-        .map(|split| format!("{} {}", manifest.rows_of(split).len(), split.name()))
-        .collect();
+    let counts = [Split::Train, Split::Val, Split::Test]
+        .map(|split| format!("{} {}", manifest.rows_of(split).len(), split.name()));
     let reason = format!("there are no `{}` rows (found {})", split.name(), counts.join(", "));
     Error::data(&manifest.root, reason, "choose another `--split`")
 }

@@ -1,9 +1,9 @@
 //! `prsmed hub`: downloads models and data sets from the Hugging Face Hub, lists their files, and checks the cache.
 
 use super::context::Context;
-use super::report::Outcome;
-use crate::hub::{self, Files, RepoKind, Source, Spec, State, VerifiedFile};
-use crate::units::Bytes;
+use super::report::{CommandEnd, CommandResult};
+use crate::hub::{self, Files, HubSource, RepoKind, Spec, State, VerifiedFile};
+use crate::units::{Bytes, counted};
 use serde_json::json;
 
 /// Download a model or a data set, list its files, or check the cache
@@ -19,7 +19,7 @@ pub(super) enum Command {
     Verify(VerifyArgs),
 }
 
-pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcome> {
+pub(super) fn run(command: &Command, context: &Context) -> CommandResult {
     match command {
         Command::Get(args) => get(args, context),
         Command::Ls(args) => ls(args, context),
@@ -74,7 +74,7 @@ pub(super) struct VerifyArgs {
     spec: String,
 }
 
-fn get(args: &GetArgs, context: &Context) -> anyhow::Result<Outcome> {
+fn get(args: &GetArgs, context: &Context) -> CommandResult {
     let patterns: Vec<&str> = args.include.iter().map(String::as_str).collect();
     let is_dataset = matches!(Spec::parse(&args.spec)?, Spec::Hub(source) if source.kind == RepoKind::Dataset);
     let files = match patterns.as_slice() {
@@ -83,27 +83,23 @@ fn get(args: &GetArgs, context: &Context) -> anyhow::Result<Outcome> {
         patterns => Files::Matching(patterns),
     };
     let folder = hub::resolve(&args.spec, &files, &context.env.hub, context.progress.as_ref())?;
-    context.output.line(folder.display())?;
-    context.output.record(&json!({ "kind": "result", "spec": args.spec, "folder": folder }))?;
-    Ok(Outcome::Done)
+    context.done(folder.display(), &json!({ "kind": "result", "spec": args.spec, "folder": folder }))
 }
 
-fn ls(args: &LsArgs, context: &Context) -> anyhow::Result<Outcome> {
+fn ls(args: &LsArgs, context: &Context) -> CommandResult {
     let files = hub::ls(&args.spec, &context.env.hub, context.progress.as_ref())?;
     let total = hub::sum(files.iter().filter_map(|file| file.size));
     for file in &files {
         let size = file.size.map_or_else(|| "?".to_owned(), |size| Bytes(size).to_string());
         context.output.line(format!("{size:>12}  {}", file.name))?;
     }
-    let count = files.len();
-    let plural = if count == 1 { "" } else { "s" };
-    context.output.line(format!("{:>12}  in {count} file{plural}", Bytes(total).to_string()))?;
+    context.output.line(format!("{:>12}  in {}", Bytes(total).to_string(), counted(files.len(), "file")))?;
     let files: Vec<_> = files.iter().map(|file| json!({ "name": file.name, "bytes": file.size })).collect();
     context.output.record(&json!({ "kind": "result", "spec": args.spec, "files": files, "total_bytes": total }))?;
-    Ok(Outcome::Done)
+    Ok(CommandEnd::Done)
 }
 
-fn verify(args: &VerifyArgs, context: &Context) -> anyhow::Result<Outcome> {
+fn verify(args: &VerifyArgs, context: &Context) -> CommandResult {
     let files = hub::verify(&args.spec, &context.env.hub, context.progress.as_ref())?;
     let of = |wanted: fn(&State) -> bool| files.iter().filter(|file| wanted(&file.state)).collect::<Vec<_>>();
     let good = of(|state| *state == State::Good).len();
@@ -130,7 +126,7 @@ fn verify(args: &VerifyArgs, context: &Context) -> anyhow::Result<Outcome> {
         "damaged": damaged.len(),
         "commands": commands,
     }))?;
-    Ok(if damaged.is_empty() { Outcome::Done } else { Outcome::No })
+    Ok(if damaged.is_empty() { CommandEnd::Done } else { CommandEnd::No })
 }
 
 fn record(file: &VerifiedFile) -> serde_json::Value {
@@ -147,7 +143,7 @@ fn replace_commands(spec: &str, damaged: &[&VerifiedFile]) -> crate::Result<Vec<
     let Spec::Hub(source) = Spec::parse(spec)? else { return Ok(Vec::new()) };
     let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
     let delete = damaged.iter().map(|file| format!("rm -f {}", quoted(&file.path.display().to_string())));
-    let at = |commit: &str| Source { inside: String::new(), revision: Some(commit.to_owned()), ..source.clone() };
+    let at = |commit: &str| HubSource { inside: String::new(), revision: Some(commit.to_owned()), ..source.clone() };
     let download =
         damaged.iter().map(|file| format!("prsmed hub get {} --include {}", at(&file.commit), quoted(&file.name)));
     Ok(delete.chain(download).collect())

@@ -1,13 +1,13 @@
 //! Flags of the memory profile, and the report after an out-of-memory error.
 
-use crate::console::{Output, memory_text, shares_text};
+use crate::console::{DataOutput, memory_text, shares_text};
 use crate::event::{Event, MemoryReport, Observer};
 use crate::job::memory::Memory;
 use crate::job::planned::Remedy;
 use crate::plan::report::Plan;
 use crate::tensor::ledger::AllocationFailure;
 use crate::tensor::memory;
-use crate::trainer::profile::{PROFILE_FILE, Settings};
+use crate::trainer::profile::{PROFILE_FILE, ProfileSettings};
 use crate::{Error, Result};
 use serde_json::{Value, json};
 use std::io::{self, Write};
@@ -30,14 +30,14 @@ impl ProfileArgs {
     ///
     /// # Errors
     /// [`Error::Config`] for an invalid value.
-    pub(in crate::cli) fn settings(&self, run: &Path) -> Result<Option<Settings>> {
+    pub(in crate::cli) fn settings(&self, run: &Path) -> Result<Option<ProfileSettings>> {
         let Some(text) = &self.profile_memory else { return Ok(None) };
         let every_steps = text.strip_prefix("every=").and_then(|count| count.parse().ok()).filter(|count| *count > 0);
         let every_steps = every_steps.ok_or_else(|| {
             let hint = "write for example `--profile-memory every=100` for the first and every 100th step";
             Error::config("--profile-memory", format!("`{text}` is not `every=N` with N 1 or more"), hint)
         })?;
-        Ok(Some(Settings { every_steps, out: run.join(PROFILE_FILE) }))
+        Ok(Some(ProfileSettings { every_steps, out: run.join(PROFILE_FILE) }))
     }
 }
 
@@ -45,7 +45,7 @@ impl ProfileArgs {
 pub(super) struct MemoryObserver {
     pub(super) inner: Box<dyn Observer>,
     pub(super) memory: Memory,
-    pub(super) output: Arc<Output>,
+    pub(super) output: Arc<DataOutput>,
 }
 
 impl Observer for MemoryObserver {
@@ -78,7 +78,7 @@ struct Report {
 ///
 /// # Errors
 /// Errors of `out` and `output`.
-pub(super) fn report(error: &Error, memory: &Memory, out: &mut dyn Write, output: &Output) -> anyhow::Result<()> {
+pub(super) fn report(error: &Error, memory: &Memory, out: &mut dyn Write, output: &DataOutput) -> anyhow::Result<()> {
     if !matches!(error, Error::OutOfMemory { .. }) {
         return Ok(());
     }
@@ -147,14 +147,14 @@ mod tests {
     use crate::tensor::ledger::LargeBlock;
     use crate::units::Bytes;
 
-    fn args(memory: Option<&str>) -> Result<Option<Settings>> {
+    fn args(memory: Option<&str>) -> Result<Option<ProfileSettings>> {
         ProfileArgs { profile_memory: memory.map(str::to_owned) }.settings(Path::new("run"))
     }
 
     #[test]
     fn only_every_n_is_a_valid_profile() {
         let settings = args(Some("every=7")).unwrap().unwrap();
-        assert_eq!(settings, Settings { every_steps: 7, out: "run/memory.jsonl".into() });
+        assert_eq!(settings, ProfileSettings { every_steps: 7, out: "run/memory.jsonl".into() });
         assert_eq!(args(None).unwrap(), None);
         for wrong in ["7", "every=0", "every=", "every=x", "every=-1", "steps=7", "all"] {
             assert!(matches!(args(Some(wrong)), Err(Error::Config { .. })), "{wrong}");
@@ -191,7 +191,7 @@ mod tests {
         let observer = MemoryObserver {
             inner: Box::new(crate::event::Silent),
             memory: memory.clone(),
-            output: Arc::new(Output::none()),
+            output: Arc::new(DataOutput::none()),
         };
         for step in [1, 5] {
             observer.on(&Event::Memory(MemoryReport { step, ..MemoryReport::default() }));

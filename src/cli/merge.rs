@@ -2,14 +2,14 @@
 
 use super::context::Context;
 use super::predict::parse_precision;
-use super::report::Outcome;
+use super::report::{CommandEnd, CommandResult};
 use crate::segment::merge::{Settings, Source};
 use crate::segment::setup::{self, Build, RunOverrides};
 use crate::segment::weight_files;
 use crate::shell::path_word;
 use crate::tensor::{Device, Kind};
 use crate::trainer::precision::Precision;
-use crate::units::Bytes;
+use crate::units::{Bytes, counted};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -43,35 +43,23 @@ pub(super) struct Args {
     vision_tower: Option<String>,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let settings = Settings {
-        overrides: RunOverrides {
-            base: args.base.clone(),
-            vision_tower: args.vision_tower.clone(),
-            ..RunOverrides::default()
-        },
-        kind: args.dtype.map(Precision::kind),
-        shard_bytes: SHARD_BYTES,
-    };
-    let locate = |spec: &str| context.locate(spec);
+pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
+    let (base, vision_tower) = (args.base.clone(), args.vision_tower.clone());
+    let overrides = RunOverrides { base, vision_tower, ..RunOverrides::default() };
+    let settings = Settings { overrides, kind: args.dtype.map(Precision::kind), shard_bytes: SHARD_BYTES };
+    let locate = |spec: &str| context.runtime.locate(spec);
     let build = Build::new(Device::Cpu, Kind::Float, &locate);
-    let source = weight_files::read_run(
-        &args.run,
-        args.base.as_deref(),
-        args.vision_tower.as_deref(),
-        &context.runtime,
-        &|folder| {
-            setup::verify(folder)?;
-            Source::open(folder, &settings.overrides, build)
-        },
-    )?;
+    let (base, tower) = (args.base.as_deref(), args.vision_tower.as_deref());
+    let source = weight_files::read_run(&args.run, base, tower, &context.runtime, &|folder| {
+        setup::verify(folder)?;
+        Source::open(folder, &settings.overrides, build)
+    })?;
     let merged = source.write(&args.out, &settings, context.progress.as_ref())?;
-    let plural = if merged.shards == 1 { "" } else { "s" };
     let (bytes, out) = (Bytes(merged.bytes), args.out.display());
     context.output.line(format!(
-        "{} adapters merged into {bytes} in {} file{plural}: {out}\nnext: prsmed serve {}",
+        "{} adapters merged into {bytes} in {}: {out}\nnext: prsmed serve {}",
         merged.adapters,
-        merged.shards,
+        counted(merged.shards, "file"),
         path_word(&args.out)
     ))?;
     context.output.record(&json!({
@@ -82,5 +70,5 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         "bytes": merged.bytes,
         "dtype": args.dtype,
     }))?;
-    Ok(Outcome::Done)
+    Ok(CommandEnd::Done)
 }

@@ -30,8 +30,8 @@ mod train;
 mod unknown_flag;
 
 use crate::Error;
-use crate::console::{Output, Progress, Style};
-use crate::event::{Event, Observer, Silent};
+use crate::console::{DataOutput, ProgressDisplay, Style};
+use crate::event::{Observer, Silent};
 use crate::job::memory::Memory;
 use crate::panics;
 use crate::runtime::Runtime;
@@ -43,13 +43,13 @@ use context::Context;
 use env::Env;
 use memory::MemoryObserver;
 pub use report::leave;
-use report::{INTERRUPTED, Outcome};
+use report::{CommandEnd, CommandResult, INTERRUPTED};
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Train, evaluate and use PRS-Med: an image and a question give a mask and an answer.
 #[derive(Debug, Parser)]
@@ -89,10 +89,6 @@ enum Command {
 }
 
 impl Command {
-    fn saves_on_interrupt(&self) -> bool {
-        matches!(self, Self::Train(_) | Self::Augment(_) | Self::Serve(_))
-    }
-
     /// True for work that several processes can do together; the first one reports for all.
     fn may_be_divided(&self) -> bool {
         use augment::Command::{Finetune, Generate};
@@ -124,12 +120,13 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
             return 2;
         }
     };
-    listen_for_interrupts(&context, cli.command.saves_on_interrupt());
+    let saves = matches!(cli.command, Command::Train(_) | Command::Augment(_) | Command::Serve(_));
+    listen_for_interrupts(&context, saves);
     let color = has_color(&context.env);
     let rank = context.rendezvous.as_ref().map_or(0, |joined| joined.rank);
     let go_on = context.rendezvous.is_none().then(|| go_on(&args, &cli.command));
     let result = guarded(|| dispatch(cli.command, &context));
-    if let (Ok(Outcome::Ended(INTERRUPTED)), Some(go_on)) = (&result, &go_on) {
+    if let (Ok(CommandEnd::Ended(INTERRUPTED)), Some(go_on)) = (&result, &go_on) {
         let _ = report::write_interrupt(&mut std::io::stderr(), go_on, color);
     }
     if let Err(error) = &result {
@@ -172,30 +169,26 @@ fn context(args: &[OsString], cli: &Cli) -> crate::Result<Context> {
     let memory = Memory::default();
     let progress = MemoryObserver { inner, memory: memory.clone(), output: Arc::clone(&output) };
     let progress: Arc<dyn Observer> = Arc::new(progress);
-    let interrupt = Arc::new(AtomicBool::new(false));
-    let runtime =
-        runtime.with_hub(env.hub.clone()).with_observer(Arc::clone(&progress)).with_interrupt(Arc::clone(&interrupt));
-    let runtime = match &env.cache {
-        Some(cache) => runtime.with_cache(cache),
-        None => runtime,
-    };
-    let runtime = runtime.with_visible_gpus(env.cuda_visible_devices.clone());
-    let runtime = match &rendezvous {
-        Some(joined) => runtime.with_local_rank(joined.local_rank),
-        None => runtime,
-    };
+    let runtime = runtime.with_hub(env.hub.clone()).with_visible_gpus(env.cuda_visible_devices.clone());
+    let mut runtime = runtime.with_observer(Arc::clone(&progress));
+    if let Some(cache) = &env.cache {
+        runtime = runtime.with_cache(cache);
+    }
+    if let Some(joined) = &rendezvous {
+        runtime = runtime.with_local_rank(joined.local_rank);
+    }
     let command = command_line(args.iter().filter_map(|word| word.to_str()).filter(|word| *word != "--json"));
-    Ok(Context { runtime, env, output, progress, memory, interrupt, command, rendezvous })
+    Ok(Context { runtime, env, output, progress, memory, command, rendezvous })
 }
 
 /// The observer of events and the output of this process. Of several processes only the first one reports.
-fn outputs(cli: &Cli, style: Style, joined: Option<&Rendezvous>) -> (Box<dyn Observer>, Arc<Output>) {
-    let output = Arc::new(Output::stdout(cli.json));
+fn outputs(cli: &Cli, style: Style, joined: Option<&Rendezvous>) -> (Box<dyn Observer>, Arc<DataOutput>) {
+    let output = Arc::new(DataOutput::stdout(cli.json));
     let inner: Box<dyn Observer> =
-        if cli.quiet { Box::new(Silent) } else { Box::new(Progress::new(style, Arc::clone(&output))) };
+        if cli.quiet { Box::new(Silent) } else { Box::new(ProgressDisplay::new(style, Arc::clone(&output))) };
     let joined = joined.filter(|_| cli.command.may_be_divided());
     match joined.map(|joined| joined.rank).filter(|rank| *rank > 0) {
-        Some(rank) => (Box::new(ranks::OtherRank { rank, inner }), Arc::new(Output::none())),
+        Some(rank) => (Box::new(ranks::OtherRank { rank, inner }), Arc::new(DataOutput::none())),
         None => (inner, output),
     }
 }
@@ -234,7 +227,7 @@ fn joined(command: &Command, runtime: Runtime) -> crate::Result<(Option<Rendezvo
     Ok((Some(found), runtime.on(tensor::default_device())))
 }
 
-fn dispatch(command: Command, context: &Context) -> anyhow::Result<Outcome> {
+fn dispatch(command: Command, context: &Context) -> CommandResult {
     match command {
         Command::Train(args) => train::run(&args, context),
         Command::Eval(args) => eval::run(&args, context),
@@ -254,7 +247,7 @@ fn dispatch(command: Command, context: &Context) -> anyhow::Result<Outcome> {
 }
 
 /// Converts a panic to an error that asks for a bug report and names message, file and line.
-fn guarded(work: impl FnOnce() -> anyhow::Result<Outcome>) -> anyhow::Result<Outcome> {
+fn guarded(work: impl FnOnce() -> CommandResult) -> CommandResult {
     panics::record();
     catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|panic| Err(Error::Internal { reason: panics::describe(&*panic) }.into()))
@@ -264,7 +257,7 @@ fn guarded(work: impl FnOnce() -> anyhow::Result<Outcome>) -> anyhow::Result<Out
 /// the process. In other commands the first one ends the process. SIGUSR1 saves and stops as well. SIGHUP stays ignored
 /// under `nohup`, whose purpose is that a closed terminal ends nothing.
 fn listen_for_interrupts(context: &Context, saves: bool) {
-    let flag = Arc::clone(&context.interrupt);
+    let flag = Arc::clone(context.runtime.interrupt());
     // SAFETY: `signal` only sets a disposition; no handler is replaced, because none is installed before this.
     let has_nohup = unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) } == libc::SIG_IGN;
     let listening = ctrlc::set_handler(move || {
@@ -278,11 +271,11 @@ fn listen_for_interrupts(context: &Context, saves: bool) {
         unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
     }
     if let Err(error) = listening {
-        context.progress.on(&Event::Warning(format!("Ctrl-C will not save: {error}")));
+        context.runtime.warn(format!("Ctrl-C will not save: {error}"));
     }
     // batch systems such as Slurm send it before the end of the allotted time
-    if saves && let Err(error) = signal_hook::flag::register(libc::SIGUSR1, Arc::clone(&context.interrupt)) {
-        context.progress.on(&Event::Warning(format!("the signal USR1 will not save: {error}")));
+    if saves && let Err(error) = signal_hook::flag::register(libc::SIGUSR1, Arc::clone(context.runtime.interrupt())) {
+        context.runtime.warn(format!("the signal USR1 will not save: {error}"));
     }
 }
 

@@ -5,13 +5,13 @@
 //! commands add to `--out`.
 
 use crate::Result;
-use crate::job::outputs::{self, Input, Output, Read, Written};
+use crate::job::outputs::{self, InputPath, OutputPath, Read, Written};
 use clap::{Arg, ArgMatches, Command};
 use std::path::{Path, PathBuf};
 
 /// What an argument names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum OutputRole {
     /// Files that are read; a part of the argument may choose in them.
     Reads(Read),
     /// Settings, whose values may be files.
@@ -21,25 +21,28 @@ pub(super) enum Role {
 }
 
 /// The role of an argument of a command, for example of `data prepare`; `None` if it names no files.
-pub(super) fn role(command: &str, argument: &str) -> Option<Role> {
-    let parts = |names: &[&str]| Role::Writes(Written::Parts(names.iter().map(|name| (*name).to_owned()).collect()));
+pub(super) fn role(command: &str, argument: &str) -> Option<OutputRole> {
+    let parts =
+        |names: &[&str]| OutputRole::Writes(Written::Parts(names.iter().map(|name| (*name).to_owned()).collect()));
     Some(match (command, argument) {
-        ("train" | "augment finetune", "out") => Role::Writes(Written::Run),
+        ("train" | "augment finetune", "out") => OutputRole::Writes(Written::Run),
         ("data prepare", "out") => parts(&["annotations"]),
         ("augment filter", "extra") => parts(&["annotations", "rejected", "manifest.jsonl", "report.html"]),
-        ("merge", "out") => Role::Writes(Written::New),
-        ("augment filter", "filter_models") | (_, "out") => Role::Writes(Written::Folder),
-        (_, "mask_out" | "overlay_out" | "record_out" | "probabilities" | "timeline") => Role::Writes(Written::File),
-        (_, "data_root" | "extra" | "external" | "root") => Role::Reads(Read::DataRoot),
+        ("merge", "out") => OutputRole::Writes(Written::New),
+        ("augment filter", "filter_models") | (_, "out") => OutputRole::Writes(Written::Folder),
+        (_, "mask_out" | "overlay_out" | "record_out" | "probabilities" | "timeline") => {
+            OutputRole::Writes(Written::File)
+        }
+        (_, "data_root" | "extra" | "external" | "root") => OutputRole::Reads(Read::DataRoot),
         (_, "run" | "runs" | "others" | "init" | "resume" | "base" | "vision_tower" | "model" | "spec") => {
-            Role::Reads(Read::Weights)
+            OutputRole::Reads(Read::Weights)
         }
         (
             _,
             "annotations" | "image" | "images" | "masks" | "patients" | "templates" | "loras" | "sample"
             | "predictions" | "truths",
-        ) => Role::Reads(Read::Files),
-        (_, "config" | "sets") => Role::Settings,
+        ) => OutputRole::Reads(Read::Files),
+        (_, "config" | "sets") => OutputRole::Settings,
         _ => return None,
     })
 }
@@ -64,16 +67,16 @@ pub(super) fn check(program: &Command, matches: &ArgMatches) -> Result<()> {
         let values: Vec<String> = values.map(|value| value.to_string_lossy().into_owned()).collect();
         let name = name_of(argument);
         match role {
-            Role::Writes(written) => outputs.extend(values.iter().map(|value| Output {
+            OutputRole::Writes(written) => outputs.extend(values.iter().map(|value| OutputPath {
                 name: name.clone(),
                 path: value.into(),
                 written: written.clone(),
             })),
-            Role::Reads(read) => {
+            OutputRole::Reads(read) => {
                 let paths = values.iter().filter_map(|value| outputs::existing(value));
-                inputs.extend(paths.map(|path| Input { name: name.clone(), path, read }));
+                inputs.extend(paths.map(|path| InputPath { name: name.clone(), path, read }));
             }
-            Role::Settings => inputs.extend(settings(&name, &values)),
+            OutputRole::Settings => inputs.extend(settings(&name, &values)),
         }
     }
     if outputs.is_empty() {
@@ -90,30 +93,30 @@ fn name_of(argument: &Arg) -> String {
 }
 
 /// The files that `--config` and `--set` name.
-fn settings(name: &str, values: &[String]) -> Vec<Input> {
+fn settings(name: &str, values: &[String]) -> Vec<InputPath> {
     let mut found = Vec::new();
     for value in values {
         if let Some((key, value)) = value.split_once('=').filter(|_| name == "--set") {
             let words = value.split(['[', ']', '"', ',']).filter_map(|word| outputs::existing(word.trim()));
-            let weights = |path| Input { name: format!("--set {key}"), path, read: Read::Weights };
+            let weights = |path| InputPath { name: format!("--set {key}"), path, read: Read::Weights };
             found.extend(words.map(weights));
         } else {
             let file = PathBuf::from(value);
             found.extend(named_in(name, &file));
-            found.push(Input { name: name.to_owned(), path: file, read: Read::Files });
+            found.push(InputPath { name: name.to_owned(), path: file, read: Read::Files });
         }
     }
     found
 }
 
 /// The folders of weights that a settings file names.
-fn named_in(name: &str, settings: &Path) -> Vec<Input> {
+fn named_in(name: &str, settings: &Path) -> Vec<InputPath> {
     let paths = outputs::paths_in(settings).into_iter();
-    paths.map(|path| Input { name: format!("{name} {}", settings.display()), path, read: Read::Weights }).collect()
+    paths.map(|path| InputPath { name: format!("{name} {}", settings.display()), path, read: Read::Weights }).collect()
 }
 
 /// What depends on several arguments.
-fn fit(command: &str, matches: &ArgMatches, inputs: &mut Vec<Input>, outputs: &mut Vec<Output>) {
+fn fit(command: &str, matches: &ArgMatches, inputs: &mut Vec<InputPath>, outputs: &mut Vec<OutputPath>) {
     let text = |id: &str| {
         let values = matches.try_get_raw(id).ok().flatten();
         values.and_then(|mut values| values.next()).map(|value| value.to_string_lossy().into_owned())
@@ -140,7 +143,7 @@ fn fit(command: &str, matches: &ArgMatches, inputs: &mut Vec<Input>, outputs: &m
         _ => {}
     }
     // the base of a run
-    let runs: Vec<Input> = inputs.iter().filter(|input| input.read == Read::Weights).cloned().collect();
+    let runs: Vec<InputPath> = inputs.iter().filter(|input| input.read == Read::Weights).cloned().collect();
     for run in runs {
         for folder in [run.path.clone(), run.path.join("best"), run.path.join("last")] {
             inputs.extend(named_in(&run.name, &folder.join("config.toml")));

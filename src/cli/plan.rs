@@ -3,92 +3,58 @@
 use super::args::SettingsArgs;
 use super::context::Context;
 use super::predict::ModelArgs;
-use super::ranks::{self, Job as Together};
-use super::report::Outcome;
+use super::ranks::{self, JoinedJob};
+use super::report::{CommandEnd, CommandResult};
+use crate::augment::pipeline_config::PipelineConfig;
 use crate::config::learning_rate::suggestion;
-use crate::config::{AugmentRun, FinetuneRun, Resolved, RunConfig, Settings};
+use crate::config::{AugmentRun, FinetuneRun, FlagSet, Resolved, RunConfig, Settings};
 use crate::data::manifest::Manifest;
-use crate::event::Event;
 use crate::job::memory::remedy_lines;
 use crate::job::planned::{Planned, Remedy};
 use crate::job::{generator, machine};
-use crate::plan::dry_run::{DryRun, Job, Phase};
+use crate::plan::dry_run::{DryRun, Job, RealPhase};
 use crate::plan::duration::Samples;
 use crate::plan::machine::Machine;
 use crate::plan::report::{NO_RATES, Plan};
 use crate::plan::{measured, timeline};
 use crate::segment::weight_files;
-use crate::tensor::meta::Target;
+use crate::tensor::meta::PlanTarget;
 use crate::tensor::{Device, default_device};
-use crate::trainer::Ranks;
 use crate::{Error, Result, files};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
 impl SettingsArgs {
-    /// The settings, overridden by `flags`, with the origin of each value.
-    pub(super) fn resolved(&self, flags: Vec<(String, String)>) -> Result<Resolved> {
-        self.resolve_as("full", flags)
-    }
-
     /// The settings, overridden by `flags`, in a precision that `machine` has.
-    pub(super) fn resolved_on(&self, flags: Vec<(String, String)>, machine: &Machine) -> Result<Resolved> {
-        self.resolved(flags)?.fit_precision(PRECISION, machine)
+    pub(super) fn resolved_on<T: Settings>(&self, flags: Vec<FlagSet>, machine: &Machine) -> Result<Resolved<T>> {
+        self.sources(T::DEFAULT_PRESET, flags).resolve_as()?.fit_precision(machine)
     }
 
     /// As [`Self::resolved_on`], with a note about another precision.
-    pub(super) fn resolved_with_note(
+    pub(super) fn resolved_with_note<T: Settings>(
         &self,
-        flags: Vec<(String, String)>,
+        flags: Vec<FlagSet>,
         machine: &Machine,
         context: &Context,
-    ) -> Result<Resolved> {
-        Ok(noted(self.resolved_on(flags, machine)?, PRECISION, context))
-    }
-
-    /// The settings of `prsmed augment`, as [`Self::resolved_with_note`].
-    pub(super) fn resolve_augment(
-        &self,
-        flags: Vec<(String, String)>,
-        machine: &Machine,
-        context: &Context,
-    ) -> Result<AugmentRun> {
-        let resolved = self.resolve_as("augment", flags)?.fit_precision("augment.precision", machine)?;
-        Ok(noted(resolved, "augment.precision", context).config)
-    }
-
-    /// The settings of `prsmed augment finetune`, as [`Self::resolved_with_note`].
-    pub(super) fn resolve_finetune(
-        &self,
-        flags: Vec<(String, String)>,
-        machine: &Machine,
-        context: &Context,
-    ) -> Result<FinetuneRun> {
-        let resolved = self.resolve_as(FinetuneRun::DEFAULT_PRESET, flags)?.fit_precision(PRECISION, machine)?;
-        Ok(noted(resolved, PRECISION, context).config)
-    }
-
-    fn resolve_as<T: Settings>(&self, default_preset: &str, flags: Vec<(String, String)>) -> Result<Resolved<T>> {
-        self.sources(default_preset, flags).resolve_as()
+    ) -> Result<Resolved<T>> {
+        noted(self.sources(T::DEFAULT_PRESET, flags).resolve_as()?, machine, context)
     }
 }
 
-/// The setting that GPUs without bf16 change.
-pub(super) const PRECISION: &str = "train.precision";
-
-/// Prints a note if the machine changed the precision `key`.
-pub(super) fn noted<T>(resolved: Resolved<T>, key: &str, context: &Context) -> Resolved<T> {
-    if let Some(note) = resolved.precision_note(key) {
-        context.progress.on(&Event::Note(note));
+/// These settings in a precision that `machine` has, with a note about another precision.
+pub(super) fn noted<T: Settings>(resolved: Resolved<T>, machine: &Machine, context: &Context) -> Result<Resolved<T>> {
+    let resolved = resolved.fit_precision(machine)?;
+    if let Some(note) = resolved.precision_note() {
+        context.runtime.note(note);
     }
-    resolved
+    Ok(resolved)
 }
 
 /// Why there is no predicted time.
 pub(super) fn no_rates(machine: &Machine) -> &'static str {
     match machine.target() {
-        Target::Cpu => "training time: not predicted for the CPU before `prsmed calibrate` measured it",
-        Target::Cuda => NO_RATES,
+        PlanTarget::Cpu => "training time: not predicted for the CPU before `prsmed calibrate` measured it",
+        PlanTarget::Cuda => NO_RATES,
     }
 }
 
@@ -112,7 +78,7 @@ impl MachineArgs {
         let machine = match self.gpu.as_str() {
             AUTO => {
                 let found = machine::detected(&context.runtime)?;
-                if found.target() == Target::Cpu {
+                if found.target() == PlanTarget::Cpu {
                     context.runtime.note(
                         "no GPU was found and none is named (`--gpu 24gb`): planning for this CPU, which runs each operator \
                          once, up to a minute for the full model",
@@ -198,23 +164,25 @@ enum Task {
 }
 
 impl Task {
-    fn job(self) -> Job {
+    /// The job, and its title in a timeline.
+    fn job(self) -> (Job, &'static str) {
         match self {
-            Self::Train | Self::Finetune => Job::Train,
-            Self::Eval => Job::Eval,
-            Self::Predict => Job::Predict,
-            Self::Augment => Job::Augment,
+            Self::Train => (Job::Train, "Training"),
+            Self::Eval => (Job::Eval, "Evaluation"),
+            Self::Predict => (Job::Predict, "Prediction"),
+            Self::Augment => (Job::Augment, "Generation"),
+            Self::Finetune => (Job::Train, "Fine-tuning"),
         }
     }
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
     if args.measure && args.machine.ranks() > 1 && context.rendezvous.is_none() {
-        return Ok(Outcome::Ended(ranks::start(args.machine.ranks(), context)?));
+        return Ok(CommandEnd::Ended(ranks::start(args.machine.ranks(), context)?));
     }
     args.timeline.as_deref().map(check_timeline).transpose()?;
     let machine = args.machine.machine(context)?;
-    let job = args.task.job();
+    let (job, title) = args.task.job();
     if args.measure {
         refuse_to_measure(&machine)?;
     }
@@ -225,7 +193,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let (dry_run, plan, helping) = planned(args, job, &machine, context)?;
     if let Some(path) = &args.timeline {
-        let title = format!("{} on {}: peak {}", title(args.task), plan.budget.device, plan.allocated_peak);
+        let title = format!("{title} on {}: peak {}", plan.budget.device, plan.allocated_peak);
         let trace = timeline::chrome_trace(&dry_run.trace, &title, plan.budget.bytes);
         files::write_output(path, trace.to_string().as_bytes()).map_err(Error::io(path, "write"))?;
     }
@@ -235,7 +203,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let mut record = serde_json::to_value(&plan)?;
     if asks_for_time {
-        let config = args.settings.resolved_on(Vec::new(), &machine)?.config;
+        let config: RunConfig = args.settings.resolved_on(Vec::new(), &machine)?.config;
         let duration = config.duration(samples(args, &config)?, &plan, &machine)?;
         let unknown = || no_rates(&machine).to_owned();
         let source = machine.speed_source();
@@ -263,7 +231,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         record["learning_rate"] = json!(learning_rate);
     }
     context.output.record(&record)?;
-    Ok(if plan.fits { Outcome::Done } else { Outcome::No })
+    Ok(if plan.fits { CommandEnd::Done } else { CommandEnd::No })
 }
 
 /// Changes that help, as flags of the command that takes them.
@@ -294,35 +262,47 @@ fn remedies_text(task: Task, helping: &[Remedy]) -> String {
 
 /// The dry run of `job`, its plan, and changes that help if it does not fit.
 fn planned(args: &Args, job: Job, machine: &Machine, context: &Context) -> Result<(DryRun, Plan, Vec<Remedy>)> {
-    let helping = |plan: &Plan, remedies: &dyn Fn() -> Vec<Remedy>| if plan.fits { Vec::new() } else { remedies() };
+    let with_plan = |dry_run: DryRun, plan: Plan, remedies: &dyn Fn(&Plan) -> Vec<Remedy>| {
+        let helping = if plan.fits { Vec::new() } else { remedies(&plan) };
+        Ok((dry_run, plan, helping))
+    };
     match args.task {
         Task::Augment => {
-            let run = args.settings.resolve_augment(Vec::new(), machine, context)?;
-            let pipeline_config = generator::planned(&run, &context.runtime)?;
-            let dry_run = run.dry_run(&pipeline_config, 2, machine, true)?;
+            let (run, sizes) = generation(args, machine, context)?;
+            let dry_run = run.dry_run(&sizes, 2, machine, true)?;
             let plan = Plan::of(&dry_run, machine);
-            let helping = helping(&plan, &|| run.remedies(&pipeline_config, job, machine, &plan));
-            Ok((dry_run, plan, helping))
+            with_plan(dry_run, plan, &|plan| run.remedies(&sizes, job, machine, plan))
         }
         Task::Finetune => {
-            let mut run = args.settings.resolve_finetune(Vec::new(), machine, context)?;
-            run.train.divide_among(machine.num_ranks())?;
-            let pipeline_config = generator::planned_to_finetune(&run, &context.runtime)?;
-            let dry_run = run.dry_run(&pipeline_config, job, machine, true)?;
+            let (run, sizes) = finetuning(args, machine, context)?;
+            let dry_run = run.dry_run(&sizes, job, machine, true)?;
             let plan = Plan::of(&dry_run, machine);
-            let helping = helping(&plan, &|| run.remedies(&pipeline_config, job, machine, &plan));
-            Ok((dry_run, plan, helping))
+            with_plan(dry_run, plan, &|plan| run.remedies(&sizes, job, machine, plan))
         }
         Task::Train | Task::Eval | Task::Predict => {
-            let mut config = args.settings.resolved_with_note(Vec::new(), machine, context)?.config;
+            let mut config: RunConfig = args.settings.resolved_with_note(Vec::new(), machine, context)?.config;
             weight_files::check_architectures(&mut config, &context.runtime)?;
             config.train.divide_among(machine.num_ranks())?;
             let sizes = config.planned_sizes()?;
             let (dry_run, plan) = config.plan_sized(job, &sizes, config.longest_example(), machine)?;
-            let helping = helping(&plan, &|| config.remedies(&(), job, machine, &plan));
-            Ok((dry_run, plan, helping))
+            with_plan(dry_run, plan, &|plan| config.remedies(&(), job, machine, plan))
         }
     }
+}
+
+/// A generation and the sizes of its generator.
+fn generation(args: &Args, machine: &Machine, context: &Context) -> Result<(AugmentRun, PipelineConfig)> {
+    let run = args.settings.resolved_with_note(Vec::new(), machine, context)?.config;
+    let sizes = generator::planned(&run, &context.runtime)?;
+    Ok((run, sizes))
+}
+
+/// A fine-tuning for one of the processes and the sizes of its generator.
+fn finetuning(args: &Args, machine: &Machine, context: &Context) -> Result<(FinetuneRun, PipelineConfig)> {
+    let mut run: FinetuneRun = args.settings.resolved_with_note(Vec::new(), machine, context)?.config;
+    run.train.divide_among(machine.num_ranks())?;
+    let sizes = generator::planned_to_finetune(&run, &context.runtime)?;
+    Ok((run, sizes))
 }
 
 /// The questions whose training time is asked for.
@@ -335,7 +315,7 @@ fn samples(args: &Args, config: &RunConfig) -> Result<Samples> {
 }
 
 fn refuse_to_measure(machine: &Machine) -> Result<()> {
-    let is_here = (machine.target() == Target::Cpu) == (default_device() == Device::Cpu);
+    let is_here = (machine.target() == PlanTarget::Cpu) == (default_device() == Device::Cpu);
     if is_here {
         return Ok(());
     }
@@ -344,41 +324,21 @@ fn refuse_to_measure(machine: &Machine) -> Result<()> {
 }
 
 /// Runs the phases of the job on this machine's device.
-fn measure(args: &Args, machine: &Machine, context: &Context) -> anyhow::Result<Vec<Phase>> {
-    context.progress.on(&Event::Note("running the job with random weights".into()));
-    if matches!(args.task, Task::Augment) {
-        let run = args.settings.resolve_augment(Vec::new(), machine, context)?;
-        let pipeline_config = generator::planned(&run, &context.runtime)?;
-        return Ok(run.measure(&pipeline_config, default_device())?);
+fn measure(args: &Args, machine: &Machine, context: &Context) -> anyhow::Result<Vec<RealPhase>> {
+    context.runtime.note("running the job with random weights");
+    if let Task::Augment = args.task {
+        let (run, sizes) = generation(args, machine, context)?;
+        return Ok(run.measure(&sizes, default_device())?);
     }
-    let together = Together::join(context)?;
-    let measured = measure_training(args, Together::ranks(together.as_ref()), machine, context);
-    match together {
-        Some(together) => together.end(measured),
-        None => measured,
-    }
-}
-
-/// As [`measure`], for one of `ranks`.
-fn measure_training(args: &Args, ranks: Ranks, machine: &Machine, context: &Context) -> anyhow::Result<Vec<Phase>> {
-    if matches!(args.task, Task::Finetune) {
-        let mut run = args.settings.resolve_finetune(Vec::new(), machine, context)?;
-        run.train.divide_among(args.machine.ranks())?;
-        let pipeline_config = generator::planned_to_finetune(&run, &context.runtime)?;
-        return Ok(run.measure(&pipeline_config, default_device(), ranks)?);
-    }
-    let config = args.settings.resolved_on(Vec::new(), machine)?.config.divided_among(args.machine.ranks())?;
-    Ok(config.measure(args.task.job(), default_device(), ranks)?)
-}
-
-fn title(task: Task) -> &'static str {
-    match task {
-        Task::Train => "Training",
-        Task::Eval => "Evaluation",
-        Task::Predict => "Prediction",
-        Task::Augment => "Generation",
-        Task::Finetune => "Fine-tuning",
-    }
+    JoinedJob::work(context, |ranks| {
+        if let Task::Finetune = args.task {
+            let (run, sizes) = finetuning(args, machine, context)?;
+            return Ok(run.measure(&sizes, default_device(), ranks)?);
+        }
+        let config: RunConfig = args.settings.resolved_on(Vec::new(), machine)?.config;
+        let config = config.divided_among(args.machine.ranks())?;
+        Ok(config.measure(args.task.job().0, default_device(), ranks)?)
+    })
 }
 
 /// Refuses a timeline that is no JSON file.

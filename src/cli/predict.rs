@@ -2,16 +2,19 @@
 //! trained model.
 
 use super::context::{Context, check_parent};
-use super::predict_many::{ManyArgs, Settings, has_dicom};
+use super::predict_many::{ManyArgs, has_dicom};
 use super::predict_volume::{Common, VolumeArgs};
-use super::report::Outcome;
+use super::report::{CommandEnd, CommandResult};
 use crate::data::annotation::is_image;
-use crate::data::volume::{Volume, write};
+use crate::data::volume::write;
 use crate::data::{sheet, volume};
 use crate::event::Event;
-use crate::front::many::identity_of;
-use crate::front::{ANSWER_TOKENS, Ask, Image, Input, Model, OpenOptions, Prediction, Reading, check_question};
-use crate::job::outputs::{self, Output, Written};
+use crate::front::image_list::root_of;
+use crate::front::many::{Made, identity_of};
+use crate::front::{
+    ANSWER_TOKENS, Ask, Image, ImageOrVolume, ImageReading, Model, OpenOptions, Prediction, check_question,
+};
+use crate::job::outputs::{self, OutputPath, Written};
 use crate::segment::calibration::Confidence;
 use crate::segment::setup::RunOverrides;
 use crate::segment::{Semantics, weight_files};
@@ -63,21 +66,12 @@ pub(super) struct ModelArgs {
     allow_partial: bool,
 }
 
-fn parse_semantics(text: &str) -> std::result::Result<Semantics, String> {
-    match text {
-        "reference" => Ok(Semantics::Reference),
-        "corrected" => Ok(Semantics::Corrected),
-        _ => Err("use reference or corrected".into()),
-    }
+fn parse_semantics(text: &str) -> Result<Semantics, String> {
+    serde_json::from_value(text.into()).map_err(|_| "use reference or corrected".into())
 }
 
-pub(super) fn parse_precision(text: &str) -> std::result::Result<Precision, String> {
-    match text {
-        "fp32" => Ok(Precision::Fp32),
-        "bf16" => Ok(Precision::Bf16),
-        "fp16" => Ok(Precision::Fp16),
-        _ => Err("use fp32, bf16 or fp16".into()),
-    }
+pub(super) fn parse_precision(text: &str) -> Result<Precision, String> {
+    serde_json::from_value(text.into()).map_err(|_| "use fp32, bf16 or fp16".into())
 }
 
 impl RunArgs {
@@ -181,7 +175,7 @@ pub(super) struct Args {
     volume: VolumeArgs,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
     let Some(path) = &args.image else { return many(args, context) };
     let [question] = args.questions.as_slice() else {
         let hint = "use `--images` for several questions about one or many images";
@@ -196,15 +190,19 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let reading = args.reading(volume::is_volume(path)?, context)?;
     let image = match args.volume.open(path, &reading, context)? {
-        Input::Image(image) => image,
-        Input::Volume(opened) => {
+        ImageOrVolume::Image(image) => image,
+        ImageOrVolume::Volume(opened) => {
             check_volume_flags(args)?;
             if args.max_new_tokens.is_some() {
                 context.runtime.note("`--max-new-tokens` has no effect: a volume gets a mask and no answer");
             }
-            args.probabilities.iter().try_for_each(|path| check_probabilities(path, &opened))?;
+            args.probabilities.iter().try_for_each(|path| {
+                check_parent("--probabilities", path)?;
+                write::check_probabilities(path, &opened)
+            })?;
             let common = Common { image: path, run: &args.run.run, probabilities: args.probabilities.as_deref() };
-            let settings = args.volume.settings(&opened, &reading, question, args.always_paint)?;
+            let mut settings = args.volume.settings(&opened, &reading, question)?;
+            settings.always_paint = args.always_paint;
             return args.volume.run(&opened, settings, &args.run.open(context)?, context, &common);
         }
     };
@@ -236,27 +234,32 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 }
 
 /// Predictions on many images.
-fn many(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+fn many(args: &Args, context: &Context) -> CommandResult {
     let jobs = args.many.jobs(&args.questions, context)?;
     if let Some(out) = &args.volume.out {
-        let out = Output { name: "--out".to_owned(), path: out.clone(), written: Written::Folder };
+        let out = OutputPath { name: "--out".to_owned(), path: out.clone(), written: Written::Folder };
         outputs::check_listed("--images", jobs.iter().map(|job| job.image.as_path()), &out)?;
     }
     let has_dicom = has_dicom(&jobs)?;
     args.volume.check_images(has_dicom)?;
-    let settings = Settings {
-        out: args.volume.out.as_deref().unwrap_or(Path::new("predictions")),
-        reading: args.reading(has_dicom, context)?,
+    let reading = args.reading(has_dicom, context)?;
+    let made = Made {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        model: args.run.identity(context)?,
         max_new_tokens: args.max_new_tokens.unwrap_or(ANSWER_TOKENS),
         always_paint: args.always_paint,
-        model: args.run.identity(context)?,
+        overlays: args.many.overlays,
+        images: root_of(args.many.images()).canonicalize().unwrap_or_default().to_string_lossy().into_owned().into(),
+        window: reading.window().to_string(),
+        geometry: reading.geometry.map(|geometry| geometry.to_string()),
     };
-    args.many.run(&jobs, &settings, context, || args.run.open(context))
+    let out = args.volume.out.as_deref().unwrap_or(Path::new("predictions"));
+    args.many.run(&jobs, made, (out, &reading), context, || args.run.open(context))
 }
 
 impl Args {
     /// How files become images; volumes and DICOM images as in the training where the flags choose nothing.
-    fn reading(&self, has_volumes: bool, context: &Context) -> Result<Reading> {
+    fn reading(&self, has_volumes: bool, context: &Context) -> Result<ImageReading> {
         let chosen = self.volume.reading();
         let run = has_volumes.then(|| weight_files::described(&self.run.run, &context.runtime)).transpose()?.flatten();
         run.map_or(Ok(chosen.clone()), |run| chosen.with_training(&run, context.progress.as_ref()))
@@ -265,18 +268,18 @@ impl Args {
 
 /// Refuses to replace a file.
 fn check_new(path: &Path) -> Result<()> {
-    if !path.exists() {
-        return Ok(());
+    if path.exists() {
+        let reason = format!("`{}` exists", path.display());
+        return Err(Error::config("--no-overwrite", reason, "choose another name, or leave out `--no-overwrite`"));
     }
-    let reason = format!("`{}` exists", path.display());
-    Err(Error::config("--no-overwrite", reason, "choose another name, or leave out `--no-overwrite`"))
+    Ok(())
 }
 
 fn write_image(image: &DynamicImage, path: &Path) -> Result<()> {
     files::write_output(path, &sheet::encode(image, path)?).map_err(Error::io(path, "write"))
 }
 
-fn finish(context: &Context, model: &Model, prediction: &Prediction, args: &Args) -> anyhow::Result<Outcome> {
+fn finish(context: &Context, model: &Model, prediction: &Prediction, args: &Args) -> CommandResult {
     let (target, familiarity) = (prediction.target(), &prediction.familiarity);
     let foreground_frac = target.area_frac();
     context.output.line("")?;
@@ -308,7 +311,7 @@ fn finish(context: &Context, model: &Model, prediction: &Prediction, args: &Args
     prediction.positions.add_to(&mut record);
     familiarity.add_to(&mut record);
     context.output.record(&record)?;
-    Ok(Outcome::Done)
+    Ok(CommandEnd::Done)
 }
 
 /// What the mask shows and how sure the model is of it.
@@ -336,21 +339,12 @@ fn refuse_folder_of_images(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a file that cannot take the probabilities of a volume.
-fn check_probabilities(path: &Path, volume: &Volume) -> Result<()> {
-    check_parent("--probabilities", path)?;
-    write::check_probabilities(path, volume)
-}
-
 /// Refuses flags that are for images.
 fn check_volume_flags(args: &Args) -> Result<()> {
     let flags = [("--mask-out", &args.mask_out), ("--overlay-out", &args.overlay_out)];
-    match flags.iter().find(|(_, path)| path.is_some()) {
-        Some((flag, _)) => {
-            Err(Error::config(*flag, "it is for images, and `--image` is a volume", "use `--out mask.nii.gz`"))
-        }
-        None => Ok(()),
-    }
+    flags.iter().find(|(_, path)| path.is_some()).map_or(Ok(()), |(flag, _)| {
+        Err(Error::config(*flag, "it is for images, and `--image` is a volume", "use `--out mask.nii.gz`"))
+    })
 }
 
 /// Checks an output path before the expensive work.

@@ -1,11 +1,11 @@
 //! `prsmed predict --images`: many images, each with one or several questions.
 
 use super::context::Context;
-use super::report::Outcome;
+use super::report::{CommandEnd, CommandResult};
 use crate::data::volume;
-use crate::front::image_list::{Job, jobs, root_of};
-use crate::front::many::{JOURNAL, Made, Results, TABLE, Tally};
-use crate::front::{Model, Reading};
+use crate::front::image_list::{ImageQuestion, jobs};
+use crate::front::many::{JOURNAL, Made, ResultsFolder, TABLE, Tally};
+use crate::front::{ImageReading, Model};
 use crate::job;
 use crate::{Error, Result};
 use serde_json::json;
@@ -23,82 +23,53 @@ pub(super) struct ManyArgs {
     images: Option<PathBuf>,
     /// Also write each image with its mask drawn over it
     #[arg(long, requires = "images")]
-    overlays: bool,
+    pub(super) overlays: bool,
     /// Stop instead of replacing files; results of the same model and settings in `--out` are continued
     #[arg(long)]
     pub(super) no_overwrite: bool,
 }
 
-/// What the other flags say.
-pub(super) struct Settings<'a> {
-    /// The folder of the results.
-    pub(super) out: &'a Path,
-    pub(super) reading: Reading,
-    pub(super) max_new_tokens: usize,
-    pub(super) always_paint: bool,
-    /// SHA-256 of what identifies weights and flags of the model.
-    pub(super) model: String,
-}
-
 impl ManyArgs {
     /// The questions about all images, before the model is loaded.
-    pub(super) fn jobs(&self, questions: &[String], context: &Context) -> Result<Vec<Job>> {
+    pub(super) fn jobs(&self, questions: &[String], context: &Context) -> Result<Vec<ImageQuestion>> {
         if questions.iter().any(|question| question.trim().is_empty()) {
             return Err(Error::config("--question", "the question is empty", "ask for example: Where is the lesion?"));
         }
         jobs(self.images(), questions, context.progress.as_ref())
     }
 
-    fn images(&self) -> &Path {
+    /// The folder or the table of the images.
+    pub(super) fn images(&self) -> &Path {
         self.images.as_deref().unwrap_or(Path::new(""))
     }
 
-    /// Answers the jobs and writes results into the folder `--out`.
+    /// Answers the jobs, and writes each result into the folder `out` as soon as it is known.
     pub(super) fn run(
         &self,
-        jobs: &[Job],
-        settings: &Settings,
+        jobs: &[ImageQuestion],
+        made: Made,
+        (out, reading): (&Path, &ImageReading),
         context: &Context,
         open: impl FnOnce() -> Result<Model>,
-    ) -> anyhow::Result<Outcome> {
-        let work = || self.answer(jobs, settings, context, open);
-        let tally = job::locked("out", settings.out, &context.runtime, work)?;
-        report(tally, settings.out, context)
-    }
-
-    /// Answers the jobs, and writes each result as soon as it is known.
-    fn answer(
-        &self,
-        jobs: &[Job],
-        settings: &Settings,
-        context: &Context,
-        open: impl FnOnce() -> Result<Model>,
-    ) -> Result<Tally> {
-        let made = Made {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            model: settings.model.clone(),
-            max_new_tokens: settings.max_new_tokens,
-            always_paint: settings.always_paint,
-            overlays: self.overlays,
-            images: root_of(self.images()).canonicalize().unwrap_or_default().to_string_lossy().into_owned().into(),
-            window: settings.reading.window().to_string(),
-            geometry: settings.reading.geometry.map(|geometry| geometry.to_string()),
-        };
-        let mut results = Results::open(settings.out, made, self.no_overwrite, context.progress.as_ref())?;
-        let model = open()?;
-        let read = |path: &Path| settings.reading.image(path, context.progress.as_ref());
-        let mut on_answer = |answered: &_| {
-            let mut record = serde_json::to_value(answered).expect("plain values serialise");
-            record["kind"] = json!("prediction");
-            context.output.record(&record)
-        };
-        let watch = (context.progress.as_ref(), context.interrupt.as_ref());
-        results.answer(&model, jobs, &read, watch, &mut on_answer)
+    ) -> CommandResult {
+        let observer = context.progress.as_ref();
+        let tally = job::locked("out", out, &context.runtime, || {
+            let mut results = ResultsFolder::open(out, made, self.no_overwrite, observer)?;
+            let model = open()?;
+            let mut on_answer = |answered: &_| {
+                let mut record = serde_json::to_value(answered).expect("plain values serialise");
+                record["kind"] = json!("prediction");
+                context.output.record(&record)
+            };
+            let read = |path: &Path| reading.image(path, observer);
+            results.answer(&model, jobs, &read, (observer, context.runtime.interrupt().as_ref()), &mut on_answer)
+        })?;
+        report(tally, out, context)
     }
 }
 
 /// Prints the numbers of questions.
-fn report(tally: Tally, folder: &Path, context: &Context) -> anyhow::Result<Outcome> {
+fn report(tally: Tally, folder: &Path, context: &Context) -> CommandResult {
     let Tally { answered, kept, failed, unfamiliar, unlike_images, differing, other_targets } = tally;
     let (journal, table) = (folder.join(JOURNAL), folder.join(TABLE));
     let before = if kept > 0 { format!(", {kept} answered before") } else { String::new() };
@@ -111,28 +82,26 @@ fn report(tally: Tally, folder: &Path, context: &Context) -> anyhow::Result<Outc
             context.output.line(format!("{unlike}; do not rely on these answers and masks"))?;
         }
     }
-    for (count, what) in [
-        (
-            differing,
-            "answers whose words and mask differ: {} (column `position_warning`); trust neither of them without a look \
-             at the image",
-        ),
-        (other_targets, "answers about another target than that of the question: {} (column `other_target`)"),
-    ] {
-        if count > 0 {
-            context.output.line(what.replace("{}", &count.to_string()))?;
-        }
+    if differing > 0 {
+        context.output.line(format!(
+            "answers whose words and mask differ: {differing} (column `position_warning`); trust neither of them without a \
+             look at the image"
+        ))?;
+    }
+    if other_targets > 0 {
+        let about = "answers about another target than that of the question";
+        context.output.line(format!("{about}: {other_targets} (column `other_target`)"))?;
     }
     context.output.record(&json!({
         "kind": "result", "answered": answered, "kept": kept, "failed": failed, "unfamiliar": unfamiliar,
         "unlike_images": unlike_images, "differing": differing, "other_targets": other_targets,
         "table": table, "journal": journal,
     }))?;
-    Ok(if failed == 0 { Outcome::Done } else { Outcome::No })
+    Ok(if failed == 0 { CommandEnd::Done } else { CommandEnd::No })
 }
 
 /// True if one of the images is a DICOM file, whose grey values need a window.
-pub(super) fn has_dicom(jobs: &[Job]) -> Result<bool> {
+pub(super) fn has_dicom(jobs: &[ImageQuestion]) -> Result<bool> {
     for job in jobs {
         if volume::is_volume(&job.image)? {
             return Ok(true);

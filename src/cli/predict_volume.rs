@@ -2,10 +2,10 @@
 
 use super::args::GeometryArgs;
 use super::context::{Context, check_parent};
-use super::report::Outcome;
-use crate::data::volume::{Axis, Cleanup, Segment, Volume, Window, write};
+use super::report::{CommandEnd, CommandResult};
+use crate::data::volume::{Axis, Cleanup, SegmentMask, Volume, Window, write};
 use crate::front::volume::{SliceRange, VolumeSettings};
-use crate::front::{Input, Model, Reading};
+use crate::front::{ImageOrVolume, ImageReading, Model};
 use crate::{Error, Result, files};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -51,11 +51,11 @@ pub(super) struct VolumeArgs {
     pub(super) geometry: GeometryArgs,
 }
 
-fn positive(text: &str) -> std::result::Result<usize, String> {
+fn positive(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "use a whole number from 1".into())
 }
 
-fn volume_ml(text: &str) -> std::result::Result<f64, String> {
+fn volume_ml(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
     number.ok_or_else(|| "use a number of millilitres from 0".into())
 }
@@ -70,28 +70,29 @@ pub(super) struct Common<'a> {
 
 impl VolumeArgs {
     /// How the flags say that files become images.
-    pub(super) fn reading(&self) -> Reading {
-        Reading { window: self.window, axis: self.axis, geometry: self.geometry.geometry, ..Reading::default() }
+    pub(super) fn reading(&self) -> ImageReading {
+        let geometry = self.geometry.geometry;
+        ImageReading { window: self.window, axis: self.axis, geometry, ..ImageReading::default() }
     }
 
     /// Opens an image or a volume, and checks the flags and output files that belong to it. A volume of one slice is an
     /// image without `--out`.
-    pub(super) fn open(&self, path: &Path, reading: &Reading, context: &Context) -> Result<Input> {
+    pub(super) fn open(&self, path: &Path, reading: &ImageReading, context: &Context) -> Result<ImageOrVolume> {
         let observer = context.progress.as_ref();
         let volume = match reading.open(path, observer)? {
-            Input::Image(image) => {
+            ImageOrVolume::Image(image) => {
                 self.check_image()?;
                 self.check_flat("`--image` is neither")?;
-                return Ok(Input::Image(image));
+                return Ok(ImageOrVolume::Image(image));
             }
-            Input::Volume(volume) => volume,
+            ImageOrVolume::Volume(volume) => volume,
         };
         let Some(out) = &self.out else {
             let [x, y, z] = volume.grid.size;
             if volume.plane(Axis::suggested(&volume.grid)).num_slices == 1 {
                 self.check_image()?;
             }
-            return reading.only_slice(&volume, path, observer)?.map(Input::Image).ok_or_else(|| {
+            return reading.only_slice(&volume, path, observer)?.map(ImageOrVolume::Image).ok_or_else(|| {
                 let reason =
                     format!("`{}` is a volume of {x}x{y}x{z} voxels, and its mask needs a file", path.display());
                 Error::config("--out", reason, "add `--out mask.nii.gz`, or `--out mask.dcm` for DICOM SEG")
@@ -101,21 +102,18 @@ impl VolumeArgs {
         self.record_out.iter().try_for_each(|path| check_parent("--record-out", path))?;
         write::check(out, &volume)?;
         // wrong slices and windows are found before the model is loaded
-        let settings = self.settings(&volume, reading, "", false)?;
+        let settings = self.settings(&volume, reading, "")?;
         settings.chosen(&volume.plane(settings.axis))?;
         reading.levels(&volume, path, observer)?;
-        Ok(Input::Volume(volume))
+        Ok(ImageOrVolume::Volume(volume))
     }
 
     /// Refuses flags that an image without a grid and without physical values has no use for.
     fn check_flat(&self, what: &str) -> Result<()> {
         let given = [("--window", self.window.is_some()), ("--geometry", self.geometry.geometry.is_some())];
-        match given.iter().find(|(_, is_given)| *is_given) {
-            Some((flag, _)) => {
-                Err(Error::config(*flag, format!("it is for NIfTI and DICOM files, and {what}"), "remove it"))
-            }
-            None => Ok(()),
-        }
+        given.iter().find(|(_, is_given)| *is_given).map_or(Ok(()), |(flag, _)| {
+            Err(Error::config(*flag, format!("it is for NIfTI and DICOM files, and {what}"), "remove it"))
+        })
     }
 
     /// Refuses flags that an image has no use for.
@@ -150,20 +148,12 @@ impl VolumeArgs {
     }
 
     /// The settings of a prediction on a volume.
-    pub(super) fn settings(
-        &self,
-        volume: &Volume,
-        reading: &Reading,
-        question: &str,
-        always_paint: bool,
-    ) -> Result<VolumeSettings> {
-        let cleanup = Cleanup {
-            fill_gaps: self.fill_gaps,
-            min_volume_ml: self.min_volume_ml,
-            largest_component: self.largest_component,
-        };
+    pub(super) fn settings(&self, volume: &Volume, reading: &ImageReading, question: &str) -> Result<VolumeSettings> {
+        let (fill_gaps, min_volume_ml, largest_component) =
+            (self.fill_gaps, self.min_volume_ml, self.largest_component);
+        let cleanup = Cleanup { fill_gaps, min_volume_ml, largest_component };
         let (slices, every) = (self.slices, self.every);
-        Ok(VolumeSettings { slices, every, cleanup, always_paint, ..reading.settings(volume, question)? })
+        Ok(VolumeSettings { slices, every, cleanup, ..reading.settings(volume, question)? })
     }
 
     /// Segments a volume and writes its mask and record.
@@ -174,17 +164,17 @@ impl VolumeArgs {
         model: &Model,
         context: &Context,
         common: &Common,
-    ) -> anyhow::Result<Outcome> {
+    ) -> CommandResult {
         let start = Instant::now();
         let mut probabilities = common.probabilities.map(|_| Vec::new());
         let found = model
-            .segment(volume, &settings, &*context.progress, &context.interrupt, probabilities.as_mut())
+            .segment(volume, &settings, &*context.progress, context.runtime.interrupt(), probabilities.as_mut())
             .map_err(|error| error.of_image(common.image))?;
         if let Some((path, values)) = common.probabilities.zip(probabilities) {
             write::nifti_f32(path, &values, volume)?;
         }
         if let Some(out) = &self.out {
-            write::segments(out, &[Segment { name: &settings.question, mask: &found.mask }], volume)?;
+            write::segments(out, &[SegmentMask { name: &settings.question, mask: &found.mask }], volume)?;
         }
         // the record says which window `auto` was
         settings.window = settings.window.chosen_for(volume);
@@ -205,6 +195,6 @@ impl VolumeArgs {
         context.output.line(found.summary())?;
         familiarity.warnings().try_for_each(|warning| context.output.line(format!("attention: {warning}")))?;
         context.output.record(&record)?;
-        Ok(Outcome::Done)
+        Ok(CommandEnd::Done)
     }
 }

@@ -2,15 +2,14 @@
 
 use super::args::{GeometryArgs, labels_of};
 use super::context::Context;
-use super::report::Outcome;
+use super::report::{CommandEnd, CommandResult};
 use crate::data::labels::Labels;
 use crate::data::manifest::Split;
-use crate::data::position::Zones;
 use crate::data::prepare::{
     self, NamedLabels, Negatives, Patients, PrepareOptions, PrepareReport, Several, SliceOptions,
 };
-use crate::event::Event;
 use crate::shell::ShellCommand;
+use crate::units::counted;
 use crate::{Error, Result};
 use std::path::PathBuf;
 
@@ -123,31 +122,27 @@ pub(super) struct PrepareArgs {
 /// Most files that are named for one kind of reason.
 const MAX_NAMED: usize = 3;
 
-fn negatives(text: &str) -> std::result::Result<Negatives, String> {
-    match text {
-        "usual" => Ok(Negatives::Usual),
-        ratio => {
-            ratio.parse().map(Negatives::PerPositive).map_err(|_| "give a number above 0, for example 1".to_owned())
-        }
+fn negatives(text: &str) -> Result<Negatives, String> {
+    if text == "usual" {
+        return Ok(Negatives::Usual);
     }
+    text.parse().map(Negatives::PerPositive).map_err(|_| "give a number above 0, for example 1".to_owned())
 }
 
-pub(super) fn prepare_root(args: &PrepareArgs, context: &Context) -> anyhow::Result<Outcome> {
+pub(super) fn prepare_root(args: &PrepareArgs, context: &Context) -> CommandResult {
     let report = prepare::prepare(&options(args)?, context.progress.as_ref())?;
     for text in warnings(&report, args) {
-        context.progress.on(&Event::Warning(text));
+        context.runtime.warn(text);
     }
     if report.absent_left_out > 0 {
         let text = format!("{} masks without target are left out; see `--negatives`", report.absent_left_out);
-        context.progress.on(&Event::Note(text));
+        context.runtime.note(text);
     }
-    report.notes.iter().for_each(|text| context.progress.on(&Event::Note(text.clone())));
+    report.notes.iter().for_each(|text| context.runtime.note(text.clone()));
     if let Some(intensity) = report.intensity.filter(|_| report.images > 0) {
-        let text = format!("{} slices with the intensity window `{}`", intensity.axis, intensity.window);
-        context.progress.on(&Event::Note(text));
+        context.runtime.note(format!("{} slices with the intensity window `{}`", intensity.axis, intensity.window));
     }
-    let plural = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-    let patients = report.patients.map_or_else(String::new, |count| format!(" of {}", plural(count, "patient")));
+    let patients = report.patients.map_or_else(String::new, |count| format!(" of {}", counted(count, "patient")));
     let absent = if report.absent > 0 { format!(", {} masks without target", report.absent) } else { String::new() };
     let known = if report.known > 0 { format!(", {} images were there before", report.known) } else { String::new() };
     context.output.line(format!(
@@ -161,7 +156,7 @@ pub(super) fn prepare_root(args: &PrepareArgs, context: &Context) -> anyhow::Res
         context.output.line(format!("next: {}", ShellCommand::new("prsmed data check").path(&args.out)))?;
     }
     context.output.record(&report)?;
-    Ok(Outcome::Done)
+    Ok(CommandEnd::Done)
 }
 
 fn warnings(report: &PrepareReport, args: &PrepareArgs) -> Vec<String> {
@@ -198,14 +193,10 @@ fn warnings(report: &PrepareReport, args: &PrepareArgs) -> Vec<String> {
 }
 
 fn options(args: &PrepareArgs) -> Result<PrepareOptions> {
-    let zones = match args.zones.as_str() {
-        "grid" => Zones::Grid,
-        "quadrants" => Zones::Quadrants,
-        other => {
-            let reason = format!("`{other}` is not a set of zones");
-            return Err(Error::config("--zones", reason, "use grid or quadrants"));
-        }
-    };
+    let zones = serde_json::from_value(args.zones.as_str().into()).map_err(|_| {
+        let reason = format!("`{}` is not a set of zones", args.zones);
+        Error::config("--zones", reason, "use grid or quadrants")
+    })?;
     let (labels, named_labels) = labels(&args.labels)?;
     let axis = args.axis.parse().map_err(|reason: String| Error::config("--axis", reason, "for example `axial`"))?;
     let window = args.window.as_deref().map(|text| {
@@ -250,10 +241,10 @@ fn options(args: &PrepareArgs) -> Result<PrepareOptions> {
 /// Labels of one target, or named labels.
 fn labels(text: &str) -> Result<(Labels, NamedLabels)> {
     if !text.contains('=') {
-        return Ok((labels_of(text)?, NamedLabels::default()));
+        return Ok((labels_of("--labels", text)?, NamedLabels::default()));
     }
     let named = text
         .parse()
-        .map_err(|reason: String| Error::config("--labels", reason, "give for example `--labels 1=liver,2=tumour`"))?;
-    Ok((Labels::NONE, named))
+        .map_err(|reason: String| Error::config("--labels", reason, "give for example `--labels 1=liver,2=tumour`"));
+    Ok((Labels::NONE, named?))
 }

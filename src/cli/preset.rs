@@ -4,11 +4,10 @@ use super::args::{SettingsArgs, assignments};
 use super::context::Context;
 use super::next;
 use super::plan::{MachineArgs, no_rates};
-use super::report::Outcome;
+use super::report::{CommandEnd, CommandResult};
 use crate::Error;
-use crate::config::Settings as _;
 use crate::config::learning_rate::{Suggestion, suggestion};
-use crate::event::Event;
+use crate::config::{AugmentRun, FinetuneRun, FlagSet, Resolved, Settings as _};
 use crate::job::advice::{self, EvenBatch, OnGpu};
 use crate::job::memory::remedy_lines;
 use crate::job::planned::{Fitted, Planned as _};
@@ -80,7 +79,7 @@ pub(super) struct Args {
 
 impl Args {
     /// The side of the image as a setting of this section.
-    fn side_of(&self, section: &str) -> Vec<(String, String)> {
+    fn side_of(&self, section: &str) -> Vec<FlagSet> {
         let key = format!("{section}.image_size");
         assignments([(&key, "--image-size", self.image_size.map(|side| side.to_string()))])
     }
@@ -106,7 +105,7 @@ enum Objective {
     Quality,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
     match args.task {
         Task::Train => training(args, context),
         Task::Augment => augment(args, context),
@@ -115,14 +114,14 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 }
 
 /// The fastest settings of a training that fit.
-fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+fn training(args: &Args, context: &Context) -> CommandResult {
     let average = (args.objective == Objective::Quality).then(|| "0.999".to_owned());
     let flags = [args.side_of("model"), assignments([("train.ema_decay", "--objective", average)])].concat();
     if args.machine.gpu == "all" {
         return all_gpus(args, flags, context);
     }
     let machine = args.machine.machine(context)?;
-    let mut resolved = args.settings.resolved_with_note(flags, &machine, context)?;
+    let mut resolved: Resolved = args.settings.resolved_with_note(flags, &machine, context)?;
     weight_files::check_architectures(&mut resolved.config, &context.runtime)?;
     let config = &resolved.config;
     let effective_batch = args.effective_batch.map_or(config.samples_of_a_step(), usize::from);
@@ -130,11 +129,11 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let searched = context.runtime.with_patience(SEARCHING, search)?;
     let device = machine.offer().device;
     let Some(best) = searched.fitting.first() else {
-        context.progress.on(&Event::Warning(found::nothing_fits(&searched, &device)));
+        context.runtime.warn(found::nothing_fits(&searched, &device));
         context.output.record(
             &json!({ "kind": "preset", "fits": false, "smallest": searched.smallest.as_ref().map(found::record) }),
         )?;
-        return Ok(Outcome::No);
+        return Ok(CommandEnd::No);
     };
     let chosen = config.with_sets(&best.sets)?.divided_among(machine.num_ranks())?;
     let toml = chosen.to_commented_preset(&best.plan);
@@ -145,8 +144,7 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let of = args.samples.map(|samples| Samples::even(samples, chosen.data.questions_per_image));
     let training = of.zip(best.step_seconds()).map(|(of, seconds)| Duration::new(of, &chosen.train, seconds));
     let step = (chosen.train.micro_batch, chosen.train.accumulation);
-    let mut notes = vec![found::described(best, step, machine.num_ranks())];
-    notes.insert(0, best.plan.summary());
+    let mut notes = vec![best.plan.summary(), found::described(best, step, machine.num_ranks())];
     notes.extend(training.map(|training| training.text(&machine.speed_source())));
     notes.extend(best.step_seconds().is_none().then(|| no_rates(&machine).to_owned()));
     notes.extend(EvenBatch::text(&even, &machine));
@@ -154,7 +152,7 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     notes.extend(found::not_made(&searched));
     notes.extend(learning_rate.as_ref().map(Suggestion::text));
     notes.push(next_step(context, &machine));
-    context.progress.on(&Event::Note(notes.join("\n")));
+    context.runtime.note(notes.join("\n"));
     context.output.record(&json!({
         "kind": "preset",
         "fits": true,
@@ -169,11 +167,11 @@ fn training(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         "training": training,
         "toml": toml,
     }))?;
-    Ok(Outcome::Done)
+    Ok(CommandEnd::Done)
 }
 
 /// A table of all GPUs.
-fn all_gpus(args: &Args, flags: Vec<(String, String)>, context: &Context) -> anyhow::Result<Outcome> {
+fn all_gpus(args: &Args, flags: Vec<FlagSet>, context: &Context) -> CommandResult {
     let chosen = [("--preset", args.settings.preset.is_some()), ("--config", args.settings.config.is_some())];
     let batch = ("--effective-batch", args.effective_batch.is_some());
     if let Some((flag, _)) = chosen.into_iter().chain([batch]).find(|(_, given)| *given) {
@@ -196,9 +194,9 @@ fn all_gpus(args: &Args, flags: Vec<(String, String)>, context: &Context) -> any
          next: `{search}` searches settings for this GPU, often faster ones",
         epochs.unwrap_or_default()
     );
-    context.progress.on(&Event::Note(note));
+    context.runtime.note(note);
     context.output.record(&json!({ "kind": "preset", "gpus": found, "count": count }))?;
-    Ok(Outcome::Done)
+    Ok(CommandEnd::Done)
 }
 
 /// The settings as they are printed: on a terminal without the plan, which a file has as comments.
@@ -226,21 +224,21 @@ fn next_step(context: &Context, machine: &Machine) -> String {
 }
 
 /// The fastest batch of the generator that fits.
-fn augment(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+fn augment(args: &Args, context: &Context) -> CommandResult {
     if args.effective_batch.is_some() {
         let hint = "leave it out: the search chooses the batch";
         return Err(Error::config("--effective-batch", "is for training, not for `--task augment`", hint).into());
     }
     let machine = args.machine.machine(context)?;
-    let run = args.settings.resolve_augment(args.side_of("augment"), &machine, context)?;
+    let run: AugmentRun = args.settings.resolved_with_note(args.side_of("augment"), &machine, context)?.config;
     let sizes = generator::planned(&run, &context.runtime)?;
     fitted(&run, &sizes, (Job::Augment, &machine), args, context, |_| Vec::new())
 }
 
 /// The fastest settings of a fine-tuning that fit.
-fn finetune(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+fn finetune(args: &Args, context: &Context) -> CommandResult {
     let machine = args.machine.machine(context)?;
-    let mut run = args.settings.resolve_finetune(args.side_of("finetune"), &machine, context)?;
+    let mut run: FinetuneRun = args.settings.resolved_with_note(args.side_of("finetune"), &machine, context)?.config;
     if let Some(wanted) = args.effective_batch {
         (run.train.micro_batch, run.train.accumulation) = (1, wanted.into());
     }
@@ -256,26 +254,24 @@ fn fitted<T: Fitted>(
     args: &Args,
     context: &Context,
     changes: impl FnOnce(&T) -> Vec<String>,
-) -> anyhow::Result<Outcome> {
+) -> CommandResult {
     let Some((fitted, plan)) = settings.fitted(facts, machine, args.may_shrink())? else {
         let least = settings.plan_of(facts, job, machine)?;
         let helping = settings.remedies(facts, job, machine, &least);
-        let text = format!(
+        context.runtime.warn(format!(
             "nothing fits {} with 3 % of its memory kept free: {}\n{}",
             machine.offer().device,
             least.summary(),
             remedy_lines(&helping)
-        );
-        context.progress.on(&Event::Warning(text));
+        ));
         context.output.record(&json!({ "kind": "preset", "fits": false, "smallest": least, "remedies": helping }))?;
-        return Ok(Outcome::No);
+        return Ok(CommandEnd::No);
     };
     let toml = fitted.to_commented_preset(&plan);
     context.output.line(shown(&toml))?;
     let notes: Vec<String> = std::iter::once(plan.summary()).chain(changes(&fitted)).collect();
-    context.progress.on(&Event::Note(notes.join("\n")));
-    context
-        .output
-        .record(&json!({ "kind": "preset", "fits": true, "settings": fitted, "plan": plan, "toml": toml }))?;
-    Ok(Outcome::Done)
+    context.runtime.note(notes.join("\n"));
+    let record = json!({ "kind": "preset", "fits": true, "settings": fitted, "plan": plan, "toml": toml });
+    context.output.record(&record)?;
+    Ok(CommandEnd::Done)
 }

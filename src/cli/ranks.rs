@@ -1,7 +1,7 @@
 //! This process in a job of several: variables of `torchrun` and Slurm, or `--gpus N`, which starts the processes.
 
 use super::context::Context;
-use super::report::Outcome;
+use super::report::{CommandEnd, CommandResult};
 use crate::event::{Event, Observer};
 use crate::tensor::{self, Device};
 use crate::trainer::distributed::monitor::{Cause, Monitor};
@@ -35,53 +35,44 @@ impl GpuArgs {
         &self,
         is_alone: bool,
         context: &Context,
-        work: impl FnOnce(Ranks) -> anyhow::Result<Outcome>,
-    ) -> anyhow::Result<Outcome> {
+        work: impl FnOnce(Ranks) -> CommandResult,
+    ) -> CommandResult {
         let gpus = self.count();
         match &context.rendezvous {
-            None if gpus > 1 && !is_alone => return Ok(Outcome::Ended(start(gpus, context)?)),
+            None if gpus > 1 && !is_alone => return Ok(CommandEnd::Ended(start(gpus, context)?)),
             Some(joined) if self.gpus.is_some() && gpus != joined.size => {
                 let reason = format!("{} processes were started from outside", joined.size);
                 return Err(Error::config("--gpus", reason, "remove it").into());
             }
             _ => {}
         }
-        let job = Job::join(context)?;
-        let outcome = work(Job::ranks(job.as_ref()));
-        match job {
-            Some(job) => job.end(outcome),
-            None => outcome,
-        }
+        JoinedJob::work(context, work)
     }
 }
 
 /// This process's part in a job of several processes.
-pub(super) struct Job {
+pub(super) struct JoinedJob {
     world: World,
     monitor: Monitor,
 }
 
-impl Job {
-    /// Joins the job of this process, if there is one.
+impl JoinedJob {
+    /// Runs `work` in the job of this process, or alone if there is none.
     ///
     /// # Errors
-    /// [`Error::Config`] if the other processes do not come; [`Error::Interrupted`]; [`Error::Torch`].
-    pub(super) fn join(context: &Context) -> Result<Option<Self>> {
-        let Some(rendezvous) = &context.rendezvous else { return Ok(None) };
+    /// [`Error::Config`] if the other processes do not come; [`Error::Interrupted`]; [`Error::Torch`]; those of `work`.
+    pub(super) fn work<T>(context: &Context, work: impl FnOnce(Ranks) -> anyhow::Result<T>) -> anyhow::Result<T> {
+        let Some(rendezvous) = &context.rendezvous else { return work(Ranks::default()) };
         let progress = Arc::clone(&context.progress);
         let on_wait = |text: String| progress.on(&Event::Warning(text));
-        let world = World::join(rendezvous, context.runtime.device(), &context.interrupt, &on_wait)?;
+        let world = World::join(rendezvous, context.runtime.device(), context.runtime.interrupt(), &on_wait)?;
         let monitor = Monitor::start(rendezvous, |cause| end_process(&cause))?;
-        Ok(Some(Self { world, monitor }))
-    }
-
-    /// The processes of `job`.
-    pub(super) fn ranks(job: Option<&Self>) -> Ranks<'_> {
-        Ranks::of_some(job.map(|job| &job.world))
+        let outcome = work(Ranks::of(&world));
+        Self { world, monitor }.end(outcome)
     }
 
     /// Reports a failure to the other processes. If another process failed first, returns its cause.
-    pub(super) fn end<T>(self, outcome: anyhow::Result<T>) -> anyhow::Result<T> {
+    fn end<T>(self, outcome: anyhow::Result<T>) -> anyhow::Result<T> {
         let error = match outcome {
             Ok(outcome) => {
                 self.world.close()?;
@@ -89,31 +80,22 @@ impl Job {
             }
             Err(error) => error,
         };
-        match super::report::find(&error) {
-            Some(Error::Interrupted | Error::Peer { .. }) => Err(error),
+        let of = |cause: Cause| anyhow::Error::msg(cause.to_string());
+        let (error, is_known) = match super::report::find(&error) {
+            Some(Error::Interrupted | Error::Peer { .. }) => return Err(error),
             // a lost connection is the consequence of a failure elsewhere
-            Some(Error::Torch { reason }) => {
-                let error = match self.monitor.cause() {
-                    Some(cause @ Cause::Failure(_)) => anyhow::Error::msg(cause.to_string()),
-                    Some(cause @ Cause::Lost(_)) if is_of_a_connection(reason) => {
-                        self.told(anyhow::Error::msg(cause.to_string()))
-                    }
-                    _ => self.told(error),
-                };
-                self.monitor.outlast_others();
-                Err(error)
-            }
-            _ => {
-                let error = self.told(error);
-                self.monitor.outlast_others();
-                Err(error)
-            }
+            Some(Error::Torch { reason }) => match self.monitor.cause() {
+                Some(cause @ Cause::Failure(_)) => (of(cause), true),
+                Some(cause @ Cause::Lost(_)) if is_of_a_connection(reason) => (of(cause), false),
+                _ => (error, false),
+            },
+            _ => (error, false),
+        };
+        if !is_known {
+            self.monitor.fail(&format!("{error:#}"));
         }
-    }
-
-    fn told(&self, error: anyhow::Error) -> anyhow::Error {
-        self.monitor.fail(&format!("{error:#}"));
-        error
+        self.monitor.outlast_others();
+        Err(error)
     }
 }
 
@@ -156,7 +138,7 @@ pub(super) fn choose_gpu(rendezvous: &Rendezvous) -> Result<()> {
 /// Starts `count` processes like this one, and waits for them. Returns their exit code.
 pub(super) fn start(count: usize, context: &Context) -> Result<u8> {
     let shares_cores = !context.env.sets_threads && context.runtime.device() == Device::Cpu;
-    let launch::Ended { code, cause } = launch::launch(count, shares_cores, &context.interrupt)?;
+    let launch::Ended { code, cause } = launch::launch(count, shares_cores, context.runtime.interrupt())?;
     // the last line, below what the other processes said of their lost connections
     cause.into_iter().for_each(say);
     Ok(code)

@@ -1,6 +1,6 @@
 //! `prsmed reference`: the generated pages of `docs/reference/`.
 
-use super::report::Outcome;
+use super::report::{CommandEnd, CommandResult};
 use crate::config::reference::settings_markdown;
 use crate::job::lock::make_folder;
 use crate::tensor::weights::write_bytes;
@@ -19,11 +19,11 @@ pub(super) struct Args {
 }
 
 /// `cli` is the whole command line.
-pub(super) fn run(args: &Args, cli: clap::Command) -> anyhow::Result<Outcome> {
+pub(super) fn run(args: &Args, cli: clap::Command) -> CommandResult {
     make_folder("DIR", &args.out)?;
     write_bytes(&args.out.join("settings.md"), settings_markdown().as_bytes())?;
     write_bytes(&args.out.join("commands.md"), commands_markdown(cli).as_bytes())?;
-    Ok(Outcome::Done)
+    Ok(CommandEnd::Done)
 }
 
 /// The long help of all commands.

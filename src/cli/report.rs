@@ -9,9 +9,9 @@ const RED: u8 = 31;
 const YELLOW: u8 = 33;
 const CYAN: u8 = 36;
 
-/// Outcome of a command that ran to its end.
+/// How a command ended that ran to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CommandEnd {
     /// The command succeeded.
     Done,
     /// The command ran and the answer is no: bad rows found, does not fit.
@@ -20,15 +20,18 @@ pub enum Outcome {
     Ended(u8),
 }
 
+/// How a command ended, or why it could not run.
+pub type CommandResult = anyhow::Result<CommandEnd>;
+
 /// The exit code after an interrupt.
 pub const INTERRUPTED: u8 = 130;
 
 /// The exit code: 0 done, 1 the answer is no, 2 could not run, 130 interrupted.
-pub fn exit_code(result: &anyhow::Result<Outcome>) -> u8 {
+pub fn exit_code(result: &CommandResult) -> u8 {
     match result {
-        Ok(Outcome::Done) => 0,
-        Ok(Outcome::No) => 1,
-        Ok(Outcome::Ended(code)) => *code,
+        Ok(CommandEnd::Done) => 0,
+        Ok(CommandEnd::No) => 1,
+        Ok(CommandEnd::Ended(code)) => *code,
         Err(error) if is_interrupt(error) => INTERRUPTED,
         Err(_) => 2,
     }
@@ -155,6 +158,6 @@ mod tests {
             "interrupted\nhint: run the same command again to continue; trainings need `--resume`\n"
         );
         assert_eq!(exit_code(&Err(error)), 130);
-        assert_eq!((exit_code(&Ok(Outcome::Done)), exit_code(&Ok(Outcome::No))), (0, 1));
+        assert_eq!((exit_code(&Ok(CommandEnd::Done)), exit_code(&Ok(CommandEnd::No))), (0, 1));
     }
 }

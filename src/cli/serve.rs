@@ -2,10 +2,9 @@
 
 use super::context::Context;
 use super::predict::RunArgs;
-use super::report::Outcome;
+use super::report::{CommandEnd, CommandResult};
 use crate::data::{decode, volume};
-use crate::event::Event;
-use crate::serve::{self, Options};
+use crate::serve::{self, ServeOptions};
 use crate::{Error, Result, files};
 use serde_json::json;
 use std::net::IpAddr;
@@ -72,13 +71,13 @@ pub(super) struct Args {
     log_requests: bool,
 }
 
-fn positive(text: &str) -> std::result::Result<f64, String> {
+fn positive(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| "use a number".to_owned())?;
     if number > 0.0 && number <= 1e6 { Ok(number) } else { Err("use a number above 0, at most 1000000".into()) }
 }
 
 /// The path without the last slash; empty for `/`.
-fn base_path(text: &str) -> std::result::Result<String, String> {
+fn base_path(text: &str) -> Result<String, String> {
     let path = text.trim_end_matches('/');
     let is_name = |name: &str| {
         !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
@@ -98,7 +97,7 @@ fn sample(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
     let mut options = args.options(context.env.token.as_ref())?;
     // before the model is loaded
     let listener = serve::bind(args.host, args.port)?;
@@ -109,13 +108,13 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let url = format!("http://{address}{}/", args.base_path);
     context.output.line(&url)?;
     context.output.record(&json!({ "kind": "serving", "url": url, "token": needs_token }))?;
-    context.progress.on(&Event::Note("serving until Ctrl-C; research software, not a medical device".into()));
-    serve::serve(&model, options, listener, Arc::clone(&context.progress), &context.interrupt)?;
-    Ok(Outcome::Done)
+    context.runtime.note("serving until Ctrl-C; research software, not a medical device");
+    serve::serve(&model, options, listener, Arc::clone(&context.progress), context.runtime.interrupt())?;
+    Ok(CommandEnd::Done)
 }
 
 impl Args {
-    fn options(&self, token: Option<&String>) -> Result<Options> {
+    fn options(&self, token: Option<&String>) -> Result<ServeOptions> {
         let token = self.token.as_ref().or(token).cloned();
         serve::check_token(self.host, token.as_deref())?;
         let name =
@@ -123,7 +122,7 @@ impl Args {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be positive and small")]
         let [max_upload, max_pixels] =
             [self.max_upload * f64::from(1 << 20), self.max_pixels * 1e6].map(|value| value.ceil() as u64);
-        Ok(Options {
+        Ok(ServeOptions {
             name,
             token,
             hosts: self.allow_host.clone(),

@@ -4,10 +4,10 @@
 use super::args::SettingsArgs;
 use super::context::Context;
 use super::plan::{AUTO, MachineArgs};
-use super::report::Outcome;
+use super::report::{CommandEnd, CommandResult};
 use crate::Error;
 use crate::config::{Resolved, RunConfig};
-use crate::job::solve::{self, Number};
+use crate::job::solve::{self, SolvedNumber};
 use crate::job::training_settings::SEARCHING;
 use crate::plan::machine::Machine;
 use crate::plan::search::HEADROOM_FRAC;
@@ -68,7 +68,7 @@ enum Unknown {
     Gpus,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
     if args.machine.gpus.is_some() && matches!(args.unknown, Unknown::Gpu | Unknown::Gpus) {
         let hint = "leave it out; `--for gpus` finds the number, and `--for gpu` is for one GPU";
         return Err(Error::config("--gpus", "is not for `--for gpu` and `--for gpus`", hint).into());
@@ -78,18 +78,18 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
             let hint = "leave it out, or ask with `--for gpus` how many such GPUs are needed";
             return Err(Error::config("--gpu", "is what `--for gpu` finds", hint).into());
         }
-        let mut resolved = args.settings.resolved(Vec::new())?;
+        let mut resolved = args.settings.sources("full", []).resolve()?;
         weight_files::check_architectures(&mut resolved.config, &context.runtime)?;
         return smallest_gpu(args, &resolved, context);
     }
     let machine = args.machine.machine(context)?;
-    let mut config = args.settings.resolved_with_note(Vec::new(), &machine, context)?.config;
+    let mut config: RunConfig = args.settings.resolved_with_note(Vec::new(), &machine, context)?.config;
     weight_files::check_architectures(&mut config, &context.runtime)?;
     let number = match args.unknown {
-        Unknown::MicroBatch => Number::MICRO_BATCH,
-        Unknown::ImageSize => Number::IMAGE_SIZE,
-        Unknown::LoraRank => Number::LORA_RANK,
-        Unknown::Tokens => Number::TOKENS,
+        Unknown::MicroBatch => SolvedNumber::MICRO_BATCH,
+        Unknown::ImageSize => SolvedNumber::IMAGE_SIZE,
+        Unknown::LoraRank => SolvedNumber::LORA_RANK,
+        Unknown::Tokens => SolvedNumber::TOKENS,
         Unknown::Gpu | Unknown::Gpus => return fewest_gpus(args, &config, &machine, context),
     };
     let (key, offer) = (number.key, machine.offer());
@@ -98,15 +98,15 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         let least = number.least;
         context.output.line(format!("{key}={least} does not fit {}{reserve}; try `prsmed preset`", offer.device))?;
         context.output.record(&json!({ "kind": "solve", "key": key, "value": null, "budget": offer }))?;
-        return Ok(Outcome::No);
+        return Ok(CommandEnd::No);
     };
     let more = if is_last { " (the largest that was tried)" } else { "" };
     context.output.line(format!("{key}={value}{more}\n{}", plan.summary()))?;
     context.output.record(&json!({ "kind": "solve", "key": key, "value": value, "plan": plan }))?;
-    Ok(Outcome::Done)
+    Ok(CommandEnd::Done)
 }
 
-fn fewest_gpus(args: &Args, config: &RunConfig, machine: &Machine, context: &Context) -> anyhow::Result<Outcome> {
+fn fewest_gpus(args: &Args, config: &RunConfig, machine: &Machine, context: &Context) -> CommandResult {
     let Some((count, sets, plan)) = solve::fewest_gpus(config, machine, args.headroom_frac())? else {
         let images = config.train.micro_batch * config.train.accumulation;
         let hint = format!(
@@ -115,24 +115,24 @@ fn fewest_gpus(args: &Args, config: &RunConfig, machine: &Machine, context: &Con
         let offer = machine.offer();
         context.output.line(format!("no number of {} is enough: {hint}", offer.device))?;
         context.output.record(&json!({ "kind": "solve", "key": "gpus", "value": null, "budget": offer }))?;
-        return Ok(Outcome::No);
+        return Ok(CommandEnd::No);
     };
     let with = if sets.is_empty() { String::new() } else { format!(" with {sets}") };
     let gpus = if count == 1 { "1 GPU".to_owned() } else { format!("{count} GPUs{with}") };
     context.output.line(format!("{gpus}\n{}", plan.summary()))?;
     let record = json!({ "kind": "solve", "key": "gpus", "value": count, "settings": with.trim(), "plan": plan });
     context.output.record(&record)?;
-    Ok(Outcome::Done)
+    Ok(CommandEnd::Done)
 }
 
-fn smallest_gpu(args: &Args, resolved: &Resolved, context: &Context) -> anyhow::Result<Outcome> {
+fn smallest_gpu(args: &Args, resolved: &Resolved, context: &Context) -> CommandResult {
     let (gpu, plan) = match solve::smallest_gpu(&resolved.config, args.headroom_frac())? {
         Ok(found) => found,
         Err(needs) => {
             let text = needs.map_or_else(String::new, |bytes| format!(": it needs {bytes}"));
             context.output.line(format!("no listed GPU is large enough{text}"))?;
             context.output.record(&json!({ "kind": "solve", "key": "gpu", "value": null, "device_peak": needs }))?;
-            return Ok(Outcome::No);
+            return Ok(CommandEnd::No);
         }
     };
     context.output.line(format!("{} ({} GB)\n{}", gpu.name, gpu.gb, plan.summary()))?;
@@ -145,5 +145,5 @@ fn smallest_gpu(args: &Args, resolved: &Resolved, context: &Context) -> anyhow::
     let gb = smaller.map(|(gb, _)| gb);
     let record = json!({ "kind": "solve", "key": "gpu", "value": gpu.name, "plan": plan, "gb_with_preset": gb });
     context.output.record(&record)?;
-    Ok(Outcome::Done)
+    Ok(CommandEnd::Done)
 }

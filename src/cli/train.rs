@@ -4,14 +4,12 @@ use super::args::{LeakArgs, PlanArgs, ResumeArgs, RootArgs, SettingsArgs, assign
 use super::context::Context;
 use super::memory::ProfileArgs;
 use super::plan;
-use super::plan::PRECISION;
 use super::ranks::GpuArgs;
-use super::report::Outcome;
+use super::report::{CommandEnd, CommandResult};
 use crate::config::{Resolved, RunConfig};
-use crate::event::Event;
 use crate::hub::HubOptions;
 use crate::job::rows::Rows;
-use crate::job::training::{Example, SegmenterTraining, Trained};
+use crate::job::training::{ExampleQuestion, SegmenterTraining, TrainedSegmenter};
 use crate::job::{self, How, training_settings};
 use crate::segment::task::SCORE;
 use crate::segment::weight_files;
@@ -106,7 +104,7 @@ pub(super) struct Args {
     profile: ProfileArgs,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
     if args.check {
         return check(args, context);
     }
@@ -117,12 +115,12 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     args.gpus.run(args.print_config, context, |ranks| train(args, ranks, context))
 }
 
-fn fold(text: &str) -> std::result::Result<(usize, usize), String> {
+fn fold(text: &str) -> Result<(usize, usize), String> {
     let numbers = text.split_once('/').and_then(|(fold, folds)| Some((fold.parse().ok()?, folds.parse().ok()?)));
     numbers.filter(|(fold, folds)| fold < folds).ok_or_else(|| "use K/N with K from 0 to N - 1, for example 0/5".into())
 }
 
-fn check(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+fn check(args: &Args, context: &Context) -> CommandResult {
     // the compute node may have no network
     let hub = HubOptions { offline: true, ..context.env.hub.clone() };
     let runtime = context.runtime.clone().with_hub(hub);
@@ -133,8 +131,7 @@ fn check(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     how.machine = how.machine.with_ranks(0, args.gpus.count());
     how.resume = args.resume.resume();
     how.plans = args.plan.is_made();
-    let resolved = resolve(args, &how, context)?.fit_precision(PRECISION, &how.machine)?;
-    let mut resolved = plan::noted(resolved, PRECISION, context);
+    let mut resolved = plan::noted(resolve(args, &how, context)?, &how.machine, context)?;
     if !how.resume.resumes() {
         weight_files::check_architectures(&mut resolved.config, &runtime)?;
     }
@@ -145,19 +142,16 @@ fn check(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let memory = if how.memory.has_plan() { "memory was planned" } else { "memory was not planned" };
     context.output.line(format!("the training can start on {device}: {checked}; {memory}"))?;
     context.output.record(&json!({ "kind": "check", "ready": true, "device": device }))?;
-    Ok(Outcome::Done)
+    Ok(CommandEnd::Done)
 }
 
-fn train(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome> {
+fn train(args: &Args, ranks: Ranks, context: &Context) -> CommandResult {
     let mut how = How::new(&args.out, &context.runtime)?.with_ranks(ranks);
     how.resume = args.resume.resume();
-    let resolved = resolve(args, &how, context)?.fit_precision(PRECISION, &how.machine)?;
-    let resolved = plan::noted(resolved, PRECISION, context);
+    let resolved = plan::noted(resolve(args, &how, context)?, &how.machine, context)?;
     how.profile = args.profile.settings(&args.out)?;
     if args.print_config {
-        context.output.line(resolved.to_toml())?;
-        context.output.record(&resolved.config)?;
-        return Ok(Outcome::Done);
+        return context.done(resolved.to_toml(), &resolved.config);
     }
     how.plans = args.plan.is_made();
     how.memory_limit = args.memory_limit;
@@ -165,15 +159,15 @@ fn train(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
     let rows = Rows { allow_leak: args.leak.allow_leak, ..args.data.rows(&args.extra)? };
     let trained = job::run(&how, |how| SegmenterTraining::new(resolved, &rows, how))?;
     if !ranks.is_main() {
-        return Ok(Outcome::Done);
+        return Ok(CommandEnd::Done);
     }
     let profile = how.profile.as_ref().map(|profile| profile.out.as_path());
     print_result(&trained, profile, args, context)
 }
 
 /// How many steps were trained by this command and, after a resume, in all.
-pub(super) fn steps_text(outcome: &trainer::Outcome) -> String {
-    let trainer::Outcome { steps, steps_now, samples_now, train_seconds, .. } = outcome;
+pub(super) fn steps_text(outcome: &trainer::TrainingOutcome) -> String {
+    let trainer::TrainingOutcome { steps, steps_now, samples_now, train_seconds, .. } = outcome;
     let speed = || format!("{:.2} images/s", *samples_now as f64 / train_seconds.max(1e-9));
     match (steps_now, steps) {
         (0, all) => format!("nothing was left to train: all {all} steps are done"),
@@ -183,8 +177,8 @@ pub(super) fn steps_text(outcome: &trainer::Outcome) -> String {
 }
 
 /// Prints the result of the run.
-fn print_result(trained: &Trained, profile: Option<&Path>, args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let Trained { run, plan, .. } = trained;
+fn print_result(trained: &TrainedSegmenter, profile: Option<&Path>, args: &Args, context: &Context) -> CommandResult {
+    let TrainedSegmenter { run, plan, .. } = trained;
     let (outcome, num_skipped) = (&run.outcome, run.task.num_skipped());
     let peak = memory::overall_peak(tensor::default_device());
     let images_per_s = outcome.samples_now as f64 / outcome.train_seconds.max(1e-9);
@@ -223,7 +217,7 @@ fn print_result(trained: &Trained, profile: Option<&Path>, args: &Args, context:
             "profile": profile,
         },
     }))?;
-    Ok(Outcome::Done)
+    Ok(CommandEnd::Done)
 }
 
 /// Validation Dice and score of `best/`. The score alone is not a Dice.
@@ -240,12 +234,12 @@ fn best_line(score: Option<f64>, values: &[(String, f64)]) -> String {
 }
 
 /// The command that a training is usually followed by.
-fn next_command(trained: &Trained, args: &Args) -> Option<ShellCommand> {
+fn next_command(trained: &TrainedSegmenter, args: &Args) -> Option<ShellCommand> {
     if trained.has_test {
         let command = args.data.add_to(ShellCommand::new("prsmed eval").path(&args.out));
         return Some(command.flag("--split", ["test"]));
     }
-    let Example { image, question } = trained.example.as_ref()?;
+    let ExampleQuestion { image, question } = trained.example.as_ref()?;
     let command = ShellCommand::new("prsmed predict").path(&args.out);
     Some(command.flag("--image", [image]).flag("--question", [question]))
 }
@@ -285,9 +279,10 @@ fn resolve(args: &Args, how: &How, context: &Context) -> Result<Resolved> {
         return training_settings::for_this_gpu(sources.sets, how, !args.print_config);
     }
     if nothing_asked {
-        let text = "no usable GPU (`prsmed doctor` explains why): using preset `tiny`, a small model from random \
-                    weights; `--preset cpu` trains the full model in host memory, slowly";
-        context.progress.on(&Event::Note(text.into()));
+        context.runtime.note(
+            "no usable GPU (`prsmed doctor` explains why): using preset `tiny`, a small model from random \
+                    weights; `--preset cpu` trains the full model in host memory, slowly",
+        );
     }
     let resolved = sources.resolve()?;
     if !args.print_config && args.gpu.is_none() {

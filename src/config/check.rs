@@ -58,17 +58,12 @@ fn check_graph(config: &RunConfig) -> Result<()> {
             "model.semantics=corrected",
         ),
     ];
-    match conflicts.into_iter().find(|(conflict, ..)| config.train.graph == Switch::On && *conflict) {
-        Some((_, what, remedy)) => {
-            let reason = format!("steps cannot be captured as CUDA graphs: {what}");
-            Err(Error::config(
-                "train.graph",
-                reason,
-                format!("add the setting `{remedy}`, or set it to `auto` or `off`"),
-            ))
-        }
-        None => Ok(()),
-    }
+    let found = conflicts.into_iter().find(|(conflict, ..)| config.train.graph == Switch::On && *conflict);
+    found.map_or(Ok(()), |(_, what, remedy)| {
+        let reason = format!("steps cannot be captured as CUDA graphs: {what}");
+        let hint = format!("add the setting `{remedy}`, or set it to `auto` or `off`");
+        Err(Error::config("train.graph", reason, hint))
+    })
 }
 
 /// Several questions in one sequence need a decoder that reads prompts only, and samples that do not depend on each

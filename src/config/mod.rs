@@ -60,6 +60,8 @@ pub trait Settings: Default + Clone + serde::Serialize + serde::de::DeserializeO
     const PRESETS: &'static [(&'static str, &'static str)] = &[];
     /// The preset that has the defaults; none if it is empty.
     const DEFAULT_PRESET: &'static str = "";
+    /// The setting of the precision.
+    const PRECISION: &'static str = "train.precision";
     /// The command that prints all settings.
     const PRINTS: &'static str = "prsmed train --print-config";
 
@@ -164,7 +166,6 @@ pub trait Settings: Default + Clone + serde::Serialize + serde::de::DeserializeO
 impl Settings for RunConfig {
     const PRESETS: &'static [(&'static str, &'static str)] = &PRESETS;
     const DEFAULT_PRESET: &'static str = "full";
-    const PRINTS: &'static str = "prsmed train --print-config";
 
     fn settings() -> Vec<Setting> {
         Self::declarations()
@@ -185,6 +186,7 @@ impl Settings for AugmentRun {
         ("tiny", include_str!("../../configs/augment-tiny.toml")),
     ];
     const DEFAULT_PRESET: &'static str = "augment";
+    const PRECISION: &'static str = "augment.precision";
     const PRINTS: &'static str = "prsmed augment generate --print-config";
 
     fn settings() -> Vec<Setting> {
@@ -240,10 +242,12 @@ impl RunConfig {
     /// # Errors
     /// [`Error::Config`] for an unknown name or key, or a value out of range.
     pub fn preset_with(name: &str, sets: &[&str]) -> Result<Self> {
-        let sets = sets.iter().map(|set| ((*set).to_owned(), "--set".to_owned())).collect();
-        Ok(Sources { preset: Some(name.to_owned()), sets, ..Sources::default() }.resolve()?.config)
+        Ok(Sources::preset(name, sets).resolve()?.config)
     }
 }
+
+/// Dotted key -> `default`, `preset tiny`, `FILE`, `--set`.
+type Origins = BTreeMap<String, String>;
 
 /// A config with the origin of each value.
 #[derive(Debug, Clone, PartialEq)]
@@ -251,10 +255,13 @@ pub struct Resolved<T = RunConfig> {
     /// The values.
     pub config: T,
     /// Dotted key -> `default`, `preset tiny`, `FILE`, `--set`.
-    pub origins: BTreeMap<String, String>,
+    pub origins: Origins,
     /// The origins that the file of a continued run states for the values that are still its own.
-    stated: BTreeMap<String, String>,
+    stated: Origins,
 }
+
+/// A `key=value` pair with the flag that it came from.
+pub type FlagSet = (String, String);
 
 /// Sources of values, from lowest to highest priority.
 #[derive(Debug, Clone, Default)]
@@ -268,10 +275,16 @@ pub struct Sources {
     /// The file is the `config.toml` of the run that is continued: [`Resolved::to_toml`] repeats the origins in it.
     pub continues: bool,
     /// `key=value` pairs over both, with the flag they came from.
-    pub sets: Vec<(String, String)>,
+    pub sets: Vec<FlagSet>,
 }
 
 impl Sources {
+    /// A preset with `key=value` pairs over it.
+    pub fn preset(name: &str, sets: &[&str]) -> Self {
+        let sets = sets.iter().map(|set| ((*set).to_owned(), "--set".to_owned())).collect();
+        Self { preset: Some(name.to_owned()), sets, ..Self::default() }
+    }
+
     /// [`Self::resolve_as`] for training.
     ///
     /// # Errors
@@ -286,10 +299,7 @@ impl Sources {
     /// [`Error::Config`] naming the key; [`Error::Io`] for the file.
     pub fn resolve_as<T: Settings>(&self) -> Result<Resolved<T>> {
         let settings = T::settings();
-        let mut file_table = match &self.file {
-            Some(path) => read_file(path)?,
-            None => Table::new(),
-        };
+        let mut file_table = self.file.as_deref().map(read_file).transpose()?.unwrap_or_default();
         let named = file_table.remove("preset").map(|v| v.as_str().map(str::to_owned).unwrap_or_default());
         let name = self.preset.clone().or(named).unwrap_or_else(|| self.default_preset.clone());
         let mut table = table_of(&T::default());
@@ -301,11 +311,8 @@ impl Sources {
         }
         for (assignment, flag) in &self.sets {
             let (key, value) = assignment.split_once('=').ok_or_else(|| {
-                Error::config(
-                    flag,
-                    format!("`{assignment}` is not `key=value`"),
-                    "write for example the setting `train.epochs=5`",
-                )
+                let hint = "write for example the setting `train.epochs=5`";
+                Error::config(flag, format!("`{assignment}` is not `key=value`"), hint)
             })?;
             let patch = nested(key.trim(), parse_value(value.trim()));
             overlay(&mut table, renamed(patch, &settings)?, "", flag, &mut origins)?;
@@ -313,10 +320,8 @@ impl Sources {
         let config: T = typed(&table).map_err(|reason| bad_value::<T>(&reason, &table, &preset, &origins))?;
         refuse_unread(&config, &origins)?;
         config.check()?;
-        let mut stated = match &self.file {
-            Some(path) if self.continues => stated_origins(path)?,
-            _ => BTreeMap::new(),
-        };
+        let continued = self.file.as_deref().filter(|_| self.continues);
+        let mut stated = continued.map(stated_origins).transpose()?.unwrap_or_default();
         let own = self.file.as_ref().map(|path| path.display().to_string());
         stated.retain(|key, _| origins.get(key) == own.as_ref());
         Ok(Resolved { config, origins, stated })
@@ -324,7 +329,7 @@ impl Sources {
 }
 
 /// The origins in the comments of a file that [`Resolved::to_toml`] wrote.
-fn stated_origins(path: &Path) -> Result<BTreeMap<String, String>> {
+fn stated_origins(path: &Path) -> Result<Origins> {
     let text = files::read_to_string(path, files::MAX_SETTINGS).map_err(Error::io(path, "read"))?;
     let values = text.lines().scan(String::new(), |section, line| {
         if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
@@ -336,30 +341,28 @@ fn stated_origins(path: &Path) -> Result<BTreeMap<String, String>> {
     Ok(values.flatten().collect())
 }
 
-impl<T> Resolved<T> {
-    /// A note if [`Self::fit_precision`] changed `key`.
-    pub fn precision_note(&self, key: &str) -> Option<String> {
-        let origin = self.origins.get(key).filter(|origin| origin.ends_with(NO_BF16))?;
-        Some(format!("{origin}: using `{key}=fp16`"))
-    }
-
-    /// True if a flag gave `key` its value.
-    pub fn is_from_a_flag(&self, key: &str) -> bool {
-        self.origins.get(key).is_some_and(|origin| origin.starts_with("--"))
-    }
-}
-
 /// Ending of the origin of a precision that [`Resolved::fit_precision`] changed.
 const NO_BF16: &str = " has no bf16";
 
 impl<T: Settings> Resolved<T> {
-    /// These settings with fp16 instead of bf16 in `key` if the machine has no bf16, unless a flag or a file asks for bf16.
+    /// True if a flag gave `key` its value.
+    pub fn is_from_a_flag(&self, key: &str) -> bool {
+        self.origins.get(key).is_some_and(|origin| origin.starts_with("--"))
+    }
+
+    /// A note if [`Self::fit_precision`] changed the precision.
+    pub fn precision_note(&self) -> Option<String> {
+        let origin = self.origins.get(T::PRECISION).filter(|origin| origin.ends_with(NO_BF16))?;
+        Some(format!("{origin}: using `{}=fp16`", T::PRECISION))
+    }
+
+    /// These settings with fp16 instead of bf16 if the machine has no bf16, unless a flag or a file asks for bf16.
     ///
     /// # Errors
     /// [`Error::Config`] if fp16 excludes another setting.
-    pub fn fit_precision(mut self, key: &str, machine: &Machine) -> Result<Self> {
-        let origin = self.origins.get(key).map_or("default", String::as_str);
-        let is_asked = origin != "default" && !origin.starts_with("preset ");
+    pub fn fit_precision(mut self, machine: &Machine) -> Result<Self> {
+        let key = T::PRECISION;
+        let is_asked = self.origins.get(key).is_some_and(|origin| is_set(origin));
         let is_bf16 = value_at(&table_of(&self.config), key).and_then(Value::as_str) == Some("bf16");
         if is_bf16 && !is_asked && !machine.has_bf16() {
             self.config = self.config.with_sets(&format!("{key}=fp16"))?;
@@ -427,13 +430,7 @@ fn read_file(path: &Path) -> Result<Table> {
 
 /// Overlays `table` with `patch`. Keys that the table does not have are errors, except those of the optional
 /// `model.sizes`.
-fn overlay(
-    table: &mut Table,
-    patch: Table,
-    prefix: &str,
-    origin: &str,
-    origins: &mut BTreeMap<String, String>,
-) -> Result<()> {
+fn overlay(table: &mut Table, patch: Table, prefix: &str, origin: &str, origins: &mut Origins) -> Result<()> {
     for (key, value) in patch {
         let path = table::join(prefix, &key);
         if path.starts_with("model.sizes") && !table.contains_key(&key) {
@@ -468,15 +465,19 @@ fn typed<T: Settings>(table: &Table) -> Result<T, String> {
     })
 }
 
+/// True for the origin of a value that the user has given.
+fn is_set(origin: &str) -> bool {
+    origin != "default" && !origin.starts_with("preset ")
+}
+
 /// The error about a wrong value. Serde does not name its key, so each one that was set is put back to the preset's
 /// value: the wrong one is the one that changes serde's message.
-fn bad_value<T: Settings>(reason: &str, table: &Table, preset: &Table, origins: &BTreeMap<String, String>) -> Error {
+fn bad_value<T: Settings>(reason: &str, table: &Table, preset: &Table, origins: &Origins) -> Error {
     let is_wrong = |key: &str| {
         let mut corrected = table.clone();
         replace(&mut corrected, key, value_at(preset, key).cloned());
         typed::<T>(&corrected).err().is_none_or(|now| now != reason)
     };
-    let is_set = |origin: &str| origin != "default" && !origin.starts_with("preset ");
     let Some((key, origin)) = origins.iter().find(|(key, origin)| is_set(origin) && is_wrong(key)) else {
         return Error::config("config", reason, format!("compare with `{}`", T::PRINTS));
     };
@@ -490,7 +491,7 @@ fn bad_value<T: Settings>(reason: &str, table: &Table, preset: &Table, origins: 
 
 /// Refuses keys that no setting reads. Sizes are read as leniently as a model's `config.json`, which has more keys than
 /// are needed.
-fn refuse_unread(config: &impl Settings, origins: &BTreeMap<String, String>) -> Result<()> {
+fn refuse_unread(config: &impl Settings, origins: &Origins) -> Result<()> {
     let read = table_of(config);
     let known = leaves(&read).into_iter().map(|(key, _)| (key, String::new())).collect();
     match origins.iter().find(|(key, _)| value_at(&read, key).is_none()) {
@@ -499,7 +500,7 @@ fn refuse_unread(config: &impl Settings, origins: &BTreeMap<String, String>) -> 
     }
 }
 
-fn unknown_key(path: &str, origin: &str, known: &BTreeMap<String, String>) -> Error {
+fn unknown_key(path: &str, origin: &str, known: &Origins) -> Error {
     let similarity = |key: &str| strsim::jaro_winkler(key, path);
     let synonym = synonyms::synonym(path).filter(|own| known.contains_key(*own));
     let nearest = || known.keys().max_by(|a, b| similarity(a).total_cmp(&similarity(b))).map(String::as_str);

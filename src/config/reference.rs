@@ -2,7 +2,7 @@
 
 use super::{AugmentRun, FinetuneRun, RunConfig, Settings, table_of, typed};
 use crate::setting::table::{insert, value_at, wrapped};
-use crate::setting::{Results, Resume, Setting};
+use crate::setting::{ResultsEffect, Resume, Setting};
 use std::fmt::Write as _;
 use toml::Value;
 
@@ -43,9 +43,9 @@ fn entry<T: Settings>(setting: &Setting) -> String {
         None => "none".to_owned(),
     };
     let results = match setting.results {
-        Results::Same => "same",
-        Results::Rounding => "rounding",
-        Results::Changes => "changes",
+        ResultsEffect::Same => "same",
+        ResultsEffect::Rounding => "rounding",
+        ResultsEffect::Changes => "changes",
     };
     let resume = match setting.resume {
         Resume::Free => "free",
@@ -59,16 +59,15 @@ fn entry<T: Settings>(setting: &Setting) -> String {
     let mut facts = vec![format!("type: {kind}"), format!("default: {default}")];
     facts.extend(setting.range.map(|range| format!("range: {range}")));
     facts.extend([format!("results: {results}"), format!("on resume: {resume}")]);
-    let mut text = format!("\n### `{}`\n\n{}\n\n", setting.key, wrapped(&setting.help, ""));
-    writeln!(text, "{}", wrapped(&format!("- {}", facts.join("; ")), "  ")).expect("a string can be written to");
+    let mut lines = vec![format!("\n### `{}`\n\n{}\n", setting.key, wrapped(&setting.help, ""))];
+    lines.push(wrapped(&format!("- {}", facts.join("; ")), "  "));
     if !setting.memory.is_empty() {
-        writeln!(text, "{}", wrapped(&format!("- memory: {}", setting.memory), "  "))
-            .expect("a string can be written to");
+        lines.push(wrapped(&format!("- memory: {}", setting.memory), "  "));
     }
     if !setting.old_names.is_empty() {
-        writeln!(text, "- earlier name: `{}`", setting.old_names.join("`, `")).expect("a string can be written to");
+        lines.push(format!("- earlier name: `{}`", setting.old_names.join("`, `")));
     }
-    text
+    lines.join("\n") + "\n"
 }
 
 /// Description of the values that serde accepts for a setting, from its error message for a wrong value.

@@ -2,85 +2,64 @@
 
 use crate::setting::Setting;
 
-/// Name in another trainer, setting of this program.
-const SYNONYMS: [(&str, &str); 71] = [
-    ("batch_size", "train.micro_batch"),
-    ("micro_batch_size", "train.micro_batch"),
-    ("train_batch_size", "train.micro_batch"),
-    ("per_device_train_batch_size", "train.micro_batch"),
-    ("gradient_accumulation", "train.accumulation"),
-    ("gradient_accumulation_steps", "train.accumulation"),
-    ("grad_accum", "train.accumulation"),
-    ("grad_accum_steps", "train.accumulation"),
-    ("accumulate_grad_batches", "train.accumulation"),
-    ("accumulation_steps", "train.accumulation"),
-    ("num_epochs", "train.epochs"),
-    ("n_epochs", "train.epochs"),
-    ("max_epochs", "train.epochs"),
-    ("num_train_epochs", "train.epochs"),
-    ("steps", "train.max_steps"),
-    ("num_steps", "train.max_steps"),
-    ("max_train_steps", "train.max_steps"),
-    ("lr", "train.learning_rate"),
-    ("min_lr", "train.min_learning_rate"),
-    ("lr_min", "train.min_learning_rate"),
-    ("eta_min", "train.min_learning_rate"),
-    ("warmup", "train.warmup_frac"),
-    ("warmup_ratio", "train.warmup_frac"),
-    ("warmup_steps", "train.warmup_frac"),
-    ("lr_warmup_steps", "train.warmup_frac"),
-    ("wd", "train.weight_decay"),
-    ("adam_beta1", "train.beta1"),
-    ("adam_beta2", "train.beta2"),
-    ("eps", "train.epsilon"),
-    ("adam_epsilon", "train.epsilon"),
-    ("max_grad_norm", "train.clip_norm"),
-    ("grad_clip", "train.clip_norm"),
-    ("grad_clip_norm", "train.clip_norm"),
-    ("gradient_clip_val", "train.clip_norm"),
-    ("amp", "train.precision"),
-    ("bf16", "train.precision"),
-    ("fp16", "train.precision"),
-    ("dtype", "train.precision"),
-    ("torch_dtype", "train.precision"),
-    ("mixed_precision", "train.precision"),
-    ("optim", "train.optimizer"),
-    ("gradient_checkpointing", "train.checkpointing"),
-    ("activation_checkpointing", "train.checkpointing"),
-    ("ema", "train.ema_decay"),
-    ("random_seed", "train.seed"),
-    ("save_steps", "train.checkpoint_every_steps"),
-    ("eval_every", "train.validate_every_epochs"),
-    ("early_stopping_patience", "train.patience"),
-    ("cuda_graph", "train.graph"),
-    ("cuda_graphs", "train.graph"),
-    ("num_workers", "data.workers"),
-    ("dataloader_num_workers", "data.workers"),
-    ("prefetch_factor", "data.prefetch"),
-    ("val_split", "data.val_frac"),
-    ("augmentation", "data.augment"),
-    ("r", "lora.rank"),
-    ("lora_r", "lora.rank"),
-    ("lora_alpha", "lora.alpha"),
-    ("lora_dropout", "lora.dropout"),
-    ("load_in_4bit", "model.quantization"),
-    ("model_name_or_path", "model.base"),
-    ("resolution", "model.image_size"),
-    ("batch_size_per_gpu", "train.micro_batch"),
-    ("compute_every_n_epochs", "train.validate_every_epochs"),
-    ("enable_cpu_offload", "train.offload_optimizer"),
-    ("training_method", "finetune.method"),
-    ("snr_gamma", "finetune.min_snr_gamma"),
-    ("proportion_empty_prompts", "finetune.caption_dropout"),
-    ("eval_num_examples", "finetune.samples"),
-    ("eval_mmd_samples", "finetune.samples"),
-    ("eval_batch_size", "finetune.sample_batch"),
+/// Settings of this program, and their names in other trainers.
+const SYNONYMS: [(&str, &[&str]); 37] = [
+    (
+        "train.micro_batch",
+        &["batch_size", "micro_batch_size", "train_batch_size", "per_device_train_batch_size", "batch_size_per_gpu"],
+    ),
+    (
+        "train.accumulation",
+        &[
+            "gradient_accumulation",
+            "gradient_accumulation_steps",
+            "grad_accum",
+            "grad_accum_steps",
+            "accumulate_grad_batches",
+            "accumulation_steps",
+        ],
+    ),
+    ("train.epochs", &["num_epochs", "n_epochs", "max_epochs", "num_train_epochs"]),
+    ("train.max_steps", &["steps", "num_steps", "max_train_steps"]),
+    ("train.learning_rate", &["lr"]),
+    ("train.min_learning_rate", &["min_lr", "lr_min", "eta_min"]),
+    ("train.warmup_frac", &["warmup", "warmup_ratio", "warmup_steps", "lr_warmup_steps"]),
+    ("train.weight_decay", &["wd"]),
+    ("train.beta1", &["adam_beta1"]),
+    ("train.beta2", &["adam_beta2"]),
+    ("train.epsilon", &["eps", "adam_epsilon"]),
+    ("train.clip_norm", &["max_grad_norm", "grad_clip", "grad_clip_norm", "gradient_clip_val"]),
+    ("train.precision", &["amp", "bf16", "fp16", "dtype", "torch_dtype", "mixed_precision"]),
+    ("train.optimizer", &["optim"]),
+    ("train.checkpointing", &["gradient_checkpointing", "activation_checkpointing"]),
+    ("train.ema_decay", &["ema"]),
+    ("train.seed", &["random_seed"]),
+    ("train.checkpoint_every_steps", &["save_steps"]),
+    ("train.validate_every_epochs", &["eval_every", "compute_every_n_epochs"]),
+    ("train.patience", &["early_stopping_patience"]),
+    ("train.graph", &["cuda_graph", "cuda_graphs"]),
+    ("data.workers", &["num_workers", "dataloader_num_workers"]),
+    ("data.prefetch", &["prefetch_factor"]),
+    ("data.val_frac", &["val_split"]),
+    ("data.augment", &["augmentation"]),
+    ("lora.rank", &["r", "lora_r"]),
+    ("lora.alpha", &["lora_alpha"]),
+    ("lora.dropout", &["lora_dropout"]),
+    ("model.quantization", &["load_in_4bit"]),
+    ("model.base", &["model_name_or_path"]),
+    ("model.image_size", &["resolution"]),
+    ("train.offload_optimizer", &["enable_cpu_offload"]),
+    ("finetune.method", &["training_method"]),
+    ("finetune.min_snr_gamma", &["snr_gamma"]),
+    ("finetune.caption_dropout", &["proportion_empty_prompts"]),
+    ("finetune.samples", &["eval_num_examples", "eval_mmd_samples"]),
+    ("finetune.sample_batch", &["eval_batch_size"]),
 ];
 
 /// The setting that `key` (`train.batch_size`, `lr`) means, by its name in other trainers.
 pub(super) fn synonym(key: &str) -> Option<&'static str> {
     let name = key.rsplit('.').next().unwrap_or(key).to_lowercase().replace('-', "_");
-    SYNONYMS.iter().find(|(other, _)| *other == name).map(|(_, own)| *own)
+    SYNONYMS.iter().find(|(_, others)| others.contains(&name.as_str())).map(|(own, _)| *own)
 }
 
 /// The setting that a flag (`epochs`, `batch-size`) means: by the last part of its key, the sections in their order, or
@@ -111,7 +90,7 @@ mod tests {
     fn every_synonym_leads_to_a_setting_and_is_none_itself() {
         let keys: Vec<&str> =
             [RunConfig::settings(), FinetuneRun::settings()].concat().into_iter().map(|setting| setting.key).collect();
-        for (other, own) in SYNONYMS {
+        for (own, other) in SYNONYMS.iter().flat_map(|(own, others)| others.iter().map(move |other| (*own, *other))) {
             assert!(keys.contains(&own), "`{own}` is no setting");
             let (section, _) = own.split_once('.').expect("a dotted key");
             assert!(!keys.contains(&format!("{section}.{other}").as_str()), "`{other}` is a setting");

@@ -226,13 +226,13 @@ fn a_gpu_without_bf16_gets_fp16_unless_bf16_is_asked_for() {
     let of = |gpu: &str, preset: &str, set: Option<&str>| {
         let sets = set.into_iter().map(|set| (set.to_owned(), "--set".to_owned())).collect();
         let sources = Sources { preset: Some(preset.into()), sets, ..Sources::default() };
-        sources.resolve().unwrap().fit_precision("train.precision", &Machine::named(gpu).unwrap()).unwrap()
+        sources.resolve().unwrap().fit_precision(&Machine::named(gpu).unwrap()).unwrap()
     };
     for gpu in ["T4", "RTX 2080 Ti", "Quadro RTX 8000"] {
         for preset in ["full", "gpu-16gb"] {
             let resolved = of(gpu, preset, None);
             assert_eq!(resolved.config.train.precision, Precision::Fp16, "{gpu} {preset}");
-            let note = resolved.precision_note("train.precision");
+            let note = resolved.precision_note();
             assert_eq!(note, Some(format!("{gpu} has no bf16: using `train.precision=fp16`")));
         }
         let asked = of(gpu, "full", Some("train.precision=bf16"));
@@ -242,7 +242,7 @@ fn a_gpu_without_bf16_gets_fp16_unless_bf16_is_asked_for() {
     for (gpu, preset) in [("RTX 3060", "full"), ("24gb", "gpu-24gb"), ("T4", "tiny"), ("cpu:24gb", "full")] {
         let resolved = of(gpu, preset, None);
         assert_ne!(resolved.config.train.precision, Precision::Fp16, "{gpu}");
-        assert_eq!(resolved.precision_note("train.precision"), None);
+        assert_eq!(resolved.precision_note(), None);
     }
 }
 

@@ -3,5 +3,5 @@
 mod output;
 mod progress;
 
-pub use output::{Output, printable};
-pub use progress::{Progress, Style, memory_text, shares_text};
+pub use output::{DataOutput, printable};
+pub use progress::{ProgressDisplay, Style, memory_text, shares_text};

@@ -51,13 +51,13 @@ pub fn printable(text: &str) -> Cow<'_, str> {
 }
 
 /// Output of a command's data. Commands call both the text and the record methods; the mode selects one of them.
-pub struct Output {
+pub struct DataOutput {
     /// `None` after the reader closed the pipe.
     sink: Mutex<Option<Box<dyn Write + Send>>>,
     is_json: bool,
 }
 
-impl Output {
+impl DataOutput {
     /// Standard output.
     pub fn stdout(is_json: bool) -> Self {
         Self::to(Box::new(std::io::stdout()), is_json)
@@ -151,7 +151,7 @@ pub(super) mod tests {
     fn text_or_json_is_written_depending_on_the_mode() {
         for (is_json, expected) in [(false, "Dice 0.9\na b"), (true, "{\"dice\":0.9}\n")] {
             let shared = Shared::default();
-            let output = Output::to(Box::new(shared.clone()), is_json);
+            let output = DataOutput::to(Box::new(shared.clone()), is_json);
             output.line("Dice 0.9\n").unwrap();
             output.piece("a ").unwrap();
             output.piece("b").unwrap();
@@ -180,7 +180,7 @@ pub(super) mod tests {
     #[test]
     fn control_characters_are_escaped_on_their_way_to_the_terminal() {
         let shared = Shared::default();
-        let output = Output::to(Box::new(shared.clone()), false);
+        let output = DataOutput::to(Box::new(shared.clone()), false);
         output.line("one\n\x1b]0;owned\x07\ttwo\r\u{9b}1m").unwrap();
         output.piece("\x1b[2J").unwrap();
         assert_eq!(shared.text(), "one\n\\u{1b}]0;owned\\u{7}\ttwo\\r\\u{9b}1m\n\\u{1b}[2J");
@@ -199,10 +199,10 @@ pub(super) mod tests {
                 Ok(())
             }
         }
-        let closed = Output::to(Box::new(Failing(ErrorKind::BrokenPipe)), false);
+        let closed = DataOutput::to(Box::new(Failing(ErrorKind::BrokenPipe)), false);
         closed.line("one").unwrap();
         closed.line("two").unwrap();
-        let full = Output::to(Box::new(Failing(ErrorKind::StorageFull)), false);
+        let full = DataOutput::to(Box::new(Failing(ErrorKind::StorageFull)), false);
         assert_eq!(full.line("one").unwrap_err().to_string(), "standard output: cannot write");
     }
 }

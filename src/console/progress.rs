@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
-use super::output::{Output, printable};
+use super::output::{DataOutput, printable};
+use crate::data::familiarity::add_fields;
 use crate::event::{Event, MemoryReport, Observer, StepReport};
 use crate::metrics::order::quantile;
 use crate::trainer::records;
@@ -31,9 +32,9 @@ pub struct Style {
 
 /// Shows events as they arrive. Output errors do not stop the command: errors on standard error are ignored, and the
 /// first error on standard output is reported as a warning.
-pub struct Progress {
+pub struct ProgressDisplay {
     style: Style,
-    output: Arc<Output>,
+    output: Arc<DataOutput>,
     bars: MultiProgress,
     state: Mutex<State>,
 }
@@ -58,14 +59,14 @@ struct Phase {
     bar: Option<ProgressBar>,
 }
 
-impl Progress {
+impl ProgressDisplay {
     /// Progress on standard error, data on `output`.
-    pub fn new(style: Style, output: Arc<Output>) -> Self {
+    pub fn new(style: Style, output: Arc<DataOutput>) -> Self {
         Self::to(Box::new(std::io::stderr()), style, output)
     }
 
     /// Progress on any writer (bars still go to standard error).
-    pub fn to(lines: Box<dyn Write + Send>, style: Style, output: Arc<Output>) -> Self {
+    pub fn to(lines: Box<dyn Write + Send>, style: Style, output: Arc<DataOutput>) -> Self {
         let target = if style.is_terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let state = State {
             lines,
@@ -181,7 +182,7 @@ impl Progress {
     }
 }
 
-impl Observer for Progress {
+impl Observer for ProgressDisplay {
     fn on(&self, event: &Event) {
         let mut state = self.state();
         if let Some(value) = record(event) {
@@ -205,14 +206,8 @@ impl Observer for Progress {
                 self.print_line(state, &format!("validation after step {step}: {}", values.join(", ")));
             }
             Event::Saved { path, best } => {
-                self.print_line(
-                    state,
-                    &format!(
-                        "saved {}{}",
-                        printable(&path.display().to_string()),
-                        if *best { " (best so far)" } else { "" }
-                    ),
-                );
+                let best = if *best { " (best so far)" } else { "" };
+                self.print_line(state, &format!("saved {}{best}", printable(&path.display().to_string())));
             }
             Event::Token(text) => self.token(state, text),
             Event::Record(_) => {}
@@ -222,7 +217,7 @@ impl Observer for Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ProgressDisplay {
     /// Removes bars and ends an open line, however the command ends.
     fn drop(&mut self) {
         let mut state = self.state();
@@ -333,9 +328,7 @@ pub fn shares_text(shares: &[(&'static str, Bytes)], count: usize) -> String {
 /// A profiled step as a JSON object, `"kind": "memory"`.
 fn memory_line(report: &MemoryReport) -> Value {
     let mut line = json!({ "kind": "memory" });
-    if let (Some(line), Ok(Value::Object(fields))) = (line.as_object_mut(), serde_json::to_value(report)) {
-        line.extend(fields);
-    }
+    add_fields(&mut line, report);
     line
 }
 
@@ -361,11 +354,11 @@ mod tests {
     use super::*;
     use crate::console::output::tests::Shared;
 
-    fn progress(is_terminal: bool, is_json: bool) -> (Progress, Shared, Shared) {
+    fn progress(is_terminal: bool, is_json: bool) -> (ProgressDisplay, Shared, Shared) {
         let (lines, data) = (Shared::default(), Shared::default());
         let style = Style { is_terminal, color: false, every_steps: 10 };
-        let output = Arc::new(Output::to(Box::new(data.clone()), is_json));
-        (Progress::to(Box::new(lines.clone()), style, output), lines, data)
+        let output = Arc::new(DataOutput::to(Box::new(data.clone()), is_json));
+        (ProgressDisplay::to(Box::new(lines.clone()), style, output), lines, data)
     }
 
     fn report(step: u64) -> StepReport {
@@ -452,7 +445,8 @@ mod tests {
         }
         let lines = Shared::default();
         let style = Style { is_terminal: false, color: false, every_steps: 10 };
-        let progress = Progress::to(Box::new(lines.clone()), style, Arc::new(Output::to(Box::new(Full), true)));
+        let progress =
+            ProgressDisplay::to(Box::new(lines.clone()), style, Arc::new(DataOutput::to(Box::new(Full), true)));
         let warning = "warning: standard output: cannot write\n";
         progress.on(&Event::Token("upper".into()));
         assert_eq!(lines.text(), warning, "at the first failure");

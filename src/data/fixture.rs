@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ::image::{GrayImage, Luma, Rgb, RgbImage};
 
-use prsmed_data::image::{MaskMode, PadOffset, PixelConfig};
+use prsmed_data::image::{Fit, MaskMode, PadOffset, PixelConfig};
 use prsmed_data::labels::Labels;
 use prsmed_data::manifest::{Presence, Row, Split, Target};
 use prsmed_data::sample::{Pixels, Sample};
@@ -75,6 +75,7 @@ pub(crate) fn row(question: &str, answer: &str, position: Option<&str>) -> Row {
 pub(crate) const SMALL: PixelConfig = PixelConfig {
     tower_size: 2,
     sam_size: 3,
+    fit: Fit::Stretch,
     mask: MaskMode::Soft,
     pad_offset: PadOffset::Centre,
     labels: Labels::NONE,

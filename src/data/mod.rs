@@ -22,46 +22,25 @@
 
 pub use prsmed_volume::{self as volume, decode, foreground as labels};
 
-pub mod agreement;
-pub mod annotation;
-pub mod annotation_file;
-pub mod batch;
-pub mod bit_depth;
+mod batches;
 pub mod check;
-pub mod classical;
-pub mod csv_text;
 pub mod familiarity;
 pub mod features;
-pub mod findings;
-pub mod fingerprint;
-pub mod flip_rotate;
-pub mod grammar;
-pub mod held_out;
-pub mod identity;
-pub mod image;
-pub mod leaks;
-pub mod length_sampler;
-pub mod loader;
-pub mod manifest;
-pub mod marks;
-pub mod mixing_sampler;
-pub mod names;
-pub mod patient;
 pub mod phantom;
-pub mod position;
+mod pixels;
 pub mod prepare;
-pub mod prepared;
-pub mod relabel;
-pub mod resample;
-pub mod sample;
-pub mod sheet;
 pub mod split;
-pub mod templates;
+mod table;
 pub mod text;
-pub mod unreadable;
-pub mod word_check;
+mod words;
 
 mod random;
+
+pub use batches::{batch, length_sampler, loader, mixing_sampler, sample, unreadable};
+pub use check::{findings, fingerprint, identity, leaks, marks};
+pub use pixels::{bit_depth, classical, flip_rotate, image, resample, sheet};
+pub use table::{annotation, annotation_file, csv_text, held_out, manifest, names, patient, prepared};
+pub use words::{agreement, grammar, position, relabel, templates, word_check};
 
 #[cfg(test)]
 extern crate self as prsmed_data;

@@ -30,12 +30,8 @@ impl Description {
             labels => format!("`{labels}`"),
         };
         if self.pixels.labels != other.pixels.labels {
-            return refused(
-                "with another argument `labels`",
-                labels(self),
-                labels(other),
-                "use runs of the same labels",
-            );
+            let [own, theirs] = [self, other].map(labels);
+            return refused("with another argument `labels`", own, theirs, "use runs of the same labels");
         }
         for (class, own) in &self.intensity {
             let is_other = |theirs: &&Intensity| theirs.axis != own.axis || !theirs.window.is_same(own.window);

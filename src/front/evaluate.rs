@@ -9,18 +9,20 @@ pub mod files;
 mod sample;
 
 use self::extremes::{Extremes, Shown};
-use self::sample::{Answered, Scored};
+use self::sample::Scored;
 use super::{Ask, Image, Model, Painted, Prediction};
+use crate::data::agreement::Positions;
 use crate::data::manifest::{Manifest, Presence, Row};
 use crate::data::sample::{at_row, decoded};
 use crate::data::{image as pixels, sheet};
 use crate::event::{Event, Observer};
 use crate::location::first_location;
-use crate::metrics::estimates::Item;
+use crate::metrics::estimates::QuestionScores;
 use crate::metrics::grid::{Size, Spacing};
 use crate::metrics::mask_scores::MaskScores;
 use crate::metrics::segmentation::ImageScore;
 use crate::metrics::table::{EvalSummary, EvalSums, Protocol, TrainedOn};
+use crate::segment::calibration::Confidence;
 use crate::tensor::{Kind, Tensor};
 use crate::trainer::Ranks;
 use crate::{Error, Result};
@@ -33,7 +35,7 @@ pub use sample::SampleScore;
 
 /// Options of an evaluation.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Options {
+pub struct EvaluationOptions {
     /// Longest answer in tokens.
     pub max_new_tokens: usize,
     /// Tolerance of the surface Dice in mm; in pixels if a row has no pixel spacing.
@@ -48,7 +50,7 @@ pub struct Evaluation {
     /// Scores of each sample, in the order of the rows.
     pub samples: Vec<SampleScore>,
     /// The same scores as [`EvalSums`] takes them, for the comparison of runs.
-    pub items: Vec<Item>,
+    pub items: Vec<QuestionScores>,
     /// Images for a report.
     pub cases: Cases,
     tiles: Vec<sheet::Tile>,
@@ -69,7 +71,7 @@ pub fn evaluate(
     model: &Model,
     manifest: &Manifest,
     rows: &[usize],
-    options: Options,
+    options: EvaluationOptions,
     (observer, interrupt): (&dyn Observer, &AtomicBool),
 ) -> Result<Option<Evaluation>> {
     let rows: Vec<&Row> = rows.iter().map(|index| &manifest.rows[*index]).collect();
@@ -140,7 +142,7 @@ fn gathered(own: Result<Option<Prediction>>, ranks: Ranks) -> Result<Vec<Predict
 }
 
 /// Unit, thresholds and unknown classes; warns about what the user may not expect.
-fn protocol(model: &Model, rows: &[&Row], options: Options, observer: &dyn Observer) -> Protocol {
+fn protocol(model: &Model, rows: &[&Row], options: EvaluationOptions, observer: &dyn Observer) -> Protocol {
     let present = || rows.iter().filter(|row| row.target().presence == Presence::Present);
     let without = present().filter(|row| row.spacing_mm.is_none()).count();
     let is_in_mm = without == 0 && present().next().is_some();
@@ -180,7 +182,7 @@ type Images = (DynamicImage, GrayImage);
 /// An evaluation that runs.
 struct Running<'a> {
     model: &'a Model,
-    options: Options,
+    options: EvaluationOptions,
     is_in_mm: bool,
     sums: EvalSums,
     samples: Vec<SampleScore>,
@@ -209,13 +211,29 @@ impl Running<'_> {
         }
         let raw = ImageScore::of(probabilities, &flags).map_err(|error| error.of_image(&row.image_path))?;
         let is_withheld = !confidence.is_found && raw.counts.predicted > 0;
-        let scored = match row.target().presence {
-            Presence::Present => Some(self.mask_scores(row, prediction, &flags, &raw)?),
-            Presence::Absent | Presence::Unknown => None,
+        let scored = row.is_present().then(|| self.mask_scores(row, prediction, &flags, &raw)).transpose()?;
+        let mut sample = self.answered(row, prediction, is_withheld);
+        if let Some(scored) = scored {
+            sample.add_mask(scored);
+        }
+        // the report shows the worst, the best and false masks
+        let number = self.samples.len();
+        let shown = || -> Result<Shown> {
+            let mask = prediction.levels()?;
+            let score = sample.dice.map_or_else(|| "absent".to_owned(), |dice| format!("Dice {dice:.3}"));
+            let tile = sheet::Tile {
+                image: prediction.overlay(&image, Some(&truth))?,
+                name: row.image_path.display().to_string(),
+                shows: sheet::SHOWS_BOTH,
+                notes: format!("{score}, {}: {} {}", row.modality, row.question, prediction.answer),
+            };
+            Ok((tile, Case::new(number, &image, &mask, &truth)))
         };
-        let answered = self.answered(row, prediction, is_withheld);
-        let sample = SampleScore::new(row, answered, scored.as_ref());
-        self.keep(row, &sample, (&image, prediction, &truth))?;
+        match (row.target().presence, sample.dice) {
+            (Presence::Present, Some(dice)) => self.kept.offer(row, dice, shown)?,
+            (Presence::Absent, _) if sample.has_mask => self.kept.offer_false(sample.presence, shown)?,
+            _ => {}
+        }
         self.sums.add_item(sample.item(), is_withheld);
         self.samples.push(sample);
         Ok(())
@@ -238,7 +256,7 @@ impl Running<'_> {
         Ok(Scored { painted, raw_dice: has_threshold.then_some(raw.dice), mask })
     }
 
-    fn answered(&mut self, row: &Row, prediction: &Prediction, is_withheld: bool) -> Answered {
+    fn answered(&mut self, row: &Row, prediction: &Prediction, is_withheld: bool) -> SampleScore {
         let group = self.sums.group(&row.modality);
         group.add_image(&row.image_path);
         // a row without a label has the location that its own answer names
@@ -249,52 +267,35 @@ impl Running<'_> {
         group.add_mask_position(mask_position_right, prediction.positions.positions_agree);
         let modalities = &self.model.description().modalities;
         let predicted_modality = prediction.class.as_ref().map_or_else(String::new, |(name, _)| name.clone());
-        Answered {
-            generated: prediction.answer.clone(),
-            text,
+        let Confidence { presence, is_found, foreground, boundary } = prediction.target().confidence;
+        let Positions { mask_position, answer_position, positions_agree, .. } = prediction.positions.clone();
+        SampleScore {
+            row: format!("{}:{}", row.csv.display(), row.line),
+            modality: row.modality.clone(),
+            mask: row.target().mask_path.display().to_string(),
             position_right,
-            positions: prediction.positions.clone(),
-            mask_position_right,
+            bleu: text.bleu,
+            rouge1: text.rouge1,
+            meteor_exact_stem: text.meteor_exact_stem,
             class_right: modalities.contains(&row.modality).then(|| predicted_modality == row.modality),
             predicted_modality,
-            confidence: prediction.target().confidence,
+            question: row.question.clone(),
+            answer: row.answer.clone(),
+            generated: prediction.answer.clone(),
+            image: row.image_path.display().to_string(),
+            patient: row.patient.clone(),
+            target: row.target().presence,
+            presence,
+            is_found,
             is_withheld,
             has_mask: prediction.target().num_foreground() > 0,
+            foreground_confidence: foreground,
+            uncertain_boundary: boundary,
+            mask_position,
+            answer_position,
+            positions_agree,
+            mask_position_right,
+            ..SampleScore::default()
         }
     }
-
-    /// Keeps the images of a sample for the report if it is one of the worst or best, or a false mask.
-    fn keep(
-        &mut self,
-        row: &Row,
-        sample: &SampleScore,
-        (image, prediction, truth): (&DynamicImage, &Prediction, &GrayImage),
-    ) -> Result<()> {
-        let number = self.samples.len();
-        let shown = || -> Result<Shown> {
-            let mask = prediction.levels()?;
-            Ok((tile(row, image, prediction, truth, sample)?, Case::new(number, image, &mask, truth)))
-        };
-        match (row.target().presence, sample.dice) {
-            (Presence::Present, Some(dice)) => self.kept.offer(row, dice, shown),
-            (Presence::Absent, _) if sample.has_mask => self.kept.offer_false(sample.presence, shown),
-            _ => Ok(()),
-        }
-    }
-}
-
-fn tile(
-    row: &Row,
-    image: &DynamicImage,
-    prediction: &Prediction,
-    truth: &GrayImage,
-    sample: &SampleScore,
-) -> Result<sheet::Tile> {
-    let score = sample.dice.map_or_else(|| "absent".to_owned(), |dice| format!("Dice {dice:.3}"));
-    Ok(sheet::Tile {
-        image: prediction.overlay(image, Some(truth))?,
-        name: row.image_path.display().to_string(),
-        shows: sheet::SHOWS_BOTH,
-        notes: format!("{score}, {}: {} {}", row.modality, row.question, prediction.answer),
-    })
 }

@@ -7,12 +7,12 @@ use crate::data::volume::{Uid, dicom, is_volume};
 use crate::data::{csv_text, names};
 use crate::event::{Event, Observer};
 use crate::{Error, Result, files};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 /// One question about one image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Job {
+pub struct ImageQuestion {
     /// The image file.
     pub image: PathBuf,
     /// Its name in the results: relative to the folder of the images or of the table.
@@ -29,20 +29,15 @@ pub struct Job {
 /// # Errors
 /// [`Error::Config`] for no images, no question or one that is too long; [`Error::Data`] with the line for a file that does not exist;
 /// [`Error::Io`].
-pub fn jobs(path: &Path, questions: &[String], observer: &dyn Observer) -> Result<Vec<Job>> {
+pub fn jobs(path: &Path, questions: &[String], observer: &dyn Observer) -> Result<Vec<ImageQuestion>> {
     let listed = listed(path, observer)?;
     let root = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
     if questions.is_empty() && listed.iter().any(|(_, question)| question.is_none()) {
         let reason = "the images have no questions";
-        return Err(Error::argument(
-            "question",
-            reason,
-            "add the argument `question=\"Where is the lesion?\"`, or a column `question`",
-        ));
+        let hint = "add the argument `question=\"Where is the lesion?\"`, or a column `question`";
+        return Err(Error::argument("question", reason, hint));
     }
-    let mut images: Vec<PathBuf> = listed.iter().map(|(image, _)| image.clone()).collect();
-    images.sort();
-    images.dedup();
+    let images: BTreeSet<&Path> = listed.iter().map(|(image, _)| image.as_path()).collect();
     if let Some(note) = series_note(&images) {
         observer.on(&Event::Note(note));
     }
@@ -64,7 +59,11 @@ pub fn jobs(path: &Path, questions: &[String], observer: &dyn Observer) -> Resul
     let mut jobs = Vec::new();
     for (image, questions) in asked {
         let name = image.strip_prefix(root).unwrap_or(image).to_string_lossy().into_owned();
-        let job = |question: &String| Job { image: image.to_owned(), name: name.clone(), question: question.clone() };
+        let job = |question: &String| ImageQuestion {
+            image: image.to_owned(),
+            name: name.clone(),
+            question: question.clone(),
+        };
         jobs.extend(questions.into_iter().map(job));
     }
     jobs.iter().try_for_each(|job| check_question(&job.question))?;
@@ -147,9 +146,9 @@ fn left_out(folder: &Path, images: &[PathBuf]) -> Result<Vec<String>> {
 }
 
 /// A note about DICOM files of one series, which may be the slices of a volume.
-fn series_note(images: &[PathBuf]) -> Option<String> {
+fn series_note(images: &BTreeSet<&Path>) -> Option<String> {
     let mut series: BTreeMap<Uid, Vec<&Path>> = BTreeMap::new();
-    for image in images {
+    for &image in images {
         if let Some(uid) = dicom::series_of(image) {
             series.entry(uid).or_default().push(image);
         }
@@ -194,12 +193,8 @@ fn read_table(path: &Path) -> Result<Vec<(PathBuf, Option<String>)>> {
         if !file.is_file() {
             let similar = names::similar(&file).map_or_else(String::new, |similar| format!("; {similar}"));
             let reason = format!("there is no file `{}`{similar}", file.display());
-            return Err(Error::data_line(
-                path,
-                line,
-                reason,
-                "correct the column `image`: paths are relative to the CSV file",
-            ));
+            let hint = "correct the column `image`: paths are relative to the CSV file";
+            return Err(Error::data_line(path, line, reason, hint));
         }
         let own = question.and_then(|column| record.get(column)).map(str::trim).filter(|text| !text.is_empty());
         rows.push((file, own.map(str::to_owned)));

@@ -32,14 +32,17 @@ impl Image<'_> {
     /// The pixels, as the run of this description reads them.
     ///
     /// # Errors
-    /// As [`Reading::with_training`] and [`Reading::image`].
+    /// As [`ImageReading::with_training`] and [`ImageReading::image`].
     pub fn pixels(&self, run: &Description) -> Result<Cow<'_, DynamicImage>> {
         match self {
             Self::Pixels(image) => Ok(Cow::Borrowed(*image)),
             Self::File(path) => {
                 let is_volume = volume::is_volume(path)?;
-                let reading =
-                    if is_volume { Reading::default().with_training(run, &Silent)? } else { Reading::default() };
+                let reading = if is_volume {
+                    ImageReading::default().with_training(run, &Silent)?
+                } else {
+                    ImageReading::default()
+                };
                 reading.image(path, &Silent).map(Cow::Owned)
             }
         }
@@ -48,7 +51,7 @@ impl Image<'_> {
 
 /// What a file is.
 #[derive(Debug)]
-pub enum Input {
+pub enum ImageOrVolume {
     /// An image in a common format.
     Image(DynamicImage),
     /// A NIfTI or DICOM file.
@@ -57,7 +60,7 @@ pub enum Input {
 
 /// How files become images. `None` is as in the training, else as the file suggests.
 #[derive(Debug, Clone, Default)]
-pub struct Reading {
+pub struct ImageReading {
     /// How values become grey.
     pub window: Option<Window>,
     /// Direction of the slices.
@@ -68,7 +71,7 @@ pub struct Reading {
     pub trained_axes: Vec<(String, Axis)>,
 }
 
-impl Reading {
+impl ImageReading {
     /// The same; what is not chosen is as in the training images, if the run knows it.
     ///
     /// # Errors
@@ -108,16 +111,16 @@ impl Reading {
     ///
     /// # Errors
     /// [`Error::Config`] for a file that does not exist; [`Error::Data`] for one that cannot be read; [`Error::Io`].
-    pub fn open(&self, path: &Path, observer: &dyn Observer) -> Result<Input> {
+    pub fn open(&self, path: &Path, observer: &dyn Observer) -> Result<ImageOrVolume> {
         if !volume::is_volume(path)? {
             if !path.is_file() {
                 let reason = format!("there is no file `{}`", path.display());
                 let hint = "give a PNG, JPEG or TIFF file, a NIfTI or DICOM file, or a folder or zip of DICOM files";
                 return Err(Error::argument("image", reason, hint));
             }
-            return decode::image(path).map(Input::Image);
+            return decode::image(path).map(ImageOrVolume::Image);
         }
-        let volume = volume::open_with(path, self.geometry)?;
+        let volume = volume::open_chosen(path, None, self.geometry)?;
         let note = |text: &str| observer.on(&Event::Note(format!("{}: {text}", path.display())));
         volume.notes.iter().for_each(|text| note(text));
         if self.window() == Window::Auto && volume.modality == Modality::Unknown {
@@ -126,7 +129,7 @@ impl Reading {
                  window as in the argument `window=soft-tissue`",
             );
         }
-        Ok(Input::Volume(Box::new(volume)))
+        Ok(ImageOrVolume::Volume(Box::new(volume)))
     }
 
     /// The image in a file: the only slice of a volume.
@@ -135,8 +138,8 @@ impl Reading {
     /// [`Error::Data`] for a file that cannot be read, has several slices or does not have the window; [`Error::Io`].
     pub fn image(&self, path: &Path, observer: &dyn Observer) -> Result<DynamicImage> {
         let image = match self.open(path, observer) {
-            Ok(Input::Image(image)) => Ok(image),
-            Ok(Input::Volume(volume)) => self.only_slice(&volume, path, observer).and_then(|image| {
+            Ok(ImageOrVolume::Image(image)) => Ok(image),
+            Ok(ImageOrVolume::Volume(volume)) => self.only_slice(&volume, path, observer).and_then(|image| {
                 let hint = "segment it as a volume";
                 image.ok_or_else(|| Error::data(path, "is a volume with several slices", hint))
             }),

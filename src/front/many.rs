@@ -4,7 +4,7 @@
 //! its mask is on disk), `masks/`, `overlays/` if asked for, and at the end `results.csv` with the same content. A
 //! repeated call continues after the last complete line.
 
-use super::image_list::{Job, search};
+use super::image_list::{ImageQuestion, search};
 use super::{Ask, Encoded, Image, Model, Prediction};
 use crate::data::agreement::Positions;
 use crate::data::familiarity::Familiarity;
@@ -29,7 +29,7 @@ pub const JOURNAL: &str = "results.jsonl";
 pub const TABLE: &str = "results.csv";
 
 /// Opens an image file.
-pub type Reader<'a> = dyn Fn(&Path) -> Result<DynamicImage> + 'a;
+type Reader<'a> = dyn Fn(&Path) -> Result<DynamicImage> + 'a;
 
 /// What decides a prediction besides image and question: a folder has results of one of them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -55,9 +55,9 @@ pub struct Made {
 }
 
 /// The result of one question: a line of [`JOURNAL`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Answered {
-    /// [`Job::name`].
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct QuestionResult {
+    /// [`ImageQuestion::name`].
     pub image: String,
     /// The question.
     pub question: String,
@@ -91,46 +91,65 @@ pub struct Answered {
     pub seconds: f64,
 }
 
-impl Job {
+impl ImageQuestion {
     /// What a result belongs to.
     fn key(&self) -> (String, String) {
         (self.name.clone(), self.question.clone())
     }
 }
 
-impl Answered {
+impl QuestionResult {
     fn key(&self) -> (String, String) {
         (self.image.clone(), self.question.clone())
     }
 
-    fn empty(job: &Job) -> Self {
-        Self {
-            image: job.name.clone(),
-            question: job.question.clone(),
-            file: (0, 0),
-            answer: String::new(),
-            modality: None,
-            confidence: None,
-            familiarity: Familiarity::default(),
-            positions: Positions::default(),
-            area_pixels: 0,
-            area_frac: 0.0,
-            size: (0, 0),
-            mask: None,
-            overlay: None,
-            error: None,
-            seconds: 0.0,
-        }
+    fn empty(job: &ImageQuestion) -> Self {
+        Self { image: job.name.clone(), question: job.question.clone(), ..Self::default() }
+    }
+
+    /// Its columns in [`TABLE`], with their names.
+    fn columns(&self) -> [(&'static str, String); 24] {
+        let (confidence, familiarity, positions) = (self.confidence.as_ref(), &self.familiarity, &self.positions);
+        let number = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.4}"));
+        let text = |value: &Option<String>| value.clone().unwrap_or_default();
+        let flag = |value: Option<bool>| value.map_or_else(String::new, |value| u8::from(value).to_string());
+        let agree = positions.positions_agree.map_or_else(String::new, |agree| agree.to_string());
+        [
+            ("image", self.image.clone()),
+            ("question", self.question.clone()),
+            ("answer", self.answer.clone()),
+            ("class", text(&self.modality)),
+            ("found", flag(confidence.map(|confidence| confidence.is_found))),
+            ("presence", number(confidence.map(|confidence| confidence.presence))),
+            ("probability", number(confidence.and_then(|confidence| confidence.foreground))),
+            ("boundary", number(confidence.and_then(|confidence| confidence.boundary))),
+            ("area_pixels", self.area_pixels.to_string()),
+            ("area_frac", format!("{:.6}", self.area_frac)),
+            ("width", self.size.0.to_string()),
+            ("height", self.size.1.to_string()),
+            ("mask", text(&self.mask)),
+            ("overlay", text(&self.overlay)),
+            ("seconds", format!("{:.3}", self.seconds)),
+            ("error", text(&self.error)),
+            ("question_known", flag(familiarity.question_known)),
+            ("nearest_question", text(&familiarity.nearest_question)),
+            ("image_known", flag(familiarity.image.image_known)),
+            ("mask_position", text(&positions.mask_position)),
+            ("answer_position", text(&positions.answer_position)),
+            ("positions_agree", agree),
+            ("position_warning", text(&positions.position_warning)),
+            ("other_target", text(&familiarity.other_target)),
+        ]
     }
 }
 
 /// The results in a folder.
 #[derive(Debug)]
-pub struct Results {
+pub struct ResultsFolder {
     folder: PathBuf,
     made: Made,
     /// By image and question; the last line of the journal counts.
-    answered: HashMap<(String, String), Answered>,
+    answered: HashMap<(String, String), QuestionResult>,
     journal: File,
     names: HashSet<String>,
 }
@@ -154,7 +173,7 @@ pub struct Tally {
     pub other_targets: usize,
 }
 
-impl Results {
+impl ResultsFolder {
     /// Opens the folder and reads what an earlier call has answered. Results of another model or of other settings are
     /// begun anew, with a note.
     ///
@@ -183,18 +202,15 @@ impl Results {
         if keeps_files && !is_same && !text.is_empty() {
             let reason =
                 format!("`{}` has results of another model, of other images or of other settings", folder.display());
-            return Err(Error::argument(
-                "no_overwrite",
-                reason,
-                "choose another argument `out`, or leave out the argument `no_overwrite`",
-            ));
+            let hint = "choose another argument `out`, or leave out the argument `no_overwrite`";
+            return Err(Error::argument("no_overwrite", reason, hint));
         }
         if !text.is_empty() && !is_same {
             let note = "the folder has results of another model, of other images or of other settings: all images are asked \
                         again";
             observer.on(&Event::Note(format!("{}: {note}", folder.display())));
         }
-        let known: Vec<Answered> =
+        let known: Vec<QuestionResult> =
             if is_same { lines.map_while(|line| serde_json::from_str(line).ok()).collect() } else { Vec::new() };
         // replaced as a whole, without a partial last line
         let mut kept = line_of(&made)?;
@@ -217,10 +233,10 @@ impl Results {
     pub fn answer(
         &mut self,
         model: &Model,
-        jobs: &[Job],
+        jobs: &[ImageQuestion],
         read: &Reader,
         (observer, interrupt): (&dyn Observer, &AtomicBool),
-        on_answer: &mut dyn FnMut(&Answered) -> Result<()>,
+        on_answer: &mut dyn FnMut(&QuestionResult) -> Result<()>,
     ) -> Result<Tally> {
         let mut tally = Tally::default();
         observer.on(&Event::Started { phase: "predict".into(), total: jobs.len() as u64, unit: "questions" });
@@ -247,7 +263,7 @@ impl Results {
                     // the other images go on
                     Err(error @ (Error::Data { .. } | Error::NotFinite { .. })) => {
                         observer.on(&Event::Warning(error.to_string()));
-                        Answered { error: Some(error.to_string()), ..Answered::empty(job) }
+                        QuestionResult { error: Some(error.to_string()), ..QuestionResult::empty(job) }
                     }
                     Err(error) => return Err(error),
                 };
@@ -273,7 +289,7 @@ impl Results {
         ended.map(|()| tally)
     }
 
-    fn has(&self, job: &Job, file: (u64, u64)) -> bool {
+    fn has(&self, job: &ImageQuestion, file: (u64, u64)) -> bool {
         self.answered.get(&job.key()).is_some_and(|answered| {
             answered.file == file
                 && answered.error.is_none()
@@ -284,10 +300,10 @@ impl Results {
     fn one(
         &mut self,
         model: &Model,
-        job: &Job,
+        job: &ImageQuestion,
         encoded: &mut Option<(PathBuf, DynamicImage, Encoded)>,
         (read, interrupt): (&Reader, &AtomicBool),
-    ) -> Result<Answered> {
+    ) -> Result<QuestionResult> {
         if encoded.is_none() {
             let image = read(&job.image)?;
             let features = model.encode(&Image::Pixels(&image)).map_err(|error| error.of_image(&job.image))?;
@@ -302,7 +318,7 @@ impl Results {
         let prediction = model.ask_with(features, &ask, &mut stop).map_err(|error| error.of_image(&job.image))?;
         let (mask, overlay) = self.write(job, image, &prediction)?;
         let target = prediction.target();
-        Ok(Answered {
+        Ok(QuestionResult {
             modality: prediction.class.as_ref().map(|(name, _)| name.clone()),
             confidence: Some(target.confidence),
             area_pixels: target.num_foreground() as u64,
@@ -313,12 +329,17 @@ impl Results {
             size: prediction.size,
             mask: Some(mask),
             overlay,
-            ..Answered::empty(job)
+            ..QuestionResult::empty(job)
         })
     }
 
     /// Writes mask and overlay; returns their names.
-    fn write(&mut self, job: &Job, image: &DynamicImage, prediction: &Prediction) -> Result<(String, Option<String>)> {
+    fn write(
+        &mut self,
+        job: &ImageQuestion,
+        image: &DynamicImage,
+        prediction: &Prediction,
+    ) -> Result<(String, Option<String>)> {
         let stem = Path::new(&job.name).with_extension("");
         // a name that leaves the folder of the results loses its folders
         let is_inside = stem.components().all(|part| matches!(part, std::path::Component::Normal(_)));
@@ -345,7 +366,7 @@ impl Results {
         Ok((name, drawn))
     }
 
-    fn append(&mut self, answered: Answered) -> Result<()> {
+    fn append(&mut self, answered: QuestionResult) -> Result<()> {
         let path = self.folder.join(JOURNAL);
         self.journal.write_all(line_of(&answered)?.as_bytes()).map_err(Error::io(path, "write"))?;
         self.answered.insert(answered.key(), answered);
@@ -353,52 +374,13 @@ impl Results {
     }
 
     /// The results of `jobs` as a table, in their order.
-    fn write_table(&self, jobs: &[Job]) -> Result<()> {
+    fn write_table(&self, jobs: &[ImageQuestion]) -> Result<()> {
         let path = self.folder.join(TABLE);
         let mut table = csv::Writer::from_writer(Vec::new());
         let failed = |error: csv::Error| Error::io(&path, "write")(error.into());
-        table
-            .write_record([
-                "image", "question", "answer", "class", "found", "presence", "probability", "boundary", "area_pixels",
-                "area_frac", "width", "height", "mask", "overlay", "seconds", "error", "question_known",
-                "nearest_question", "image_known", "mask_position", "answer_position", "positions_agree",
-                "position_warning", "other_target",
-            ])
-            .map_err(failed)?;
-        for job in jobs {
-            let Some(answered) = self.answered.get(&job.key()) else { continue };
-            let confidence = answered.confidence.as_ref();
-            let number = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.4}"));
-            let text = |value: &Option<String>| value.clone().unwrap_or_default();
-            let flag = |value: Option<bool>| value.map_or_else(String::new, |value| u8::from(value).to_string());
-            table
-                .write_record([
-                    answered.image.clone(),
-                    answered.question.clone(),
-                    answered.answer.clone(),
-                    text(&answered.modality),
-                    confidence.map_or_else(String::new, |confidence| u8::from(confidence.is_found).to_string()),
-                    number(confidence.map(|confidence| confidence.presence)),
-                    number(confidence.and_then(|confidence| confidence.foreground)),
-                    number(confidence.and_then(|confidence| confidence.boundary)),
-                    answered.area_pixels.to_string(),
-                    format!("{:.6}", answered.area_frac),
-                    answered.size.0.to_string(),
-                    answered.size.1.to_string(),
-                    text(&answered.mask),
-                    text(&answered.overlay),
-                    format!("{:.3}", answered.seconds),
-                    text(&answered.error),
-                    flag(answered.familiarity.question_known),
-                    text(&answered.familiarity.nearest_question),
-                    flag(answered.familiarity.image.image_known),
-                    text(&answered.positions.mask_position),
-                    text(&answered.positions.answer_position),
-                    answered.positions.positions_agree.map_or_else(String::new, |agree| agree.to_string()),
-                    text(&answered.positions.position_warning),
-                    text(&answered.familiarity.other_target),
-                ])
-                .map_err(failed)?;
+        table.write_record(QuestionResult::default().columns().map(|(name, _)| name)).map_err(failed)?;
+        for answered in jobs.iter().filter_map(|job| self.answered.get(&job.key())) {
+            table.write_record(answered.columns().map(|(_, value)| value)).map_err(failed)?;
         }
         let bytes = table.into_inner().map_err(|error| Error::io(&path, "write")(error.into_error()))?;
         files::write_output(&path, &bytes).map_err(Error::io(&path, "write"))

@@ -41,7 +41,7 @@ fn series(name: &str) -> Vec<Vec<u8>> {
         .collect()
 }
 
-fn asked(path: &Path) -> (Result<Vec<Job>>, Vec<String>) {
+fn asked(path: &Path) -> (Result<Vec<ImageQuestion>>, Vec<String>) {
     let notes = Notes::default();
     let found = jobs(path, &["Where?".to_owned()], &notes);
     (found, notes.0.into_inner().expect("no panic"))
@@ -138,20 +138,20 @@ fn files_without_a_journal_are_not_replaced() {
     };
     for name in ["masks/a.png", "results.csv", "overlays/sub/b.png"] {
         let folder = folder(&[(name, b"of the user")]);
-        let error = Results::open(folder.path(), made(), false, &Silent).expect_err(name);
+        let error = ResultsFolder::open(folder.path(), made(), false, &Silent).expect_err(name);
         assert!(error.to_string().contains("`results.jsonl`, which would name its origin, does not"), "{error}");
         assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 1);
     }
     let folder = folder(&[("other.txt", b"x")]);
     std::fs::create_dir(folder.path().join("masks")).expect("created");
-    drop(Results::open(folder.path(), made(), true, &Silent).expect("free names"));
+    drop(ResultsFolder::open(folder.path(), made(), true, &Silent).expect("free names"));
     // images of another folder have other results
     let notes = Notes::default();
     let other = Made { images: "b".into(), ..made() };
-    Results::open(folder.path(), other.clone(), false, &notes).expect("a note");
+    ResultsFolder::open(folder.path(), other.clone(), false, &notes).expect("a note");
     assert!(notes.0.into_inner().expect("no panic")[0].contains("all images are asked again"));
-    assert!(Results::open(folder.path(), made(), true, &Silent).is_err());
-    Results::open(folder.path(), other, true, &Silent).expect("the same");
+    assert!(ResultsFolder::open(folder.path(), made(), true, &Silent).is_err());
+    ResultsFolder::open(folder.path(), other, true, &Silent).expect("the same");
 }
 
 #[test]

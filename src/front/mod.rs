@@ -22,7 +22,7 @@ mod open;
 mod prediction;
 pub mod volume;
 
-pub use input::{Image, Input, Reading};
+pub use input::{Image, ImageOrVolume, ImageReading};
 pub use open::OpenOptions;
 pub use prediction::{Painted, Prediction};
 
@@ -43,6 +43,9 @@ pub const MAX_QUESTION: usize = 4_000;
 
 /// Longest answer in tokens, if no other length is chosen.
 pub const ANSWER_TOKENS: usize = 128;
+
+/// Receives an answer piece by piece, and can stop the generation.
+pub type OnText<'a> = dyn FnMut(&str) -> ControlFlow<()> + 'a;
 
 /// A trained model, or several that answer together.
 #[derive(Debug)]
@@ -149,12 +152,7 @@ impl Model {
     ///
     /// # Errors
     /// As [`Self::ask`]; [`Error::Interrupted`] if `on_text` stopped it.
-    pub fn ask_with(
-        &self,
-        image: &Encoded,
-        ask: &Ask,
-        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
-    ) -> Result<Prediction> {
+    pub fn ask_with(&self, image: &Encoded, ask: &Ask, on_text: &mut OnText) -> Result<Prediction> {
         check_question(ask.question)?;
         let (loaded, description) = (&self.loaded, &self.loaded.description);
         let [first, others @ ..] = image.encodings.as_slice() else {
@@ -198,7 +196,7 @@ impl Model {
         let known = self.known_questions();
         let familiarity = known.map(|known| known.compare(question)).unwrap_or_default();
         let other = known.zip(answer).and_then(|(known, answer)| known.other_target(question, answer, class));
-        familiarity.beside(class).with_image(image).answered(other)
+        familiarity.beside(class).answered(image, other)
     }
 }
 

@@ -27,17 +27,6 @@ pub struct Painted {
 }
 
 impl Painted {
-    /// A target that is reported as not found gets an empty mask, unless `always_paint`.
-    fn apply_presence_threshold(
-        probabilities: Vec<f32>,
-        calibration: Option<&Calibration>,
-        always_paint: bool,
-    ) -> Self {
-        let confidence = Confidence::of(&probabilities, calibration);
-        let is_painted = confidence.is_found || always_paint;
-        Self { probabilities, confidence, is_painted, agreement: None }
-    }
-
     /// The probabilities of the painted mask: zeros if it is not painted.
     pub fn mask(&self) -> Cow<'_, [f32]> {
         if self.is_painted {
@@ -96,7 +85,12 @@ impl Prediction {
         always_paint: bool,
     ) -> Self {
         let Reply { answer, new_tokens, masks, classes } = reply;
-        let paint = |mask| Painted::apply_presence_threshold(mask, calibration, always_paint);
+        // a target that is reported as not found gets an empty mask
+        let paint = |probabilities: Vec<f32>| {
+            let confidence = Confidence::of(&probabilities, calibration);
+            let is_painted = confidence.is_found || always_paint;
+            Painted { probabilities, confidence, is_painted, agreement: None }
+        };
         let targets = masks.into_iter().map(paint).collect();
         let mut painted = Self { answer, new_tokens, targets, size, classes, zones, ..Self::default() };
         painted.positions = painted.positions_in(&painted.answer);

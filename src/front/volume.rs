@@ -6,8 +6,8 @@
 use super::prediction::class_of;
 use super::{Ask, Model};
 use crate::data::agreement::Positions;
-use crate::data::familiarity::{Familiarity, ImageFamiliarity};
-use crate::data::volume::{Axis, Cleanup, Levels, Plane, Volume, Window};
+use crate::data::familiarity::{Familiarity, ImageFamiliarity, add_fields};
+use crate::data::volume::{Axis, Cleanup, Levels, SlicePlane, Volume, Window};
 use crate::event::{Event, Observer};
 use crate::segment::calibration::Confidence;
 use crate::{Error, Result};
@@ -63,7 +63,7 @@ impl<'de> Deserialize<'de> for SliceRange {
 }
 
 /// Settings of a prediction on a volume.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct VolumeSettings {
     /// The question without the prompt template, for all slices.
     pub question: String,
@@ -160,9 +160,7 @@ impl VolumePrediction {
             "range": self.range,
             "mask_position_slice": self.mask_position_slice,
         });
-        if let (Value::Object(record), Value::Object(found)) = (&mut record, found) {
-            record.extend(found);
-        }
+        add_fields(&mut record, &found);
         self.positions.add_to(&mut record);
         record
     }
@@ -171,22 +169,14 @@ impl VolumePrediction {
 impl VolumeSettings {
     /// A question about all slices along the first axis, without clean-up.
     pub fn new(question: &str) -> Self {
-        Self {
-            question: question.to_owned(),
-            axis: Axis::Axial,
-            slices: SliceRange::default(),
-            every: 1,
-            window: Window::default(),
-            cleanup: Cleanup::default(),
-            always_paint: false,
-        }
+        Self { question: question.to_owned(), every: 1, ..Self::default() }
     }
 
     /// Numbers of the slices to segment.
     ///
     /// # Errors
     /// [`Error::Config`] for a range without slices of the volume.
-    pub fn chosen(&self, plane: &Plane) -> Result<Vec<usize>> {
+    pub fn chosen(&self, plane: &SlicePlane) -> Result<Vec<usize>> {
         let end = self.slices.end.unwrap_or(plane.num_slices).min(plane.num_slices);
         let chosen: Vec<usize> = (self.slices.start..end).step_by(self.every.max(1)).collect();
         if chosen.is_empty() {
@@ -243,7 +233,7 @@ impl Model {
         }
         observer.on(&Event::Finished);
         let raw_ml = volume.grid.volume_ml(&mask)?;
-        settings.cleanup.apply(&mut mask, &volume.grid, Plane::through_axis(&volume.grid, settings.axis))?;
+        settings.cleanup.apply(&mut mask, &volume.grid, SlicePlane::through_axis(&volume.grid, settings.axis))?;
         let volume_ml = volume.grid.volume_ml(&mask)?;
         let mask_position_slice = plane.largest_slice(&mask)?;
         let positions = match mask_position_slice {
@@ -288,14 +278,14 @@ fn mean<'a>(lists: impl ExactSizeIterator<Item = &'a [f32]>) -> Vec<f32> {
 }
 
 /// A slice of a mask as it is shown, 0 and 1.
-fn slice_of(plane: &Plane, mask: &[u8], slice: usize) -> Result<GrayImage> {
+fn slice_of(plane: &SlicePlane, mask: &[u8], slice: usize) -> Result<GrayImage> {
     let [width, height] = plane.size.map(|side| u32::try_from(side).unwrap_or(u32::MAX));
     let values = plane.values(mask, slice)?;
     GrayImage::from_raw(width, height, values).ok_or_else(|| Error::Shape { reason: "a slice of another size".into() })
 }
 
 /// First and last slice with a mask.
-fn range(plane: &Plane, mask: &[u8]) -> Result<Option<[usize; 2]>> {
+fn range(plane: &SlicePlane, mask: &[u8]) -> Result<Option<[usize; 2]>> {
     let mut range: Option<[usize; 2]> = None;
     for slice in 0..plane.num_slices {
         if plane.values(mask, slice)?.contains(&1) {
@@ -309,7 +299,7 @@ fn range(plane: &Plane, mask: &[u8]) -> Result<Option<[usize; 2]>> {
 ///
 /// # Errors
 /// [`Error::Shape`] for a slice that does not exist.
-pub fn slice_image(volume: &Volume, plane: &Plane, slice: usize, levels: &Levels) -> Result<DynamicImage> {
+pub fn slice_image(volume: &Volume, plane: &SlicePlane, slice: usize, levels: &Levels) -> Result<DynamicImage> {
     if volume.is_colour() {
         return volume.colour_slice(plane, slice, levels).map(DynamicImage::ImageRgb8);
     }
@@ -343,7 +333,7 @@ mod tests {
     fn the_range_of_a_mask_is_that_of_its_slices() {
         // inferior first, also for a grid that runs from superior
         let affine = Affine::from_columns([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, -1.0]], [0.0; 3]);
-        let plane = Plane::new(&Grid { size: [2, 1, 5], affine }, Axis::Axial);
+        let plane = SlicePlane::new(&Grid { size: [2, 1, 5], affine }, Axis::Axial);
         assert_eq!(range(&plane, &[0; 10]).unwrap(), None);
         assert_eq!(range(&plane, &[0, 0, 0, 1, 0, 0, 0, 0, 1, 0]).unwrap(), Some([0, 3]));
     }
@@ -351,7 +341,7 @@ mod tests {
     #[test]
     fn slices_are_chosen_within_the_volume() {
         let affine = Affine::from_columns([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], [0.0; 3]);
-        let plane = Plane::new(&Grid { size: [4, 5, 10], affine }, Axis::Axial);
+        let plane = SlicePlane::new(&Grid { size: [4, 5, 10], affine }, Axis::Axial);
         let chosen = |slices: &str, every| {
             let slices = slices.parse().expect("a range");
             let settings = VolumeSettings { slices, every, ..VolumeSettings::new("") };

@@ -51,7 +51,7 @@ impl RepoCache<'_> {
         let inside = Path::new(&self.name).join("refs").join(revision);
         let folder = self.make_folder(inside.parent().unwrap_or(&inside))?;
         let path = self.folder.join(&inside);
-        files::write(&path, commit.as_bytes()).map_err(Error::io(&path, "write"))?;
+        files::write_bytes(&path, commit.as_bytes())?;
         files::clear_leftovers(&folder).map_err(Error::io(&folder, "clear temporary files in"))
     }
 
@@ -92,7 +92,7 @@ impl RepoCache<'_> {
         let (folder, blob) = (self.blobs(), self.blobs().join(etag));
         file.sync_all().map_err(Error::io(part, "write"))?;
         fs::rename(part, &blob).map_err(Error::io(part, "rename"))?;
-        sync_folder(&folder).map_err(Error::io(&folder, "write"))
+        File::open(&folder).and_then(|folder| files::sync(&folder)).map_err(Error::io(&folder, "write"))
     }
 
     /// Links a file of a snapshot to its blob, with a relative link like that of Python's client.
@@ -127,18 +127,7 @@ pub(super) fn open_own(path: &Path) -> io::Result<File> {
 
 /// Deletes a file or link, if there is one.
 pub(super) fn remove(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io(path, "delete")(error)),
-        _ => Ok(()),
-    }
-}
-
-/// Syncs the names in a folder. Some network file systems refuse that for every folder.
-fn sync_folder(folder: &Path) -> io::Result<()> {
-    match File::open(folder)?.sync_all() {
-        Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => Ok(()),
-        result => result,
-    }
+    files::unless_missing(fs::remove_file(path)).map_err(Error::io(path, "delete"))
 }
 
 /// The name of the blob that a file of a snapshot links to: its hash.
@@ -148,22 +137,23 @@ pub(super) fn hash_of(pointer: &Path) -> Option<String> {
     (blob.parent()?.file_name()? == "blobs").then(|| name.to_owned())
 }
 
-/// Comparison of a blob with the hash in its name.
+/// Result of the comparison of a file with its hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Content {
+pub enum State {
+    /// The content has the hash.
     Good,
-    /// With the difference.
+    /// The content has another hash, or is missing; with the reason.
     Damaged(String),
-    /// The name is not a hash.
+    /// The cache has no hash of this file.
     Unknown,
 }
 
 /// Compares a file with an ETag: the SHA-256 of a large file (64 digits), or the SHA-1 that Git gives a small file (40
 /// digits; some mirrors give the SHA-1 of the content alone). `on_bytes` gets the number of bytes of each read.
-pub(super) fn compare(path: &Path, etag: &str, mut on_bytes: impl FnMut(u64)) -> io::Result<Content> {
+pub(super) fn compare(path: &Path, etag: &str, mut on_bytes: impl FnMut(u64)) -> io::Result<State> {
     let is_hash = matches!(etag.len(), 40 | 64) && etag.bytes().all(|byte| byte.is_ascii_hexdigit());
     if !is_hash {
-        return Ok(Content::Unknown);
+        return Ok(State::Unknown);
     }
     let mut file = files::open(path)?;
     let header = format!("blob {}\0", file.metadata()?.len());
@@ -182,16 +172,15 @@ pub(super) fn compare(path: &Path, etag: &str, mut on_bytes: impl FnMut(u64)) ->
         }
         on_bytes(count as u64);
     }
-    let sums = if etag.len() == 64 {
-        vec![format!("{:x}", sha256.finalize())]
+    let (kind, sums) = if etag.len() == 64 {
+        ("SHA-256", vec![format!("{:x}", sha256.finalize())])
     } else {
-        vec![format!("{:x}", git.finalize()), format!("{:x}", plain.finalize())]
+        ("Git hash", vec![format!("{:x}", git.finalize()), format!("{:x}", plain.finalize())])
     };
     if sums.iter().any(|sum| sum.eq_ignore_ascii_case(etag)) {
-        return Ok(Content::Good);
+        return Ok(State::Good);
     }
-    let kind = if etag.len() == 64 { "SHA-256" } else { "Git hash" };
-    Ok(Content::Damaged(format!("its {kind} is {} instead of {etag}", sums[0])))
+    Ok(State::Damaged(format!("its {kind} is {} instead of {etag}", sums[0])))
 }
 
 #[cfg(test)]
@@ -211,11 +200,11 @@ mod tests {
             "f572d396fae9206628714fb2ce00f72e94f2258f",
             "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03",
         ] {
-            assert_eq!(compare(good), Content::Good, "{good}");
+            assert_eq!(compare(good), State::Good, "{good}");
             let wrong = good.replace('a', "b");
-            assert!(matches!(compare(&wrong), Content::Damaged(reason) if reason.contains(&wrong)), "{wrong}");
+            assert!(matches!(compare(&wrong), State::Damaged(reason) if reason.contains(&wrong)), "{wrong}");
         }
-        assert_eq!(compare("an-etag-of-another-kind"), Content::Unknown);
+        assert_eq!(compare("an-etag-of-another-kind"), State::Unknown);
     }
 
     #[test]

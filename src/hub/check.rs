@@ -27,7 +27,7 @@ impl<'a> Need<'a> {
 
 /// Weight files by their state on this machine.
 #[derive(Debug)]
-pub struct Checked<'a> {
+pub struct CheckedWeights<'a> {
     /// Files that exist, on this machine or on the hub.
     pub found: Vec<(Need<'a>, Located)>,
     /// Files that do not exist, with the reason.
@@ -39,7 +39,7 @@ pub struct Checked<'a> {
 }
 
 /// Finds every file of `needs`, locally or on the hub, and downloads nothing.
-pub fn check<'a>(needs: Vec<Need<'a>>, options: &HubOptions, observer: &dyn Observer) -> Checked<'a> {
+pub fn check<'a>(needs: Vec<Need<'a>>, options: &HubOptions, observer: &dyn Observer) -> CheckedWeights<'a> {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     for need in needs {
         match find(&need.spec, &need.files, options, observer) {
@@ -47,10 +47,10 @@ pub fn check<'a>(needs: Vec<Need<'a>>, options: &HubOptions, observer: &dyn Obse
             Err(error) => missing.push((need, error)),
         }
     }
-    Checked { found, missing, cache: options.cache_dir.clone(), free_bytes: free_bytes(&options.cache_dir) }
+    CheckedWeights { found, missing, cache: options.cache_dir.clone(), free_bytes: free_bytes(&options.cache_dir) }
 }
 
-impl Checked<'_> {
+impl CheckedWeights<'_> {
     /// Bytes to download.
     pub fn download_bytes(&self) -> u64 {
         super::sum(self.found.iter().map(|(_, located)| located.download_bytes))
@@ -67,9 +67,8 @@ impl Checked<'_> {
             return Err(named(&need, error));
         }
         if let Some((first, _)) = self.missing.first() {
-            let keys: Vec<String> =
-                self.missing.iter().map(|(need, _)| format!("`{}` ({})", need.key, need.spec)).collect();
-            let reason = format!("weights are missing: {}", keys.join(", "));
+            let named = self.missing.iter().map(|(need, _)| format!("`{}` ({})", need.key, need.spec));
+            let reason = format!("weights are missing: {}", named.collect::<Vec<_>>().join(", "));
             let mut hints: Vec<String> = self.missing.iter().map(|(_, error)| error.hint()).collect();
             hints.dedup();
             return Err(Error::config(&first.key, reason, hints.join("\n      ")));
@@ -77,11 +76,8 @@ impl Checked<'_> {
         let (needed, cache) = (self.download_bytes(), self.cache.display());
         match self.free_bytes {
             Some(free) if needed > free => {
-                let reason = format!(
-                    "the download needs {}, the disk of the cache `{cache}` has {} free",
-                    Bytes(needed),
-                    Bytes(free)
-                );
+                let (needed, free) = (Bytes(needed), Bytes(free));
+                let reason = format!("the download needs {needed}, the disk of the cache `{cache}` has {free} free");
                 let hint = "free some space, or set HF_HOME to a folder on a larger disk";
                 Err(Error::config("download", reason, hint))
             }
@@ -111,10 +107,7 @@ fn named(need: &Need, error: Error) -> Error {
 pub fn free_bytes(folder: &Path) -> Option<u64> {
     let absolute = std::path::absolute(folder).ok()?;
     let existing = absolute.ancestors().find(|folder| folder.exists())?;
-    #[cfg(unix)]
-    return rustix::fs::statvfs(existing).ok().map(|system| system.f_bavail.saturating_mul(system.f_frsize));
-    #[cfg(not(unix))]
-    return None;
+    rustix::fs::statvfs(existing).ok().map(|system| system.f_bavail.saturating_mul(system.f_frsize))
 }
 
 #[cfg(test)]
@@ -157,7 +150,7 @@ mod tests {
     fn a_download_larger_than_the_disk_is_an_error_with_both_sizes() {
         let located =
             Located { path: "x".into(), files: Vec::new(), num_missing: 1, download_bytes: 3 << 30, remote: None };
-        let checked = |free_bytes| Checked {
+        let checked = |free_bytes| CheckedWeights {
             found: vec![(Need::new("model.base", "hub:o/n", Files::Checkpoint), located.clone())],
             missing: Vec::new(),
             cache: "/cache".into(),

@@ -7,11 +7,11 @@
 //! ureq reads the proxy variables (`HTTPS_PROXY`, `NO_PROXY` and others).
 
 use std::fmt;
-use std::io::{self, ErrorKind, Read as _};
+use std::io::{ErrorKind, Read as _};
 use std::time::{Duration, Instant};
 
 use ureq::http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, LOCATION, RANGE, RETRY_AFTER};
-use ureq::http::{Response, StatusCode, Uri};
+use ureq::http::{Method, Response, StatusCode, Uri};
 use ureq::{Agent, Body, BodyReader, Timeout};
 
 use super::options::{HubOptions, Timeouts, without_credentials};
@@ -66,14 +66,6 @@ pub(super) struct Download {
     pub(super) start: u64,
 }
 
-/// Hosts to which a request follows redirects.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Follow {
-    Everywhere,
-    /// The hub only. A redirect to another host is the answer.
-    Hub,
-}
-
 /// Scheme, host and port.
 type Origin = (String, String, u16);
 
@@ -105,7 +97,7 @@ impl<'a> Client<'a> {
 
     /// The text at an address: a repository's listing, with limits of its length and its time.
     pub(super) fn text(&self, address: &str) -> Result<String, Fault> {
-        let mut body = self.send(GET, address, 0, Follow::Everywhere)?.into_body().into_reader();
+        let mut body = self.send(&Method::GET, address, 0)?.into_body().into_reader();
         let (start, longest) = (Instant::now(), self.options.timeouts.idle.saturating_mul(LISTING_IDLES));
         let (mut text, mut chunk) = (Vec::new(), vec![0; CHUNK]);
         loop {
@@ -113,7 +105,7 @@ impl<'a> Client<'a> {
                 Ok(0) => break,
                 Ok(count) => text.extend_from_slice(&chunk[..count]),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(self.read_fault(error)),
+                Err(error) => return Err(self.fault(error)),
             }
             if text.len() > MAX_LISTING {
                 return Err(Fault::Protocol(format!("the listing has more than {} MiB", MAX_LISTING >> 20)));
@@ -128,13 +120,13 @@ impl<'a> Client<'a> {
 
     /// Size and ETag of a file at `commit`. `listed` is its size in the repository's listing.
     pub(super) fn metadata(&self, address: &str, commit: &str, listed: Option<u64>) -> Result<Metadata, Fault> {
-        let response = self.send(HEAD, address, 0, Follow::Hub)?;
+        let response = self.send(&Method::HEAD, address, 0)?;
         read_metadata(response.headers(), response.status().is_success(), commit, listed)
     }
 
     /// Starts the download of a file at the byte `start`.
     pub(super) fn download(&self, address: &str, start: u64) -> Result<Download, Fault> {
-        let response = self.send(GET, address, start, Follow::Everywhere)?;
+        let response = self.send(&Method::GET, address, start)?;
         let start = match response.status() {
             StatusCode::PARTIAL_CONTENT => range_start(response.headers())?,
             _ => 0,
@@ -142,13 +134,8 @@ impl<'a> Client<'a> {
         Ok(Download { body: response.into_body().into_reader(), start })
     }
 
-    /// The fault for an error while the body of a [`Download`] is read.
-    pub(super) fn read_fault(&self, error: io::Error) -> Fault {
-        self.fault(&error.into())
-    }
-
-    /// Sends a request and follows redirects.
-    fn send(&self, method: Method, address: &str, start: u64, follow: Follow) -> Result<Response<Body>, Fault> {
+    /// Sends a request and follows redirects. To HEAD, a redirect to another host than the hub is the answer.
+    fn send(&self, method: &Method, address: &str, start: u64) -> Result<Response<Body>, Fault> {
         let mut uri = parse(address)?;
         for _ in 0..=MAX_REDIRECTS {
             let response = self.send_patiently(method, &uri, start)?;
@@ -160,7 +147,7 @@ impl<'a> Client<'a> {
                 return Err(Fault::Status(status.as_u16()));
             }
             let next = redirect(&uri, status, response.headers())?;
-            if follow == Follow::Hub && origin(&next)? != self.hub {
+            if method == Method::HEAD && origin(&next)? != self.hub {
                 return Ok(response);
             }
             uri = next;
@@ -169,7 +156,7 @@ impl<'a> Client<'a> {
     }
 
     /// Sends a request again while the server asks to wait (HTTP 429), as long as it says in `Retry-After`.
-    fn send_patiently(&self, method: Method, uri: &Uri, start: u64) -> Result<Response<Body>, Fault> {
+    fn send_patiently(&self, method: &Method, uri: &Uri, start: u64) -> Result<Response<Body>, Fault> {
         for attempt in 0..BUSY_ATTEMPTS {
             let response = self.send_once(method, uri, start)?;
             if response.status() != StatusCode::TOO_MANY_REQUESTS {
@@ -181,8 +168,8 @@ impl<'a> Client<'a> {
         self.send_once(method, uri, start)
     }
 
-    fn send_once(&self, method: Method, uri: &Uri, start: u64) -> Result<Response<Body>, Fault> {
-        let mut request = method(&self.agent, uri);
+    fn send_once(&self, method: &Method, uri: &Uri, start: u64) -> Result<Response<Body>, Fault> {
+        let mut request = if method == Method::HEAD { self.agent.head(uri) } else { self.agent.get(uri) };
         if let Some(token) = &self.options.token
             && origin(uri)? == self.hub
         {
@@ -194,12 +181,13 @@ impl<'a> Client<'a> {
         if start > 0 {
             request = request.header(RANGE, format!("bytes={start}-"));
         }
-        request.call().map_err(|error| self.fault(&error))
+        request.call().map_err(|error| self.fault(error))
     }
 
-    fn fault(&self, error: &ureq::Error) -> Fault {
+    /// The fault for an error of a request, or while the body of a [`Download`] is read.
+    pub(super) fn fault(&self, error: impl Into<ureq::Error>) -> Fault {
         let Timeouts { connect, response, idle } = self.options.timeouts;
-        Fault::Connection(match error {
+        Fault::Connection(match error.into() {
             ureq::Error::Timeout(Timeout::Resolve | Timeout::Connect) => {
                 format!("no connection within {connect:?} (HF_HUB_ETAG_TIMEOUT)")
             }
@@ -212,10 +200,6 @@ impl<'a> Client<'a> {
     }
 }
 
-type Method = fn(&Agent, &Uri) -> ureq::RequestBuilder<ureq::typestate::WithoutBody>;
-const GET: Method = |agent, uri| agent.get(uri);
-const HEAD: Method = |agent, uri| agent.head(uri);
-
 fn parse(address: &str) -> Result<Uri, Fault> {
     address.parse().map_err(|error| {
         let shown = without_credentials(address);
@@ -224,16 +208,16 @@ fn parse(address: &str) -> Result<Uri, Fault> {
 }
 
 fn origin(uri: &Uri) -> Result<Origin, Fault> {
-    let default = match uri.scheme_str() {
-        Some("http") => 80,
-        Some("https") => 443,
+    let scheme = uri.scheme_str().unwrap_or_default();
+    let default = match scheme {
+        "http" => 80,
+        "https" => 443,
         _ => {
             let shown = without_credentials(&uri.to_string());
             return Err(Fault::Protocol(format!("`{shown}` is not an `http://` or `https://` address")));
         }
     };
-    let scheme = uri.scheme_str().unwrap_or_default().to_owned();
-    Ok((scheme, uri.host().unwrap_or_default().to_ascii_lowercase(), uri.port_u16().unwrap_or(default)))
+    Ok((scheme.to_owned(), uri.host().unwrap_or_default().to_ascii_lowercase(), uri.port_u16().unwrap_or(default)))
 }
 
 fn text_of(headers: &HeaderMap, name: impl ureq::http::header::AsHeaderName) -> Option<&str> {
@@ -259,16 +243,12 @@ fn absolute(from: &Uri, location: &str) -> String {
     let scheme = from.scheme_str().unwrap_or_default();
     let authority = from.authority().map_or("", |authority| authority.as_str());
     let folder = from.path().rsplit_once('/').map_or("", |(folder, _)| folder);
-    if location.split(['/', '?', '#']).next().is_some_and(|first| first.ends_with(':')) {
-        location.to_owned()
-    } else if location.starts_with("//") {
-        format!("{scheme}:{location}")
-    } else if location.starts_with('/') {
-        format!("{scheme}://{authority}{location}")
-    } else if location.starts_with('?') {
-        format!("{scheme}://{authority}{}{location}", from.path())
-    } else {
-        format!("{scheme}://{authority}{folder}/{location}")
+    match location {
+        _ if location.split(['/', '?', '#']).next().is_some_and(|first| first.ends_with(':')) => location.to_owned(),
+        _ if location.starts_with("//") => format!("{scheme}:{location}"),
+        _ if location.starts_with('/') => format!("{scheme}://{authority}{location}"),
+        _ if location.starts_with('?') => format!("{scheme}://{authority}{}{location}", from.path()),
+        _ => format!("{scheme}://{authority}{folder}/{location}"),
     }
 }
 

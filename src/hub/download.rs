@@ -8,7 +8,7 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::cache::{self, Content, RepoCache};
+use super::cache::{self, RepoCache, State};
 use super::client::{Client, Fault, Metadata};
 use super::{Hub, RemoteFile};
 use prsmed_base::error::{Error, Result};
@@ -23,28 +23,16 @@ const CHUNK: usize = 1 << 16;
 /// Ending of a download that is not complete.
 pub(super) const PARTIAL: &str = "incomplete";
 
-/// Progress over several files.
-#[derive(Clone, Copy)]
-pub(super) struct Bar<'a> {
-    pub(super) observer: &'a dyn Observer,
-    /// Bytes of the files before this one.
-    pub(super) before: u64,
-}
-
-impl Bar<'_> {
-    fn advance(&self, done: u64) {
-        self.observer.on(&Event::Advanced { done: self.before + done });
-    }
-}
-
 /// A file of a repository at one commit.
-pub(super) struct Target<'a> {
+pub(super) struct FileDownload<'a> {
     pub(super) hub: &'a Hub<'a>,
     pub(super) client: &'a Client<'a>,
     pub(super) cache: &'a RepoCache<'a>,
     pub(super) commit: &'a str,
     pub(super) file: &'a RemoteFile,
-    pub(super) bar: Bar<'a>,
+    pub(super) observer: &'a dyn Observer,
+    /// Bytes of the files before this one.
+    pub(super) before: u64,
 }
 
 enum Attempt {
@@ -56,7 +44,11 @@ enum Attempt {
     Failed(Fault, u64),
 }
 
-impl Target<'_> {
+impl FileDownload<'_> {
+    fn advance(&self, done: u64) {
+        self.observer.on(&Event::Advanced { done: self.before + done });
+    }
+
     /// Downloads the file and links it into the snapshot. Returns its size.
     pub(super) fn download(&self) -> Result<u64> {
         let name = &self.file.name;
@@ -80,11 +72,11 @@ impl Target<'_> {
             failures = if length > reached { 1 } else { failures + 1 };
             reached = reached.max(length);
             if is_final(&fault) || failures >= ATTEMPTS {
-                return Err(self.hub.fault(fault, name));
+                return Err(self.hub.fault(fault, Some(name)));
             }
             let reason = fault.to_string();
             let note = format!("`{name}`: the download stopped at {length} bytes ({reason}), resuming");
-            self.bar.observer.on(&Event::Note(note));
+            self.observer.on(&Event::Note(note));
             std::thread::sleep(FIRST_WAIT * 2_u32.pow(failures - 1));
         }
     }
@@ -97,10 +89,9 @@ impl Target<'_> {
         };
         let folder = self.cache.make_folder(&Path::new(&self.cache.name).join("blobs"))?;
         let Some(_lock) = self.cache.lock(&metadata.etag)? else {
-            return Err(self.hub.error(
-                format!("another process is downloading `{}` (its lock is `{}.lock`)", self.file.name, metadata.etag),
-                "wait for it and run the command again",
-            ));
+            let (name, etag) = (&self.file.name, &metadata.etag);
+            let reason = format!("another process is downloading `{name}` (its lock is `{etag}.lock`)");
+            return Err(self.hub.error(reason, "wait for it and run the command again"));
         };
         let blob = folder.join(&metadata.etag);
         let attempt = if self.reuse(&blob, &metadata)? {
@@ -110,7 +101,7 @@ impl Target<'_> {
         };
         if matches!(attempt, Attempt::Done(_)) {
             self.cache.link(&metadata.etag, self.commit, &self.file.name)?;
-            self.bar.advance(metadata.size);
+            self.advance(metadata.size);
         }
         Ok(attempt)
     }
@@ -125,7 +116,7 @@ impl Target<'_> {
             self.file.name,
             self.hub.label()
         );
-        self.bar.observer.on(&Event::Warning(text));
+        self.observer.on(&Event::Warning(text));
         cache::remove(blob)?;
         Ok(false)
     }
@@ -160,7 +151,7 @@ impl Target<'_> {
         }
         part.restart(download.start)?;
         let (mut chunk, mut reported) = (vec![0; CHUNK], part.length);
-        self.bar.advance(part.length);
+        self.advance(part.length);
         loop {
             let count = match download.body.read(&mut chunk) {
                 Ok(0) if part.length < part.size => {
@@ -169,7 +160,7 @@ impl Target<'_> {
                 Ok(0) => return Ok(Ok(())),
                 Ok(count) => count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => return Ok(Err(self.client.read_fault(error))),
+                Err(error) => return Ok(Err(self.client.fault(error))),
             };
             part.append(&chunk[..count])?;
             if part.length > part.size {
@@ -178,7 +169,7 @@ impl Target<'_> {
             }
             if part.length >= reported + STEP {
                 reported = part.length;
-                self.bar.advance(part.length);
+                self.advance(part.length);
             }
         }
     }
@@ -224,10 +215,10 @@ fn damage(path: &Path, metadata: &Metadata) -> Result<Option<String>> {
     if length != metadata.size {
         return Ok(Some(format!("it has {length} bytes instead of {}", metadata.size)));
     }
-    match cache::compare(path, &metadata.etag, |_| {}).map_err(Error::io(path, "read"))? {
-        Content::Damaged(reason) => Ok(Some(reason)),
-        Content::Good | Content::Unknown => Ok(None),
-    }
+    Ok(match cache::compare(path, &metadata.etag, |_| {}).map_err(Error::io(path, "read"))? {
+        State::Damaged(reason) => Some(reason),
+        State::Good | State::Unknown => None,
+    })
 }
 
 /// True if the same request would fail again.

@@ -1,10 +1,10 @@
 //! Selection of files in a repository.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::RemoteFile;
-use prsmed_base::error::{Error, Result};
+use prsmed_base::error::{Error, Result, first_quoted};
 
 /// A selection of files in a repository.
 #[derive(Debug, Clone, Copy)]
@@ -46,12 +46,9 @@ pub fn of_variant<'a>(names: &[&'a str], variant: &str) -> Vec<&'a str> {
 
 fn diffusers(files: &[RemoteFile], variant: &str) -> Vec<RemoteFile> {
     let is_pipeline = files.iter().any(|file| file.name == "model_index.json");
-    let mut folders: Vec<&str> = NETWORKS.to_vec();
-    if !is_pipeline {
-        folders.push("");
-    }
+    let folders = NETWORKS.into_iter().chain((!is_pipeline).then_some(""));
     let mut chosen: Vec<RemoteFile> =
-        folders.iter().flat_map(|folder| of_folder(files, folder, variant, &["*.json"])).collect();
+        folders.flat_map(|folder| of_folder(files, folder, variant, &["*.json"])).collect();
     if !chosen.iter().any(|file| file.name.ends_with(".safetensors")) {
         return Vec::new();
     }
@@ -75,45 +72,44 @@ fn of_folder<'a>(files: &'a [RemoteFile], folder: &str, variant: &str, patterns:
     inside.iter().filter(|(_, name)| wanted(name)).map(|(file, _)| (*file).clone()).collect()
 }
 
-const CONFIGS: [&str; 2] = ["*.json", "tokenizer.model"];
-const SAFETENSORS: [&str; 1] = ["*.safetensors"];
-const PYTORCH: [&str; 3] = ["*.bin", "*.pth", "*.pt"];
-const SINGLE: [&str; 3] = ["*.safetensors", "*.pth", "*.pt"];
-
 /// Most file names that an error lists.
 const NAMED: usize = 12;
 
 /// Reason why no files were selected.
 #[derive(Debug)]
-pub(super) struct Refusal {
+pub(super) struct PickRefusal {
     pub(super) reason: String,
     /// One of several matching files.
     pub(super) candidate: Option<String>,
 }
 
-impl Refusal {
+impl PickRefusal {
+    /// Names one of the files, whose whole name `full` gives, or else says what to check.
+    pub(super) fn hint(&self, check: &str, full: impl Fn(&str) -> String) -> String {
+        let named = self.candidate.as_ref().map(|name| format!("name one of them, for example `{}`", full(name)));
+        named.unwrap_or_else(|| check.to_owned())
+    }
+
     pub(super) fn lacking(wanted: &str, files: &[RemoteFile]) -> Self {
         Self { reason: format!("contains no {wanted} (its files: {})", quoted(files)), candidate: None }
     }
 }
 
 fn quoted(files: &[RemoteFile]) -> String {
-    let names: Vec<String> = files.iter().take(NAMED).map(|file| format!("`{}`", file.name)).collect();
-    let rest = if files.len() > NAMED { format!(" and {} more", files.len() - NAMED) } else { String::new() };
-    names.join(", ") + &rest
+    first_quoted(&files.iter().map(|file| &file.name).collect::<Vec<_>>(), NAMED)
 }
 
 impl Files<'_> {
     /// The selected files, and the path that represents them: empty for the folder that contains them.
-    pub(super) fn pick(&self, files: &[RemoteFile]) -> Result<(Vec<RemoteFile>, String), Refusal> {
+    pub(super) fn pick(&self, files: &[RemoteFile]) -> Result<(Vec<RemoteFile>, String), PickRefusal> {
         let chosen = self.choose(files);
         match (self, chosen.as_slice()) {
-            (_, []) => Err(Refusal::lacking(&self.to_string(), files)),
+            (_, []) => Err(PickRefusal::lacking(&self.to_string(), files)),
             (Self::OnlyWeights, [file]) => Ok((vec![file.clone()], file.name.clone())),
             (Self::OnlyWeights, [first, ..]) => {
                 let (count, names) = (chosen.len(), quoted(&chosen));
                 let reason = format!("contains {count} weight files where one is expected: {names}");
-                Err(Refusal { reason, candidate: Some(first.name.clone()) })
+                Err(PickRefusal { reason, candidate: Some(first.name.clone()) })
             }
             _ => Ok((chosen, String::new())),
         }
@@ -131,16 +127,11 @@ impl Files<'_> {
                 if absent { Vec::new() } else { matching(patterns) }
             }
             Self::Checkpoint => {
-                let weights = Some(matching(&SAFETENSORS)).filter(|found| !found.is_empty());
-                let mut weights = weights.unwrap_or_else(|| matching(&PYTORCH));
-                if weights.is_empty() {
-                    return weights;
-                }
-                let mut chosen = matching(&CONFIGS);
-                chosen.append(&mut weights);
-                chosen
+                let weights = [&["*.safetensors"][..], &["*.bin", "*.pth", "*.pt"]].map(matching);
+                let weights = weights.into_iter().find(|found| !found.is_empty());
+                weights.map_or_else(Vec::new, |weights| [matching(&["*.json", "tokenizer.model"]), weights].concat())
             }
-            Self::OnlyWeights => matching(&SINGLE),
+            Self::OnlyWeights => matching(&["*.safetensors", "*.pth", "*.pt"]),
             Self::Diffusers(variant) => diffusers(files, variant),
         }
     }
@@ -171,7 +162,10 @@ fn matches(pattern: &str, name: &str) -> bool {
 pub(super) fn local(path: &Path) -> Result<Vec<RemoteFile>> {
     let mut found = Vec::new();
     if path.is_dir() {
-        collect(path, "", &mut found)?;
+        // follows links: the files of a cached snapshot are links to its blobs; broken links are skipped
+        walk(path, "", Path::is_dir, &mut |name, path| {
+            found.extend(std::fs::metadata(path).ok().map(|meta| RemoteFile { name, size: Some(meta.len()) }));
+        })?;
     } else {
         let size = std::fs::metadata(path).map_err(Error::io(path, "read"))?.len();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -181,15 +175,20 @@ pub(super) fn local(path: &Path) -> Result<Vec<RemoteFile>> {
     Ok(found)
 }
 
-fn collect(folder: &Path, prefix: &str, found: &mut Vec<RemoteFile>) -> Result<()> {
+/// Names and paths of all below a folder that is no folder itself.
+pub(super) fn walk(
+    folder: &Path,
+    prefix: &str,
+    is_folder: fn(&Path) -> bool,
+    found: &mut dyn FnMut(String, PathBuf),
+) -> Result<()> {
     for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "list"))? {
-        let entry = entry.map_err(Error::io(folder, "list"))?;
-        let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
-        // follows links: the files of a cached snapshot are links to its blobs; broken links are skipped
-        match std::fs::metadata(entry.path()) {
-            Ok(meta) if meta.is_dir() => collect(&entry.path(), &format!("{name}/"), found)?,
-            Ok(meta) => found.push(RemoteFile { name, size: Some(meta.len()) }),
-            Err(_) => {}
+        let path = entry.map_err(Error::io(folder, "list"))?.path();
+        let name = format!("{prefix}{}", path.file_name().unwrap_or_default().to_string_lossy());
+        if is_folder(&path) {
+            walk(&path, &format!("{name}/"), is_folder, found)?;
+        } else {
+            found(name, path);
         }
     }
     Ok(())

@@ -25,18 +25,20 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hf_hub::{Repo, RepoType};
+use hf_hub::Repo;
 
-pub use check::{Checked, Need, check, free_bytes};
+pub use cache::State;
+pub use check::{CheckedWeights, Need, check, free_bytes};
 pub use files::{Files, of_variant};
 pub use options::{HubOptions, Timeouts};
 pub use pinned::{Pinned, pinned};
-pub use spec::{RepoKind, Source, Spec};
-pub use verify::{State, VerifiedFile, verify};
+pub use spec::{HubSource, RepoKind, Spec};
+pub use verify::{VerifiedFile, verify};
 
 use cache::RepoCache;
 use client::{Client, Fault};
-use files::Refusal;
+use download::FileDownload;
+use files::PickRefusal;
 use prsmed_base::error::{Error, Result};
 use prsmed_base::event::{Event, Observer};
 
@@ -46,9 +48,10 @@ const TOKEN_HINT: &str = "check HF_TOKEN, or the file that a login wrote";
 const REACH_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// A file of a repository or folder.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
 pub struct RemoteFile {
     /// Path inside the repository, with `/`.
+    #[serde(rename = "rfilename")]
     pub name: String,
     /// Size in bytes, if known.
     pub size: Option<u64>,
@@ -66,10 +69,15 @@ pub struct Located {
     /// Bytes to download, not counting those that an interrupted download left in the cache.
     pub download_bytes: u64,
     /// Repository and commit; `None` for local files.
-    remote: Option<(Source, String)>,
+    remote: Option<(HubSource, String)>,
 }
 
 impl Located {
+    /// Files on this machine; `inside` is empty for the folder that has them.
+    fn local(folder: PathBuf, inside: &str, files: Vec<RemoteFile>) -> Self {
+        Self { path: joined(folder, inside), files, num_missing: 0, download_bytes: 0, remote: None }
+    }
+
     /// Bytes of all files whose size is known.
     pub fn bytes(&self) -> u64 {
         sum(self.files.iter().filter_map(|file| file.size))
@@ -99,16 +107,7 @@ pub fn find(spec: &str, files: &Files, options: &HubOptions, observer: &dyn Obse
         Spec::Hub(source) => source,
     };
     let hub = Hub::new(&source, options);
-    match hub.listing() {
-        Ok(listing) => hub.locate(listing, files),
-        Err(Failure::Offline) => hub.cached(files),
-        Err(Failure::Unreachable(reason)) => {
-            let cached = hub.cached(files).map_err(|_| hub.unreachable(&reason))?;
-            observer.on(&hub.uses_cache(&reason));
-            Ok(cached)
-        }
-        Err(Failure::Refused(error)) => Err(error),
-    }
+    hub.listed_or_cached(|listing| hub.locate(listing, files), || hub.cached(files), observer)
 }
 
 /// The local folder (or file) of `spec`, after downloading the missing files.
@@ -134,16 +133,8 @@ pub fn ls(spec: &str, options: &HubOptions, observer: &dyn Observer) -> Result<V
         Spec::Hub(source) => source,
     };
     let hub = Hub::new(&source, options);
-    let mut files = match hub.listing() {
-        Ok(listing) => listing.files,
-        Err(Failure::Offline) => files::local(&hub.snapshot()?)?,
-        Err(Failure::Unreachable(reason)) => {
-            let folder = hub.snapshot().map_err(|_| hub.unreachable(&reason))?;
-            observer.on(&hub.uses_cache(&reason));
-            files::local(&folder)?
-        }
-        Err(Failure::Refused(error)) => return Err(error),
-    };
+    let cached = || files::local(&hub.snapshot()?);
+    let mut files = hub.listed_or_cached(|listing| Ok(listing.files), cached, observer)?;
     let below = format!("{}/", source.inside);
     files.retain(|file| source.inside.is_empty() || file.name == source.inside || file.name.starts_with(&below));
     files.sort_by(|a, b| a.name.cmp(&b.name));
@@ -164,14 +155,8 @@ pub fn reach(options: &HubOptions) -> Result<(), String> {
 }
 
 fn existing(path: PathBuf) -> Result<PathBuf> {
-    if path.exists() {
-        return Ok(path);
-    }
-    Err(Error::weights(
-        path,
-        "there is no such file or folder",
-        "check the path; a repository of the hub is written `hub:owner/name`",
-    ))
+    let hint = "check the path; a repository of the hub is written `hub:owner/name`";
+    if path.exists() { Ok(path) } else { Err(Error::weights(path, "there is no such file or folder", hint)) }
 }
 
 /// The files of a path. A folder must contain weight files.
@@ -179,58 +164,39 @@ fn local(path: PathBuf, files: &Files) -> Result<Located> {
     let path = existing(path)?;
     let listed = files::local(&path)?;
     let (files, inside) = if path.is_dir() && matches!(files, Files::Checkpoint | Files::OnlyWeights) {
-        files.pick(&listed).map_err(|Refusal { reason, candidate }| {
-            let hint = candidate.map_or_else(
-                || "check the path".to_owned(),
-                |name| format!("name one of them, for example `{}`", path.join(name).display()),
-            );
-            Error::weights(&path, reason, hint)
+        files.pick(&listed).map_err(|refusal| {
+            let hint = refusal.hint("check the path", |name| path.join(name).display().to_string());
+            Error::weights(&path, refusal.reason, hint)
         })?
     } else {
         (listed, String::new())
     };
-    let path = if inside.is_empty() { path } else { path.join(inside) };
-    Ok(Located { path, files, num_missing: 0, download_bytes: 0, remote: None })
+    Ok(Located::local(path, &inside, files))
 }
 
-/// Failure of a request.
-enum Failure {
-    /// No answer; the cache may be used instead.
-    Unreachable(String),
-    /// The settings forbid requests.
-    Offline,
-    /// The hub refused, or gave an invalid answer.
-    Refused(Error),
+/// A path `inside` a folder, or the folder itself.
+fn joined(folder: PathBuf, inside: &str) -> PathBuf {
+    if inside.is_empty() { folder } else { folder.join(inside) }
 }
 
-/// Commit and files of a revision.
+/// Commit and files of a revision, as the hub lists them.
+#[derive(serde::Deserialize)]
 struct Listing {
+    #[serde(rename = "sha")]
     commit: String,
+    #[serde(rename = "siblings", default)]
     files: Vec<RemoteFile>,
-}
-
-#[derive(serde::Deserialize)]
-struct Info {
-    sha: String,
-    #[serde(default)]
-    siblings: Vec<Sibling>,
-}
-
-#[derive(serde::Deserialize)]
-struct Sibling {
-    rfilename: String,
-    size: Option<u64>,
 }
 
 /// One repository at one revision.
 struct Hub<'a> {
-    source: &'a Source,
+    source: &'a HubSource,
     revision: &'a str,
     options: &'a HubOptions,
 }
 
 impl<'a> Hub<'a> {
-    fn new(source: &'a Source, options: &'a HubOptions) -> Self {
+    fn new(source: &'a HubSource, options: &'a HubOptions) -> Self {
         Self { source, revision: source.revision.as_deref().unwrap_or("main"), options }
     }
 
@@ -254,72 +220,68 @@ impl<'a> Hub<'a> {
         format!("run {get} with a connection and without HF_HUB_OFFLINE; from another machine, copy its cache")
     }
 
-    fn unreachable(&self, reason: &str) -> Error {
-        self.error(
-            format!("`{}` cannot be reached: {reason}", self.options.shown_endpoint()),
-            "check the network, the proxy and HF_ENDPOINT, or give a local folder",
-        )
-    }
-
-    fn uses_cache(&self, reason: &str) -> Event {
-        Event::Warning(format!("`{}` cannot be reached ({reason}): the cached files are used", self.spec()))
-    }
-
     fn cache(&self) -> RepoCache<'_> {
-        let kind = match self.source.kind {
-            RepoKind::Model => RepoType::Model,
-            RepoKind::Dataset => RepoType::Dataset,
-        };
-        let repo = Repo::new(self.source.repo.clone(), kind);
-        RepoCache { folder: &self.options.cache_dir, name: repo.folder_name() }
+        let new = if self.is_dataset() { Repo::dataset } else { Repo::model };
+        RepoCache { folder: &self.options.cache_dir, name: new(self.source.repo.clone()).folder_name() }
     }
 
     fn client(&self) -> Result<Client<'_>> {
         Client::new(self.options).map_err(|fault| self.error(fault.to_string(), "check HF_ENDPOINT"))
     }
 
+    fn is_dataset(&self) -> bool {
+        self.source.kind == RepoKind::Dataset
+    }
+
     /// The address of a file.
     fn address_of(&self, commit: &str, file: &str) -> String {
         let endpoint = self.options.endpoint.trim_end_matches('/');
-        let datasets = if self.source.kind == RepoKind::Dataset { "datasets/" } else { "" };
+        let datasets = if self.is_dataset() { "datasets/" } else { "" };
         format!("{endpoint}/{datasets}{}/resolve/{commit}/{}", self.source.repo, client::encode(file))
     }
 
-    /// Asks the hub for the commit and the files.
-    fn listing(&self) -> Result<Listing, Failure> {
+    /// Asks the hub for the commit and the files. Without a connection it uses the cache, with a warning.
+    fn listed_or_cached<T>(
+        &self,
+        listed: impl FnOnce(Listing) -> Result<T>,
+        cached: impl FnOnce() -> Result<T>,
+        observer: &dyn Observer,
+    ) -> Result<T> {
         if self.options.offline {
-            return Err(Failure::Offline);
+            return cached();
         }
         let endpoint = self.options.endpoint.trim_end_matches('/');
         let revision = self.revision.replace('/', "%2F");
-        let kind = if self.source.kind == RepoKind::Dataset { "datasets" } else { "models" };
+        let kind = if self.is_dataset() { "datasets" } else { "models" };
         let address = format!("{endpoint}/api/{kind}/{}/revision/{revision}?blobs=true", self.source.repo);
-        let text = self.client().map_err(Failure::Refused)?.text(&address).map_err(|fault| match fault {
-            Fault::Connection(reason) => Failure::Unreachable(reason),
-            Fault::Status(status) => Failure::Refused(self.status(status, None)),
-            Fault::Protocol(reason) => Failure::Refused(self.error(reason, NO_HUB)),
-            Fault::Token => Failure::Refused(self.error(fault.to_string(), TOKEN_HINT)),
-        })?;
-        self.read_info(&text).map_err(Failure::Refused)
+        match self.client()?.text(&address) {
+            Ok(text) => listed(self.read_listing(&text)?),
+            Err(Fault::Connection(reason)) => {
+                let cached = cached().map_err(|_| {
+                    let reason = format!("`{}` cannot be reached: {reason}", self.options.shown_endpoint());
+                    self.error(reason, "check the network, the proxy and HF_ENDPOINT, or give a local folder")
+                })?;
+                let warning = format!("`{}` cannot be reached ({reason}): the cached files are used", self.spec());
+                observer.on(&Event::Warning(warning));
+                Ok(cached)
+            }
+            Err(fault) => Err(self.fault(fault, None)),
+        }
     }
 
-    fn read_info(&self, text: &str) -> Result<Listing> {
-        let info: Info = serde_json::from_str(text)
+    fn read_listing(&self, text: &str) -> Result<Listing> {
+        let Listing { commit, mut files } = serde_json::from_str(text)
             .map_err(|error| self.error(format!("the answer of the hub is invalid: {error}"), "check HF_ENDPOINT"))?;
-        if !spec::is_plain(&info.sha) {
-            let commit = info.sha.escape_debug();
+        if !spec::is_plain(&commit) {
+            let commit = commit.escape_debug();
             return Err(self.error(format!("the hub gave the invalid commit `{commit}`"), "check HF_ENDPOINT"));
         }
         // a file that is listed twice is downloaded once
         let mut names = BTreeSet::new();
-        let mut files: Vec<RemoteFile> =
-            info.siblings.into_iter().map(|file| RemoteFile { name: file.rfilename, size: file.size }).collect();
         files.retain(|file| names.insert(file.name.clone()));
         if let Some(file) = files.iter().find(|file| !spec::stays_inside(&file.name)) {
-            return Err(self.error(
-                format!("has the file `{}`, whose path leaves its folder", file.name.escape_debug()),
-                "do not use this repository",
-            ));
+            let reason = format!("has the file `{}`, whose path leaves its folder", file.name.escape_debug());
+            return Err(self.error(reason, "do not use this repository"));
         }
         let is_folder = |name: &str| {
             let folder = format!("{name}/");
@@ -329,11 +291,11 @@ impl<'a> Hub<'a> {
             let reason = format!("has `{}` as a file and as a folder", file.name.escape_debug());
             return Err(self.error(reason, "do not use this repository"));
         }
-        Ok(Listing { commit: info.sha, files })
+        Ok(Listing { commit, files })
     }
 
     /// The files of `listed` that `files` selects, and the path that represents them, relative to the repository.
-    fn choose(&self, listed: &[RemoteFile], files: &Files) -> Result<(Vec<RemoteFile>, String), Refusal> {
+    fn choose(&self, listed: &[RemoteFile], files: &Files) -> Result<(Vec<RemoteFile>, String), PickRefusal> {
         let inside = self.source.inside.as_str();
         if inside.is_empty() {
             return files.pick(listed);
@@ -347,31 +309,28 @@ impl<'a> Hub<'a> {
         };
         let below: Vec<RemoteFile> = listed.iter().filter_map(below).collect();
         if below.is_empty() {
-            return Err(Refusal::lacking(&format!("`{inside}`"), listed));
+            return Err(PickRefusal::lacking(&format!("`{inside}`"), listed));
         }
         let join = |name: &str| if name.is_empty() { inside.to_owned() } else { format!("{inside}/{name}") };
-        let named = |refusal: Refusal| Refusal { candidate: refusal.candidate.map(|name| join(&name)), ..refusal };
+        let named =
+            |refusal: PickRefusal| PickRefusal { candidate: refusal.candidate.map(|name| join(&name)), ..refusal };
         let (chosen, path) = files.pick(&below).map_err(named)?;
         let chosen = chosen.into_iter().map(|file| RemoteFile { name: join(&file.name), size: file.size });
         Ok((chosen.collect(), join(&path)))
     }
 
-    fn refuse(&self, Refusal { reason, candidate }: Refusal) -> Error {
-        let hint = candidate.map_or_else(
-            || "check the name of the repository".to_owned(),
-            |name| format!("name one of them, for example `{}`", self.source.with_inside(&name)),
-        );
-        self.error(reason, hint)
-    }
-
     fn locate(&self, listing: Listing, files: &Files) -> Result<Located> {
-        let (files, path) = self.choose(&listing.files, files).map_err(|refusal| self.refuse(refusal))?;
+        let (files, path) = self.choose(&listing.files, files).map_err(|refusal| {
+            let full = |name: &str| self.source.with_inside(name).to_string();
+            let hint = refusal.hint("check the name of the repository", full);
+            self.error(refusal.reason, hint)
+        })?;
         let folder = self.cache().snapshots().join(&listing.commit);
         let missing: Vec<u64> =
             files.iter().filter(|file| !is_in(&folder, file)).map(|file| file.size.unwrap_or(0)).collect();
         let total = sum(missing.iter().copied());
         Ok(Located {
-            path: if path.is_empty() { folder } else { folder.join(path) },
+            path: joined(folder, &path),
             files,
             num_missing: missing.len(),
             download_bytes: total.saturating_sub(self.partial_bytes()),
@@ -398,9 +357,8 @@ impl<'a> Hub<'a> {
             observer.on(&Event::Started { phase, total, unit: "bytes" });
             let mut before = 0;
             for file in missing {
-                let bar = download::Bar { observer, before };
-                let target = download::Target { hub: self, client: &client, cache: &cache, commit, file, bar };
-                before += target.download()?;
+                let (hub, client, cache) = (self, &client, &cache);
+                before += FileDownload { hub, client, cache, commit, file, observer, before }.download()?;
             }
             observer.on(&Event::Finished);
         }
@@ -423,50 +381,42 @@ impl<'a> Hub<'a> {
     fn cached(&self, files: &Files) -> Result<Located> {
         let folder = self.snapshot()?;
         let (files, path) = self.choose(&files::local(&folder)?, files).map_err(|refusal| {
-            self.error(
-                format!("the cache `{}` has only a part of it: {}", folder.display(), refusal.reason),
-                self.fetch_hint(),
-            )
+            let reason = format!("the cache `{}` has only a part of it: {}", folder.display(), refusal.reason);
+            self.error(reason, self.fetch_hint())
         })?;
-        let path = if path.is_empty() { folder } else { folder.join(path) };
-        Ok(Located { path, files, num_missing: 0, download_bytes: 0, remote: None })
+        Ok(Located::local(folder, &path, files))
     }
 
-    /// The error for an HTTP status.
-    fn status(&self, status: u16, file: Option<&str>) -> Error {
+    /// The error for a failed request for the listing or a file.
+    fn fault(&self, fault: Fault, file: Option<&str>) -> Error {
         let what = file.map_or_else(|| "the repository".to_owned(), |file| format!("`{file}`"));
-        match (status, &self.options.token) {
-            (401, None) => self.error(
+        let (reason, hint) = match (fault, &self.options.token) {
+            (Fault::Connection(reason), _) => (
+                format!("the connection failed repeatedly during the download of {what}: {reason}"),
+                "run the same command again: it continues where it stopped",
+            ),
+            (Fault::Protocol(reason), _) if file.is_some() => (format!("{what}: {reason}"), NO_HUB),
+            (Fault::Protocol(reason), _) => (reason, NO_HUB),
+            (Fault::Token, _) => (Fault::Token.to_string(), TOKEN_HINT),
+            (Fault::Status(401), None) => (
                 format!("{what} is private, gated or does not exist (HTTP 401)"),
                 "check the name; for a private or gated repository set HF_TOKEN to a token that may read it",
             ),
-            (401, Some(_)) => self.error(
+            (Fault::Status(401), Some(_)) => (
                 format!("the token was refused for {what}, or it does not exist (HTTP 401)"),
                 "check the name, and HF_TOKEN: it may be expired or of another account",
             ),
-            (403, _) => self.error(
+            (Fault::Status(403), _) => (
                 format!("access to {what} is denied (HTTP 403)"),
                 "accept the terms of the gated repository on its page and set HF_TOKEN to a token of that account",
             ),
-            (404, _) => self.error(
+            (Fault::Status(404), _) => (
                 format!("{what} does not exist at revision `{}` (HTTP 404)", self.revision),
                 "check the spelling of `hub:owner/name@revision`; a data set is written `dataset:owner/name`",
             ),
-            _ => self.error(format!("the hub answered HTTP {status} for {what}"), "try again later"),
-        }
-    }
-
-    /// The error for a failed download of a file.
-    fn fault(&self, fault: Fault, file: &str) -> Error {
-        match fault {
-            Fault::Status(status) => self.status(status, Some(file)),
-            Fault::Connection(reason) => self.error(
-                format!("the connection failed repeatedly during the download of `{file}`: {reason}"),
-                "run the same command again: it continues where it stopped",
-            ),
-            Fault::Protocol(reason) => self.error(format!("`{file}`: {reason}"), NO_HUB),
-            Fault::Token => self.error(fault.to_string(), TOKEN_HINT),
-        }
+            (Fault::Status(status), _) => (format!("the hub answered HTTP {status} for {what}"), "try again later"),
+        };
+        self.error(reason, hint)
     }
 }
 

@@ -70,7 +70,8 @@ impl HubOptions {
         let is_true = |name: &str| {
             var(name).is_some_and(|value| matches!(value.to_ascii_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE"))
         };
-        let implicit = || if is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN") { None } else { token_in(&token_file) };
+        let in_file = || clean_token(&files::read_to_string(&token_file, files::MAX_TEXT).ok()?);
+        let implicit = || if is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN") { None } else { in_file() };
         Self {
             endpoint: var("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into()),
             token: var("HF_TOKEN")
@@ -149,10 +150,6 @@ fn expand(text: &str, home: &Path, var: &impl Fn(&str) -> Option<String>) -> Pat
         Some(rest) => home.join(rest.trim_start_matches('/')),
         None => out.into(),
     }
-}
-
-fn token_in(file: &Path) -> Option<String> {
-    clean_token(&files::read_to_string(file, files::MAX_TEXT).ok()?)
 }
 
 /// A token without line ends, also those inside of it, and blanks around it, as Python's client sends it.

@@ -11,7 +11,7 @@ pub enum Spec {
     /// A local path.
     Local(PathBuf),
     /// A repository of the hub, or a file or folder inside one.
-    Hub(Source),
+    Hub(HubSource),
 }
 
 /// Kind of a repository. Each has its own names: a model and a data set may both be called `owner/name`.
@@ -35,7 +35,7 @@ impl RepoKind {
 
 /// A repository of the hub at one revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Source {
+pub struct HubSource {
     /// Model or data set.
     pub kind: RepoKind,
     /// `owner/name`.
@@ -64,7 +64,12 @@ impl Spec {
         let revised = revision.is_none_or(|revision| revision.split('/').all(is_plain));
         if repo.iter().all(|part| is_plain(part)) && inside.is_none_or(stays_inside) && revised {
             let inside = inside.unwrap_or_default().to_owned();
-            return Ok(Self::Hub(Source { kind, repo: repo.join("/"), inside, revision: revision.map(str::to_owned) }));
+            return Ok(Self::Hub(HubSource {
+                kind,
+                repo: repo.join("/"),
+                inside,
+                revision: revision.map(str::to_owned),
+            }));
         }
         let hub = kind.prefix();
         let hint =
@@ -73,7 +78,7 @@ impl Spec {
     }
 }
 
-impl Source {
+impl HubSource {
     /// The same repository and revision with another file or folder inside.
     #[must_use]
     pub fn with_inside(&self, inside: &str) -> Self {
@@ -81,7 +86,7 @@ impl Source {
     }
 }
 
-impl std::fmt::Display for Source {
+impl std::fmt::Display for HubSource {
     /// In the syntax of [`Spec::parse`].
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let slash = if self.inside.is_empty() { "" } else { "/" };
@@ -113,7 +118,12 @@ mod tests {
     #[test]
     fn a_spec_is_a_path_or_a_repository_with_an_optional_file_and_revision() {
         let spec = |kind, repo: &str, inside: &str, revision: Option<&str>| {
-            Spec::Hub(Source { kind, repo: repo.into(), inside: inside.into(), revision: revision.map(str::to_owned) })
+            Spec::Hub(HubSource {
+                kind,
+                repo: repo.into(),
+                inside: inside.into(),
+                revision: revision.map(str::to_owned),
+            })
         };
         let hub = |repo: &str, inside: &str, revision| spec(RepoKind::Model, repo, inside, revision);
         for (text, spec) in [

@@ -4,24 +4,13 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::cache::{self, Content};
-use super::{Hub, HubOptions, Spec, spec};
+use super::cache::{self, State};
+use super::{Hub, HubOptions, Spec, files, spec};
 use prsmed_base::error::{Error, Result};
 use prsmed_base::event::{Event, Observer};
 
 /// Bytes between two progress events.
 const STEP: u64 = 64 << 20;
-
-/// Result of the comparison of a file with its hash.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum State {
-    /// The content has the hash.
-    Good,
-    /// The content has another hash, or is missing; with the reason.
-    Damaged(String),
-    /// The cache has no hash of this file.
-    Unknown,
-}
 
 /// A file of a repository in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,7 +41,8 @@ pub fn verify(spec: &str, options: &HubOptions, observer: &dyn Observer) -> Resu
     let mut links = Vec::new();
     for snapshot in &snapshots {
         let commit = snapshot.file_name().unwrap_or_default().to_string_lossy();
-        collect(snapshot, "", &mut |name, path| links.push((commit.to_string(), name, path)))?;
+        let is_folder = |path: &Path| path.is_dir() && !path.is_symlink();
+        files::walk(snapshot, "", is_folder, &mut |name, path| links.push((commit.to_string(), name, path)))?;
     }
     let below = format!("{}/", source.inside);
     links.retain(|(_, name, _)| source.inside.is_empty() || *name == source.inside || name.starts_with(&below));
@@ -74,7 +64,7 @@ pub fn verify(spec: &str, options: &HubOptions, observer: &dyn Observer) -> Resu
     };
     let repository = hub.cache().snapshots().parent().and_then(|folder| folder.canonicalize().ok());
     let blobs = repository.unwrap_or_default().join("blobs");
-    let verified = links.into_iter().map(|(commit, name, path)| {
+    let verify = |(commit, name, path): (String, String, PathBuf)| {
         let content = content_of(&path);
         if content != path && content.parent() != Some(&blobs) {
             let state = State::Damaged(format!("it is a link to `{}`, outside of the cache", content.display()));
@@ -82,8 +72,8 @@ pub fn verify(spec: &str, options: &HubOptions, observer: &dyn Observer) -> Resu
         }
         let state = compare(&path, &mut on_bytes);
         VerifiedFile { name, path: content, commit, state }
-    });
-    let verified = verified.collect();
+    };
+    let verified = links.into_iter().map(verify).collect();
     observer.on(&Event::Finished);
     Ok(verified)
 }
@@ -100,20 +90,6 @@ fn all_snapshots(hub: &Hub) -> Result<Vec<PathBuf>> {
     Ok(entries.iter().filter(|entry| is_commit(entry)).map(fs::DirEntry::path).filter(|path| path.is_dir()).collect())
 }
 
-/// Names and paths of all files and links below a folder, also of links without target.
-fn collect(folder: &Path, prefix: &str, found: &mut impl FnMut(String, PathBuf)) -> Result<()> {
-    for entry in fs::read_dir(folder).map_err(Error::io(folder, "list"))? {
-        let entry = entry.map_err(Error::io(folder, "list"))?;
-        let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
-        if entry.file_type().map_err(Error::io(folder, "list"))?.is_dir() {
-            collect(&entry.path(), &format!("{name}/"), found)?;
-        } else {
-            found(name, entry.path());
-        }
-    }
-    Ok(())
-}
-
 /// The file that a link of a snapshot names, or the file itself.
 fn content_of(path: &Path) -> PathBuf {
     let (Ok(target), Some(folder)) = (fs::read_link(path), path.parent()) else { return path.to_owned() };
@@ -128,15 +104,9 @@ fn content_of(path: &Path) -> PathBuf {
 }
 
 fn compare(path: &Path, on_bytes: &mut impl FnMut(u64)) -> State {
-    let missing = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
-    if fs::metadata(path).is_err_and(|error| missing(&error)) {
+    if fs::metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
         return State::Damaged("it is missing".into());
     }
     let Some(hash) = cache::hash_of(path) else { return State::Unknown };
-    match cache::compare(path, &hash, on_bytes) {
-        Ok(Content::Good) => State::Good,
-        Ok(Content::Unknown) => State::Unknown,
-        Ok(Content::Damaged(reason)) => State::Damaged(reason),
-        Err(error) => State::Damaged(format!("it cannot be read: {error}")),
-    }
+    cache::compare(path, &hash, on_bytes).unwrap_or_else(|error| State::Damaged(format!("it cannot be read: {error}")))
 }

@@ -2,7 +2,7 @@
 
 use super::training_settings::search_for;
 use crate::Result;
-use crate::config::{PRESETS, Resolved, Settings as _, Sources};
+use crate::config::{FlagSet, PRESETS, Resolved, Settings as _, Sources};
 use crate::event::{Event, Observer};
 use crate::metrics::text_table;
 use crate::plan::device_terms::DeviceUsage;
@@ -11,7 +11,7 @@ use crate::plan::duration::{Duration, Samples, long};
 use crate::plan::gpus::{self, Gpu};
 use crate::plan::machine::Machine;
 use crate::plan::report::Plan;
-use crate::plan::search::{Candidate, HEADROOM_FRAC, has_headroom};
+use crate::plan::search::{HEADROOM_FRAC, PlannedSettings, has_headroom};
 use crate::plan::time;
 use crate::plan::unsupported::refusal;
 use crate::trainer::precision::Precision;
@@ -65,12 +65,7 @@ impl OnGpu {
 ///
 /// # Errors
 /// [`crate::Error::Config`] for overrides that no preset can have.
-pub fn all_gpus(
-    sets: &[(String, String)],
-    samples: Option<u64>,
-    count: usize,
-    observer: &dyn Observer,
-) -> Result<Vec<OnGpu>> {
+pub fn all_gpus(sets: &[FlagSet], samples: Option<u64>, count: usize, observer: &dyn Observer) -> Result<Vec<OnGpu>> {
     let listed: Vec<&'static Gpu> =
         gpus::all().iter().filter(|gpu| gpu.rates().is_some() && refusal(gpu.capability).is_none()).collect();
     observer.on(&Event::Started { phase: "plan".into(), total: listed.len() as u64, unit: "GPUs" });
@@ -90,7 +85,7 @@ type DryRuns = HashMap<(&'static str, bool, (u32, u32)), DryRun>;
 /// The training on `count` of `gpu` with the largest preset that fits; `None` if none does.
 fn on_gpu(
     gpu: &'static Gpu,
-    sets: &[(String, String)],
+    sets: &[FlagSet],
     (samples, count): (Option<u64>, usize),
     dry_runs: &mut DryRuns,
 ) -> Result<Option<OnGpu>> {
@@ -102,7 +97,7 @@ fn on_gpu(
             continue;
         }
         let sources = Sources { preset: Some(preset.into()), sets: sets.to_vec(), ..Sources::default() };
-        let resolved = sources.resolve()?.fit_precision("train.precision", &machine)?;
+        let resolved = sources.resolve()?.fit_precision(&machine)?;
         let mut config = resolved.config;
         config.train.accumulation *= count;
         let dry_run = match dry_runs.entry((preset, machine.has_bf16(), gpu.capability)) {
@@ -139,15 +134,12 @@ pub struct EvenBatch {
 impl EvenBatch {
     /// These batches in words.
     pub fn text(all: &[Self], machine: &Machine) -> Option<String> {
-        if all.is_empty() {
-            return None;
-        }
         let flag = |even: &Self| {
             format!("argument `effective_batch={}` is {:.1} times as fast", even.effective_batch, even.times_faster)
         };
         let flags: Vec<String> = all.iter().map(flag).collect();
         let count = machine.num_ranks();
-        Some(format!("{count} GPUs cannot divide this batch evenly: {}", flags.join(", ")))
+        (!all.is_empty()).then(|| format!("{count} GPUs cannot divide this batch evenly: {}", flags.join(", ")))
     }
 }
 
@@ -159,7 +151,7 @@ impl EvenBatch {
 pub fn even_batches(
     resolved: &Resolved,
     machine: &Machine,
-    best: &Candidate,
+    best: &PlannedSettings,
     may_shrink: bool,
 ) -> Result<Vec<EvenBatch>> {
     let ranks = machine.num_ranks();
@@ -176,7 +168,7 @@ pub fn even_batches(
     for effective_batch in near.into_iter().filter(|batch| *batch >= ranks && *batch != samples) {
         let searched = search_for(resolved, machine, effective_batch, may_shrink)?;
         let rate = |seconds: f64, samples: usize| samples as f64 / seconds;
-        let other = searched.fitting.first().and_then(Candidate::step_seconds);
+        let other = searched.fitting.first().and_then(PlannedSettings::step_seconds);
         let times_faster = other.map_or(0.0, |other| rate(other, effective_batch) / rate(seconds, samples));
         if times_faster >= 1.1 {
             found.push(EvenBatch { effective_batch, times_faster });

@@ -6,13 +6,12 @@ use crate::data::identity::{Seen, SeenImages};
 use crate::data::labels::Labels;
 use crate::data::manifest::{Manifest, Split};
 use crate::data::marks::Marks;
-use crate::data::split;
-use crate::data::split::spread;
-use crate::front::evaluate::{self, Evaluation, Options};
+use crate::data::split::{self, spread};
+use crate::front::evaluate::{self, Evaluation, EvaluationOptions};
 use crate::front::{Model, OpenOptions};
-use crate::metrics::estimates::{self, Item};
+use crate::metrics::estimates::{self, QuestionScores};
 use crate::metrics::table::TrainedOn;
-use crate::report::comparison::{Compared, Comparison};
+use crate::report::comparison::{Compared, RunComparison};
 use crate::report::evaluation::{self, Facts};
 use crate::runtime::Runtime;
 use crate::segment::setup::Description;
@@ -35,7 +34,7 @@ const SOURCE: &str = "source.json";
 const MOST_COMPARED: usize = 256;
 
 /// What all scored runs have in common.
-pub struct Scoring<'a> {
+pub struct RunScoring<'a> {
     /// The data root.
     pub manifest: &'a Manifest,
     /// Numbers of the scored rows.
@@ -47,7 +46,7 @@ pub struct Scoring<'a> {
     /// Labels of masks that are foreground, if other than those of the run.
     pub labels: Option<Labels>,
     /// Length of answers, and the tolerance of surfaces.
-    pub options: Options,
+    pub options: EvaluationOptions,
     /// Folder of the report; by default one in the run folder.
     pub out: Option<PathBuf>,
     /// How the models are opened, and the further runs beside each scored one.
@@ -60,7 +59,7 @@ pub struct Scoring<'a> {
     pub marks: Mutex<Marks>,
 }
 
-impl Scoring<'_> {
+impl RunScoring<'_> {
     /// Scores a run. Gives the folder of the report and the scores; `None` for a process that writes no files.
     ///
     /// # Errors
@@ -90,36 +89,49 @@ impl Scoring<'_> {
     ///
     /// # Errors
     /// As [`Self::single`].
-    pub fn compare(&self, runs: &[PathBuf]) -> Result<Option<(PathBuf, Comparison, Vec<Value>)>> {
-        let default = PathBuf::from(format!("eval-{}-compared", self.split.name()));
-        let paths: Vec<&Path> = runs.iter().map(PathBuf::as_path).collect();
-        let place = Place::new(self, default, &paths);
-        if self.out.is_none() {
-            self.runtime.note(format!("the report goes to `{}` in the current folder", place.folder.display()));
-        }
-        let out = &place.folder;
-        self.ranks.agree(if self.ranks.is_main() { place.make(self.runtime) } else { Ok(()) })?;
-        let mut compared: Vec<Compared> = Vec::new();
-        let mut records: Vec<Value> = Vec::new();
-        for (run, name) in runs.iter().zip(unique_names(runs)) {
-            let folder = out.join(&name);
-            self.runtime.note(format!("scoring {name}"));
-            let Some(evaluation) = self.score(run, || {
-                make_folder("out", &folder)?;
-                Ok((folder.clone(), name.clone()))
-            })?
-            else {
-                continue;
-            };
-            records.push(json!({ "name": name, "run": run, "report": folder, "summary": evaluation.summary }));
-            compared.push(Compared { name, summary: evaluation.summary, items: evaluation.items });
-        }
+    pub fn compare(&self, runs: &[PathBuf]) -> Result<Option<(PathBuf, RunComparison, Vec<Value>)>> {
+        let mut compared = Vec::new();
+        let begin = |name: &str| self.runtime.note(format!("scoring {name}"));
+        let default = format!("eval-{}-compared", self.split.name());
+        let (out, records) = self.score_each(runs, default, begin, |name, Evaluation { summary, items, .. }| {
+            compared.push(Compared { name, summary, items });
+        })?;
         if !self.ranks.is_main() {
             return Ok(None);
         }
-        let comparison = Comparison::new(compared)?;
-        comparison.write(out, &self.subtitle(self.rows.len()))?;
-        Ok(Some((out.clone(), comparison, records)))
+        let comparison = RunComparison::new(compared)?;
+        comparison.write(&out, &self.subtitle(self.rows.len()))?;
+        Ok(Some((out, comparison, records)))
+    }
+
+    /// Scores several runs, each with a report in a folder of its own. `begin` is told the name of each run, and `end` gets
+    /// its scores. Gives the folder of all reports and a record of each run.
+    fn score_each(
+        &self,
+        runs: &[PathBuf],
+        default: String,
+        begin: impl Fn(&str),
+        mut end: impl FnMut(String, Evaluation),
+    ) -> Result<(PathBuf, Vec<Value>)> {
+        let paths: Vec<&Path> = runs.iter().map(PathBuf::as_path).collect();
+        let place = Place::new(self, default.into(), &paths);
+        if self.out.is_none() {
+            self.runtime.note(format!("the report goes to `{}` in the current folder", place.folder.display()));
+        }
+        self.ranks.agree(if self.ranks.is_main() { place.make(self.runtime) } else { Ok(()) })?;
+        let mut records = Vec::new();
+        for (run, name) in runs.iter().zip(unique_names(runs)) {
+            begin(&name);
+            let folder = place.folder.join(&name);
+            let scored = self.score(run, || {
+                make_folder("out", &folder)?;
+                Ok((folder.clone(), name.clone()))
+            })?;
+            let Some(evaluation) = scored else { continue };
+            records.push(json!({ "name": name, "run": run, "report": folder, "summary": evaluation.summary }));
+            end(name, evaluation);
+        }
+        Ok((place.folder, records))
     }
 
     /// Loads a run, scores it and writes its files into the folder that `prepare` makes, which gives it and the name of
@@ -221,22 +233,15 @@ impl Scoring<'_> {
         if !self.model.ensemble.is_empty() {
             let reason =
                 format!("the other runs may have been trained on the `{}` images of this fold", self.split.name());
-            return Err(Error::argument(
-                "ensemble",
-                reason,
-                "use the argument `split=test`, or leave the argument `ensemble` out",
-            ));
+            let hint = "use the argument `split=test`, or leave the argument `ensemble` out";
+            return Err(Error::argument("ensemble", reason, hint));
         }
         let mut manifest = self.manifest.clone();
         let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
         split::validate_on_fold(&mut manifest, fold, (&mut marks, self.runtime.observer().as_ref()))?;
         let rows = spread(manifest.rows_of(self.split), self.limit);
-        self.runtime.note(format!(
-            "the run is of fold {} of 0 to {}: its {} rows",
-            fold.number,
-            fold.of - 1,
-            self.split.name()
-        ));
+        let (number, last, split) = (fold.number, fold.of - 1, self.split.name());
+        self.runtime.note(format!("the run is of fold {number} of 0 to {last}: its {split} rows"));
         Ok(Some((manifest, rows)))
     }
 
@@ -252,40 +257,28 @@ impl Scoring<'_> {
             let is_new = fold.is_some_and(|fold| folds.insert((fold.of, fold.number)));
             if !is_new || folds.iter().any(|(of, _)| Some(*of) != fold.map(|fold| fold.of)) {
                 let reason = "the runs are not different folds of one cross-validation";
-                return Err(Error::config(
-                    run.to_string_lossy(),
-                    reason,
-                    "train them with the argument `fold=0/5`, the argument `fold=1/5`, ...",
-                ));
+                let hint = "train them with the argument `fold=0/5`, the argument `fold=1/5`, ...";
+                return Err(Error::config(run.to_string_lossy(), reason, hint));
             }
         }
-        let default = PathBuf::from("eval-folds");
-        let paths: Vec<&Path> = runs.iter().map(PathBuf::as_path).collect();
-        let place = Place::new(self, default, &paths);
-        if self.out.is_none() {
-            self.runtime.note(format!("the report goes to `{}` in the current folder", place.folder.display()));
-        }
-        self.ranks.agree(if self.ranks.is_main() { place.make(self.runtime) } else { Ok(()) })?;
-        let (mut items, mut records, mut length) = (Vec::new(), Vec::new(), String::new());
-        for (run, name) in runs.iter().zip(unique_names(runs)) {
-            let folder = place.folder.join(&name);
-            let scored = self.score(run, || {
-                make_folder("out", &folder)?;
-                Ok((folder.clone(), name.clone()))
-            })?;
-            let Some(evaluation) = scored else { continue };
-            for note in evaluation.summary.protocol.trained_on.notes() {
-                self.runtime.warn(format!("{name}: {note}"));
-            }
-            length.clone_from(&evaluation.summary.protocol.length);
-            records.push(json!({ "name": name, "run": run, "report": folder, "summary": evaluation.summary }));
-            items.extend(evaluation.items);
-        }
-        let all: Vec<&Item> = items.iter().collect();
+        let (mut items, mut length) = (Vec::new(), String::new());
+        let (out, records) = self.score_each(
+            runs,
+            "eval-folds".to_owned(),
+            |_| {},
+            |name, evaluation| {
+                for note in evaluation.summary.protocol.trained_on.notes() {
+                    self.runtime.warn(format!("{name}: {note}"));
+                }
+                length = evaluation.summary.protocol.length;
+                items.extend(evaluation.items);
+            },
+        )?;
+        let all: Vec<&QuestionScores> = items.iter().collect();
         let title =
             format!("{} questions of {} of {} folds", items.len(), folds.len(), folds.first().map_or(0, |(of, _)| *of));
         let table = format!("{title}\n{}", estimates::table(&estimates::estimates(&all), &length));
-        Ok(self.ranks.is_main().then_some((place.folder, table, records)))
+        Ok(self.ranks.is_main().then_some((out, table, records)))
     }
 
     /// What was scored, in one line.
@@ -322,7 +315,7 @@ struct Place {
 impl Place {
     /// The folder that the user has named, else `default`, or one with a longer name if that has results of another
     /// data root or of other runs.
-    fn new(job: &Scoring, default: PathBuf, runs: &[&Path]) -> Self {
+    fn new(job: &RunScoring, default: PathBuf, runs: &[&Path]) -> Self {
         if let Some(folder) = job.out.clone() {
             return Self { folder, source: None, taken: None };
         }
@@ -374,10 +367,8 @@ fn name_of(run: &Path) -> String {
     let mut parts: Vec<&str> =
         path.split('/').filter(|part| !part.is_empty() && *part != "." && *part != "..").collect();
     let last = parts.pop().unwrap_or("run");
-    match parts.last() {
-        Some(parent) if last == "best" || last == "last" => format!("{parent}-{last}"),
-        _ => last.to_owned(),
-    }
+    let parent = parts.last().filter(|_| last == "best" || last == "last");
+    parent.map_or_else(|| last.to_owned(), |parent| format!("{parent}-{last}"))
 }
 
 /// Names of runs; a name that repeats gets a number.

@@ -1,6 +1,6 @@
 use super::rows::Rows;
-use super::training::{SegmenterTraining, Trained};
-use super::{How, Resume, run};
+use super::training::{SegmenterTraining, TrainedSegmenter};
+use super::{How, ResumeFrom, run};
 use crate::config::Sources;
 use crate::data::phantom::{self, PhantomOptions};
 use crate::event::Silent;
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 const FAMILY: &str = "toy_decoder";
 
 /// Trains a tiny model of the family to step `steps`.
-fn trained(data: &Path, out: &Path, resume: Resume, steps: u64) -> Trained {
+fn trained(data: &Path, out: &Path, resume: ResumeFrom, steps: u64) -> TrainedSegmenter {
     let runtime = Runtime::new();
     let how = How { resume, ..How::new(out, &runtime).unwrap() };
     let steps = format!("train.max_steps={steps}");
@@ -60,9 +60,9 @@ fn a_family_is_trained_planned_continued_and_asked_by_its_row_alone() {
     let [data, out, base] = ["data", "run", "base"].map(|name| folder.path().join(name));
     let phantoms = PhantomOptions { count: 8, image_size_px: 64, ..PhantomOptions::default() };
     phantom::generate(&data, &phantoms, &Silent).unwrap();
-    let first = trained(&data, &out, Resume::New, 1);
+    let first = trained(&data, &out, ResumeFrom::New, 1);
     assert!(first.plan.is_some_and(|plan| plan.fits));
-    let continued = trained(&data, &out, Resume::Last, 2).run;
+    let continued = trained(&data, &out, ResumeFrom::Last, 2).run;
     assert_eq!((first.run.outcome.steps, continued.outcome.steps), (1, 2));
 
     let checkpoint = out.join("last");

@@ -9,7 +9,7 @@ use crate::augment::finetune::dry_run::FEATURES_BATCH;
 use crate::augment::finetune::samples::Extract;
 use crate::augment::finetune::{FinetunedRun, Finetuning};
 use crate::augment::pipeline_config::PipelineConfig;
-use crate::augment::quality::{self, FeatureSource, Images};
+use crate::augment::quality::{self, FeatureImages, FeatureSource};
 use crate::config::{FinetuneRun, Resolved};
 use crate::data::manifest::Manifest;
 use crate::data::marks::Marks;
@@ -24,7 +24,7 @@ use crate::runtime::Runtime;
 use crate::segment::training::checkpoint_in;
 use crate::segment::{resume, weight_files};
 use crate::tensor::{Device, Tensor, memory};
-use crate::trainer::{FirstLayers, Outcome};
+use crate::trainer::{FirstLayers, TrainingOutcome};
 use crate::units::Bytes;
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -58,21 +58,10 @@ pub struct GeneratorFinetuning<'a> {
     pipeline_config: Option<PipelineConfig>,
 }
 
-/// The same, ready to load its model.
-pub struct Prepared<'a> {
-    how: &'a How<'a>,
-    /// For one of the processes.
-    run: FinetuneRun,
-    toml: String,
-    manifest: Manifest,
-    pipeline_config: PipelineConfig,
-    features: Option<(FeatureSource, Extract)>,
-}
-
 /// A finished fine-tuning, whose memory is free again.
 pub struct Finetuned {
     /// Steps, time and best score.
-    pub outcome: Outcome,
+    pub outcome: TrainingOutcome,
     /// Settings of one of the processes.
     pub run: FinetuneRun,
     /// Peak of all tensors.
@@ -135,14 +124,8 @@ impl<'a> GeneratorFinetuning<'a> {
     }
 }
 
-impl<'a> super::Job for GeneratorFinetuning<'a> {
-    type Config = FinetuneRun;
-    type Prepared = Prepared<'a>;
+impl super::Job for GeneratorFinetuning<'_> {
     type Done = Finetuned;
-
-    fn config(&self) -> &FinetuneRun {
-        &self.settings.config
-    }
 
     fn checkpoint(&self) -> Result<Option<PathBuf>> {
         let Some(folder) = checkpoint_in(&self.how.out, self.how.resume.resumes())? else { return Ok(None) };
@@ -172,7 +155,7 @@ impl<'a> super::Job for GeneratorFinetuning<'a> {
         Ok(())
     }
 
-    fn prepare(mut self) -> Result<Prepared<'a>> {
+    fn train(mut self) -> Result<Finetuned> {
         self.settings.config = self.run();
         let Self { how, settings, manifest, pipeline_config, .. } = self;
         let (toml, mut run) = (settings.to_toml(), settings.config);
@@ -185,11 +168,6 @@ impl<'a> super::Job for GeneratorFinetuning<'a> {
         }
         let features = features(&run, how.runtime)?;
         let pipeline_config = pipeline_config.expect("files are found first");
-        Ok(Prepared { how, run, toml, manifest, pipeline_config, features })
-    }
-
-    fn train(prepared: Prepared<'a>) -> Result<Finetuned> {
-        let Prepared { how, run, toml, manifest, pipeline_config, features } = prepared;
         let finetuning = Finetuning {
             run: &run,
             toml: toml.clone(),
@@ -230,8 +208,8 @@ fn features(run: &FinetuneRun, runtime: &Runtime) -> Result<Option<(FeatureSourc
     }
     let (observer, interrupt) = (Arc::clone(runtime.observer()), Arc::clone(runtime.interrupt()));
     let batch = usize::try_from(FEATURES_BATCH).expect("a small batch");
-    let images = move |files: &[PathBuf], compute: &dyn Fn(&Images) -> Result<Tensor>| {
-        compute(&Images { files, area: None, batch, observer: observer.as_ref(), interrupt: &interrupt })
+    let images = move |files: &[PathBuf], compute: &dyn Fn(&FeatureImages) -> Result<Tensor>| {
+        compute(&FeatureImages { files, area: None, batch, observer: observer.as_ref(), interrupt: &interrupt })
     };
     let (spec, device) = (run.finetune.features.as_str(), runtime.device());
     if Path::new(spec).join("config.toml").exists() {
@@ -244,10 +222,8 @@ fn features(run: &FinetuneRun, runtime: &Runtime) -> Result<Option<(FeatureSourc
         let hint = "give weights of InceptionV3, `hub:owner/name`, or the run folder of a segmenter";
         return Err(Error::weights(spec, "there is no such file or folder", hint));
     }
-    weight_files::check(
-        vec![Need::new("finetune.features", spec, Files::Matching(&[inception::WEIGHTS_FILE]))],
-        runtime,
-    )?;
+    let need = Need::new("finetune.features", spec, Files::Matching(&[inception::WEIGHTS_FILE]));
+    weight_files::check(vec![need], runtime)?;
     let path = runtime.locate(spec)?;
     // a file that cannot be read is refused before the training
     drop(quality::open_inception(&path, Device::Cpu)?);
@@ -272,30 +248,26 @@ pub fn changes(before: &FinetuneRun, now: &FinetuneRun) -> Vec<String> {
             _ => "`train.checkpointing`: blocks of the UNet are computed again in the backward pass".to_owned(),
         });
     }
-    if was.optimizer != is.optimizer {
-        notes.push("`train.optimizer=adamw8bit`: nothing else fits".to_owned());
-    }
-    if !was.step_in_backward && is.step_in_backward {
-        notes.push(
+    let is_one_by_one = now.finetune.samples > 0 && before.finetune.sample_batch != now.finetune.sample_batch;
+    let compromises = [
+        (was.optimizer != is.optimizer, "`train.optimizer=adamw8bit`: nothing else fits"),
+        (
+            !was.step_in_backward && is.step_in_backward,
             "`train.step_in_backward=true`: each weight is updated as soon as its gradient is complete, and gradients \
-             are not clipped; nothing else fits"
-                .to_owned(),
-        );
-    }
-    if !was.offload_optimizer && is.offload_optimizer {
-        notes.push("`train.offload_optimizer=true`: optimizer state in host memory; nothing else fits".to_owned());
-    }
-    if !was.offload_weights && is.offload_weights {
-        notes.push(
+             are not clipped; nothing else fits",
+        ),
+        (
+            !was.offload_optimizer && is.offload_optimizer,
+            "`train.offload_optimizer=true`: optimizer state in host memory; nothing else fits",
+        ),
+        (
+            !was.offload_weights && is.offload_weights,
             "`train.offload_weights=true`: fp32 weights and optimizer state in host memory, updated by the CPU; nothing \
-             else fits"
-                .to_owned(),
-        );
-    }
-    let makes_samples = now.finetune.samples > 0;
-    if makes_samples && before.finetune.sample_batch != now.finetune.sample_batch {
-        notes.push("`finetune.sample_batch=1`: samples are made one by one".to_owned());
-    }
+             else fits",
+        ),
+        (is_one_by_one, "`finetune.sample_batch=1`: samples are made one by one"),
+    ];
+    notes.extend(compromises.into_iter().filter(|(is_made, _)| *is_made).map(|(_, note)| note.to_owned()));
     let (was, is) = (before.finetune.image_size, now.finetune.image_size);
     if was != is {
         notes.push(format!("nothing fits with images of {was} pixels: using {is}, which is unusable for a model made for much larger ones"));

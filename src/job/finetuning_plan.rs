@@ -1,17 +1,17 @@
 //! Plans of a [`FinetuneRun`]: dry runs of encoding and training, the settings that fit a GPU, and changes that save
 //! memory.
 
-use super::planned::{Change, Fitted, Planned, Searched};
+use super::planned::{Fitted, Planned, SavingChange, SettingsSearch};
 use crate::Result;
-use crate::augment::finetune::Mode;
+use crate::augment::finetune::FinetuneMode;
 use crate::augment::finetune::dry_run::{self as finetuning, FinetuneDryRun};
 use crate::augment::finetune::settings::SamplePrecision;
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::config::{FinetuneRun, Settings as _};
-use crate::plan::dry_run::{self, Buffers, DryRun, Job, Measured, Meter, Phase};
+use crate::plan::dry_run::{self, Buffers, DryRun, Job, Meter, PhaseMeter, RealPhase};
 use crate::plan::machine::Machine;
 use crate::plan::report::Plan;
-use crate::plan::search::{Batch, Effort, Ladder, Problem, Saving, Space};
+use crate::plan::search::{BatchChoice, Effort, Ladder, Saving, SearchProblem, Space};
 use crate::tensor::{Device, META, kernels};
 use crate::trainer::Ranks;
 use crate::trainer::precision::Precision;
@@ -39,11 +39,11 @@ impl FinetuneRun {
     /// # Errors
     /// [`crate::Error::Config`] for an unknown `random:` size.
     pub fn planned_pipeline_config(&self) -> Result<PipelineConfig> {
-        let mut pipeline_config = super::generation_plan::family_config(&self.finetune.model, false)?;
-        if self.finetune.mode == Mode::Inpaint && self.finetune.has_adapters() {
-            pipeline_config.unet.in_channels = 9;
+        let mut sizes = super::generation_plan::family_config(&self.finetune.model, false)?;
+        if self.finetune.mode == FinetuneMode::Inpaint && self.finetune.has_adapters() {
+            sizes.unet.in_channels = 9;
         }
-        Ok(pipeline_config)
+        Ok(sizes)
     }
 
     /// These settings with the dtype of samples that `auto` means on `machine`.
@@ -62,23 +62,17 @@ impl FinetuneRun {
     ///
     /// # Errors
     /// [`crate::Error::Config`] for a precision that the machine does not have.
-    pub fn dry_run(
-        &self,
-        pipeline_config: &PipelineConfig,
-        job: Job,
-        machine: &Machine,
-        costs: bool,
-    ) -> Result<DryRun> {
+    pub fn dry_run(&self, sizes: &PipelineConfig, job: Job, machine: &Machine, costs: bool) -> Result<DryRun> {
         let run = &self.with_samples_for(machine);
         let sampled = run.finetune.sample_precision.beside(run.train.precision);
         machine.check_precision("train.precision", run.train.precision)?;
         machine.check_precision("finetune.sample_precision", sampled)?;
         machine.set_planned_gpu();
         let encode = |begin: &mut dyn FnMut(&'static str) -> Result<()>| match job {
-            Job::Train => finetuning::encode(pipeline_config, run, META, begin),
+            Job::Train => finetuning::encode(sizes, run, META, begin),
             _ => Ok(()),
         };
-        let build = |_: Ranks| FinetuneDryRun::new(pipeline_config, run, META);
+        let build = |_: Ranks| FinetuneDryRun::new(sizes, run, META);
         let mut dry_run = dry_run::plan_after(job, &run.train, machine.place(), costs, encode, build)?;
         let half_precision = run.train.precision != Precision::Fp32 || sampled != Precision::Fp32;
         dry_run.buffers = Buffers { half_precision, ..Buffers::default() };
@@ -89,12 +83,12 @@ impl FinetuneRun {
     ///
     /// # Errors
     /// Typed errors of libtorch.
-    pub fn measure(&self, pipeline_config: &PipelineConfig, device: Device, ranks: Ranks) -> Result<Vec<Phase>> {
+    pub fn measure(&self, sizes: &PipelineConfig, device: Device, ranks: Ranks) -> Result<Vec<RealPhase>> {
         kernels::check(device)?;
         self.train.prepare_process();
-        let mut meter = Measured::begin(device)?;
-        finetuning::encode(pipeline_config, self, device, &mut |phase| meter.begin(phase))?;
-        let build = |_: Ranks| FinetuneDryRun::new(pipeline_config, self, device);
+        let mut meter = PhaseMeter::begin(device)?;
+        finetuning::encode(sizes, self, device, &mut |phase| meter.begin(phase))?;
+        let build = |_: Ranks| FinetuneDryRun::new(sizes, self, device);
         dry_run::dry_run(Job::Train, &self.train, ranks, &build, &mut meter)?;
         meter.finish()
     }
@@ -116,7 +110,7 @@ impl FinetuneRun {
 }
 
 /// The search for the fastest settings of a fine-tuning that fit a machine. The effective batch stays the same.
-impl Problem for Searched<'_, FinetuneRun> {
+impl SearchProblem for SettingsSearch<'_, FinetuneRun> {
     fn plan(&self, sets: &str, effort: Effort) -> Result<Plan> {
         let run = self.settings.with_sets(sets)?.divided_among(self.machine.num_ranks())?;
         let dry_run = run.dry_run(self.facts, Job::Train, self.machine, effort != Effort::Memory)?;
@@ -130,12 +124,13 @@ impl Problem for Searched<'_, FinetuneRun> {
         let divides = |count: &usize| whole.is_multiple_of(*count) && whole / count >= ranks;
         let batch = |micro_batch: usize| {
             let sets = format!("train.micro_batch={micro_batch} train.accumulation={}", whole / micro_batch);
-            Batch { sets, micro_batch, samples: whole }
+            BatchChoice { sets, micro_batch, samples: whole }
         };
-        let batches: Vec<Batch> = (least..=whole).filter(divides).map(batch).collect();
+        let batches: Vec<BatchChoice> = (least..=whole).filter(divides).map(batch).collect();
         let savings = if compromise.contains(FREE[1]) { &[""][..] } else { &FREE };
         let saving = |sets: &&str| Saving { sets: (*sets).to_owned(), ..Saving::default() };
-        let is_possible = |first: &Batch| self.settings.with_sets(&format!("{compromise} {}", first.sets)).is_ok();
+        let is_possible =
+            |first: &BatchChoice| self.settings.with_sets(&format!("{compromise} {}", first.sets)).is_ok();
         let ladder = Ladder { savings: savings.iter().map(saving).collect(), batches: vec![batches.clone()] };
         Ok(batches.first().is_some_and(is_possible).then_some(ladder).into_iter().collect())
     }
@@ -145,11 +140,8 @@ impl Problem for Searched<'_, FinetuneRun> {
     }
 
     fn compared(&self, unhindered: usize, possible: usize) -> Vec<usize> {
-        [Some(unhindered), (possible > unhindered).then_some(possible)]
-            .into_iter()
-            .flatten()
-            .filter_map(|count| count.checked_sub(1))
-            .collect()
+        let counts = std::iter::once(unhindered).chain((possible > unhindered).then_some(possible));
+        counts.filter_map(|count| count.checked_sub(1)).collect()
     }
 }
 
@@ -159,38 +151,33 @@ impl Planned for FinetuneRun {
 
     const TASK: &'static str = "finetune";
 
-    fn plan_of(&self, pipeline_config: &PipelineConfig, job: Job, machine: &Machine) -> Result<Plan> {
-        Ok(Plan::of(&self.dry_run(pipeline_config, job, machine, true)?, machine))
+    fn plan_of(&self, sizes: &PipelineConfig, job: Job, machine: &Machine) -> Result<Plan> {
+        Ok(Plan::of(&self.dry_run(sizes, job, machine, true)?, machine))
     }
 
     fn has_same_batch(&self, now: &Self) -> bool {
         self.effective_batch() == now.effective_batch()
     }
 
-    fn changes(&self, _job: Job) -> Vec<Change> {
+    fn changes(&self, _job: Job) -> Vec<SavingChange> {
         let offloaded = "train.offload_weights=true train.offload_optimizer=false train.step_in_backward=false";
-        let mut found = vec![Change::exact(offloaded, "the CPU updates the weights, in host memory")];
+        let mut found = vec![SavingChange::exact(offloaded, "the CPU updates the weights, in host memory")];
         if self.train.micro_batch > 1 {
             let sets = format!("train.micro_batch=1 train.accumulation={}", self.effective_batch());
-            found.push(Change::new(sets, "the same effective batch in smaller parts"));
+            found.push(SavingChange::new(sets, "the same effective batch in smaller parts"));
         }
         if self.effective_batch() == 1 && !self.train.step_in_backward && self.train.precision != Precision::Fp16 {
             let sets = "train.step_in_backward=true train.clip_norm=0";
-            found.push(Change::new(sets, "each gradient is used at once, and none is clipped"));
+            found.push(SavingChange::new(sets, "each gradient is used at once, and none is clipped"));
         }
         let smaller = SMALLER.into_iter().filter(|side| self.finetune.image_size > *side);
-        found.extend(smaller.map(|side| Change::new(format!("finetune.image_size={side}"), "coarser images")));
+        found.extend(smaller.map(|side| SavingChange::new(format!("finetune.image_size={side}"), "coarser images")));
         found
     }
 }
 
 impl Fitted for FinetuneRun {
-    fn fitted(
-        &self,
-        pipeline_config: &PipelineConfig,
-        machine: &Machine,
-        may_shrink: bool,
-    ) -> Result<Option<(Self, Plan)>> {
+    fn fitted(&self, sizes: &PipelineConfig, machine: &Machine, may_shrink: bool) -> Result<Option<(Self, Plan)>> {
         let size = self.finetune.image_size;
         let smaller = SMALLER.into_iter().filter(|&side| may_shrink && side < size);
         let is_together = machine.num_ranks() > 1;
@@ -204,7 +191,7 @@ impl Fitted for FinetuneRun {
             compromises: std::iter::once(String::new()).chain(one_by_one).chain(costly).collect(),
             ..Space::default()
         };
-        Searched { settings: self, facts: pipeline_config, machine }.best_of(space)
+        SettingsSearch { settings: self, facts: sizes, machine }.best_of(space)
     }
 }
 

@@ -2,17 +2,17 @@
 
 use crate::config::{RunConfig, Settings as _};
 use crate::nn::Quantization;
-use crate::plan::search::{Candidate, Found, MUCH_FASTER, Tried, value_of};
+use crate::plan::search::{FoundPlans, MUCH_FASTER, PlannedSettings, Tried, value_of};
 use crate::plan::time;
 use crate::segment::setup::BatchNorm;
 use crate::segment::task::CacheVision;
-use crate::setting::{Results, Searched, Setting};
+use crate::setting::{ResultsEffect, Searched, Setting};
 use crate::trainer::FirstLayers;
 use crate::units::{Bytes, counted};
 use serde_json::{Map, Value, json};
 
 /// The message if nothing fits: what is needed, and what would help.
-pub fn nothing_fits(found: &Found, device: &str) -> String {
+pub fn nothing_fits(found: &FoundPlans, device: &str) -> String {
     let least = found.smallest.as_ref().map_or_else(String::new, |smallest| {
         let accumulation = value_of(&smallest.sets, "train.accumulation").and_then(|count| count.parse().ok());
         let accumulation = accumulation.unwrap_or(1);
@@ -57,7 +57,7 @@ const NAMES: [(&str, &str); 16] = [
 ];
 
 /// The settings of a candidate as JSON. Whether a cache, CUDA graphs or custom kernels are used is true or false.
-pub fn choice(candidate: &Candidate) -> Value {
+pub fn choice(candidate: &PlannedSettings) -> Value {
     let value = |key: &str| {
         let value = value_of(&candidate.sets, key);
         match key {
@@ -70,32 +70,30 @@ pub fn choice(candidate: &Candidate) -> Value {
 }
 
 /// A candidate as JSON.
-pub fn record(candidate: &Candidate) -> Value {
+pub fn record(candidate: &PlannedSettings) -> Value {
     json!({ "choice": choice(candidate), "plan": candidate.plan, "tried": candidate.tried })
 }
 
 /// A candidate in one line, without its memory. `batch` are the micro-batch and the accumulation of a step, which `ranks`
 /// processes divide.
-pub fn described(candidate: &Candidate, (micro_batch, accumulation): (usize, usize), ranks: usize) -> String {
+pub fn described(candidate: &PlannedSettings, (micro_batch, accumulation): (usize, usize), ranks: usize) -> String {
     const CHECKPOINTING: &str = "checkpointing of ";
     let value = |key: &str| value_of(&candidate.sets, key).unwrap_or_default();
     let words = |is_meant: &dyn Fn(&Setting) -> bool| {
         let settings = RunConfig::default().searched_settings(is_meant);
         settings.into_iter().filter_map(|(key, searched)| words(searched, value(key))).collect::<Vec<_>>()
     };
-    let mut parts = words(&|setting| setting.results != Results::Changes);
+    let mut parts = words(&|setting| setting.results != ResultsEffect::Changes);
     let checkpointed: Vec<String> = parts.extract_if(.., |part| part.starts_with(CHECKPOINTING)).collect();
     let checkpointed: Vec<&str> = checkpointed.iter().map(|part| &part[CHECKPOINTING.len()..]).collect();
-    parts.insert(
-        0,
-        match checkpointed.as_slice() {
-            [] => "no checkpointing".to_owned(),
-            parts => format!("{CHECKPOINTING}{}", parts.join(", ")),
-        },
-    );
+    let checkpointing = match checkpointed.as_slice() {
+        [] => "no checkpointing".to_owned(),
+        parts => format!("{CHECKPOINTING}{}", parts.join(", ")),
+    };
+    parts.insert(0, checkpointing);
     parts.extend((value(CACHE) != "off").then(|| "vision feature cache".to_owned()));
     parts.extend(candidate.captures.then(|| "CUDA graphs".to_owned()));
-    parts.extend(words(&|setting| setting.results == Results::Changes));
+    parts.extend(words(&|setting| setting.results == ResultsEffect::Changes));
     let time = candidate.step_seconds().map_or_else(String::new, |s| format!("{} a step: ", time::text(s)));
     let batch = match ranks {
         0 | 1 => format!("micro-batch {micro_batch} x {accumulation}"),
@@ -121,10 +119,10 @@ fn words(searched: Searched, value: &str) -> Option<String> {
 }
 
 /// What the search changed, if the user should know: `chosen` are the settings `config` with the choice of `best`.
-pub fn notes(config: &RunConfig, best: &Candidate, chosen: &RunConfig, ranks: usize) -> Vec<String> {
-    let mut notes = Vec::new();
-    notes.extend(compromise_notes(config, chosen));
-    notes.extend(best.tried.iter().filter(|tried| tried.is_used).map(tried_note));
+pub fn notes(config: &RunConfig, best: &PlannedSettings, chosen: &RunConfig, ranks: usize) -> Vec<String> {
+    let mut notes = compromise_notes(config, chosen);
+    let saves = |tried: &Tried| format!("`{}` saves {:.1} % of a step's time", tried.what, tried.saves_frac * 100.0);
+    notes.extend(best.tried.iter().filter(|tried| tried.is_used).map(saves));
     notes.extend(changed_notes(config, chosen));
     let (wanted, now) = (config.model.image_size, chosen.model.image_size);
     if now < wanted {
@@ -134,11 +132,8 @@ pub fn notes(config: &RunConfig, best: &Candidate, chosen: &RunConfig, ranks: us
         let note = "`model.batch_norm=batch` computes statistics per micro-batch, whose size changed: results change";
         notes.push(note.to_owned());
     }
-    notes.extend(fewer_questions(
-        config.data.questions_per_image,
-        (best.batch.samples, chosen.data.questions_per_image),
-        ranks,
-    ));
+    let questions = (best.batch.samples, chosen.data.questions_per_image);
+    notes.extend(fewer_questions(config.data.questions_per_image, questions, ranks));
     notes
 }
 
@@ -173,7 +168,7 @@ pub fn compromise_notes(config: &RunConfig, chosen: &RunConfig) -> Vec<String> {
 }
 
 /// What a compromise would save that the search did not make.
-pub fn not_made(found: &Found) -> Option<String> {
+pub fn not_made(found: &FoundPlans) -> Option<String> {
     let (chosen, faster) = (found.fitting.first()?, found.a_little_faster.as_ref()?);
     let [before, quantization] = [chosen, faster].map(|candidate| value_of(&candidate.sets, "model.quantization"));
     let is_worth_saying = before == Some("none") && quantization != before;
@@ -186,35 +181,29 @@ pub fn not_made(found: &Found) -> Option<String> {
     ))
 }
 
-/// What a setting saves.
-fn tried_note(tried: &Tried) -> String {
-    format!("`{}` saves {:.1} % of a step's time", tried.what, tried.saves_frac * 100.0)
-}
-
 /// Notes about settings that the search changed.
 fn changed_notes(before: &RunConfig, now: &RunConfig) -> Vec<String> {
-    let mut notes = Vec::new();
-    if now.data.cache_vision == CacheVision::Disk && before.data.cache_vision == CacheVision::Off {
-        let most = Bytes((now.data.cache_vision_mib as u64) << 20);
-        notes.push(format!(
-            "`data.cache_vision=disk`: the first epoch computes the vision features, later epochs read them from the \
-             cache folder, which takes at most {most} (about {} images)",
-            now.images_kept()
-        ));
-    }
-    if now.model.stream_layers != FirstLayers::None && before.model.stream_layers == FirstLayers::None {
-        let note =
-            "`model.stream_layers`: each step copies frozen layers from host memory, which must have room for them";
-        notes.push(note.to_owned());
-    }
-    if before.train.step_in_backward && !now.train.step_in_backward {
-        let count = now.train.accumulation;
-        notes.push(format!("`train.step_in_backward` is off: a step has {count} micro-batches"));
-    }
-    if now.train.step_in_backward && !before.train.step_in_backward {
-        notes.push("`train.step_in_backward=true`: each parameter is updated in the backward pass".to_owned());
-    }
-    notes
+    let is_cached = now.data.cache_vision == CacheVision::Disk && before.data.cache_vision == CacheVision::Off;
+    let streams = now.model.stream_layers != FirstLayers::None && before.model.stream_layers == FirstLayers::None;
+    let [stepped, steps] = [before, now].map(|config| config.train.step_in_backward);
+    let notes = [
+        is_cached.then(|| {
+            let most = Bytes((now.data.cache_vision_mib as u64) << 20);
+            format!(
+                "`data.cache_vision=disk`: the first epoch computes the vision features, later epochs read them from the \
+                 cache folder, which takes at most {most} (about {} images)",
+                now.images_kept()
+            )
+        }),
+        streams.then(|| {
+            "`model.stream_layers`: each step copies frozen layers from host memory, which must have room for them".into()
+        }),
+        (stepped && !steps)
+            .then(|| format!("`train.step_in_backward` is off: a step has {} micro-batches", now.train.accumulation)),
+        (steps && !stepped)
+            .then(|| "`train.step_in_backward=true`: each parameter is updated in the backward pass".into()),
+    ];
+    notes.into_iter().flatten().collect()
 }
 
 #[cfg(test)]

@@ -107,14 +107,8 @@ impl<'a> PairGeneration<'a> {
 }
 
 impl super::Job for PairGeneration<'_> {
-    type Config = AugmentRun;
-    type Prepared = Self;
     /// `None` for a process that writes no files.
     type Done = Option<Generated>;
-
-    fn config(&self) -> &AugmentRun {
-        &self.pairs.run
-    }
 
     fn refuse_foreign(how: &How) -> Result<()> {
         Export::refuse_foreign(&how.out)
@@ -136,7 +130,10 @@ impl super::Job for PairGeneration<'_> {
             needs.push(Need::new("lora", lora_of(spec)?.0, Files::Checkpoint));
         }
         weight_files::check(needs, runtime)?;
-        note_random_weights(run, runtime);
+        if run.augment.is_random() {
+            let model = &run.augment.model;
+            runtime.note(format!("`{model}` has random weights: the images will be noise, only for trying the tool"));
+        }
         let (adapters, loras) = read_loras(&self.pairs.loras, runtime)?;
         let pipeline_config = generator::to_generate(run, runtime)?;
         self.networks = Some(Networks { pipeline_config, adapters, loras });
@@ -164,19 +161,13 @@ impl super::Job for PairGeneration<'_> {
         Ok(())
     }
 
-    fn prepare(self) -> Result<Self> {
-        Ok(self)
-    }
-
-    fn train(mut prepared: Self) -> Result<Option<Generated>> {
-        let (how, plan) = (prepared.how, prepared.plan.take());
-        let observer = how.runtime.observer().as_ref();
-        let Some(summary) = prepared.generation(prepared.networks()?, observer).run()? else {
-            return Ok(None);
-        };
-        let peak = memory::overall_peak(how.runtime.device());
-        write_report(&Export::open(&how.out)?, &prepared.pairs.run.filter, how.runtime);
-        Ok(Some(Generated { summary, plan, peak }))
+    fn train(self) -> Result<Option<Generated>> {
+        let (out, runtime) = (&self.how.out, self.how.runtime);
+        let made = self.generation(self.networks()?, runtime.observer().as_ref()).run()?;
+        let Some(summary) = made else { return Ok(None) };
+        let peak = memory::overall_peak(runtime.device());
+        write_report(&Export::open(out)?, &self.pairs.run.filter, runtime);
+        Ok(Some(Generated { summary, plan: self.plan, peak }))
     }
 }
 
@@ -214,15 +205,6 @@ fn lora_of(spec: &str) -> Result<(&str, f64)> {
     Ok((path, strength))
 }
 
-/// Says that random weights make noise.
-fn note_random_weights(run: &AugmentRun, runtime: &Runtime) {
-    let config = &run.augment;
-    if !config.is_random() {
-        return;
-    }
-    runtime.note(format!("`{}` has random weights: the images will be noise, only for trying the tool", config.model));
-}
-
 /// The limits that the pairs in `folder` were generated with, changed by `sets` such as `dice_min=0.7`.
 ///
 /// # Errors
@@ -230,21 +212,15 @@ fn note_random_weights(run: &AugmentRun, runtime: &Runtime) {
 pub fn thresholds(folder: &Path, sets: &[String]) -> Result<Thresholds> {
     let made_with = files::read(&folder.join(SETTINGS), files::MAX_TEXT).ok();
     let made_with = made_with.and_then(|text| serde_json::from_slice::<Value>(&text).ok());
-    let mut values = match made_with.map(|settings| settings["filter"].clone()) {
-        Some(Value::Object(values)) => values,
-        _ => match json!(Thresholds::default()) {
-            Value::Object(values) => values,
-            _ => serde_json::Map::new(),
-        },
+    let limits = made_with.map(|settings| settings["filter"].clone()).filter(Value::is_object);
+    let Value::Object(mut values) = limits.unwrap_or_else(|| json!(Thresholds::default())) else {
+        unreachable!("the limits are fields");
     };
     for set in sets {
         let wrong = |reason: String| {
             let known: Vec<String> = values.keys().map(|key| format!("`{key}`")).collect();
-            Error::argument(
-                "threshold",
-                reason,
-                format!("write for example `dice_min=0.7`; the limits are {}", known.join(", ")),
-            )
+            let hint = format!("write for example `dice_min=0.7`; the limits are {}", known.join(", "));
+            Error::argument("threshold", reason, hint)
         };
         let (key, value) = set.split_once('=').ok_or_else(|| wrong(format!("`{set}` is not `key=value`")))?;
         let number: f64 = value.parse().map_err(|_| wrong(format!("`{value}` is not a number")))?;

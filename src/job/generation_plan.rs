@@ -1,16 +1,16 @@
 //! Plans of an [`AugmentRun`]: dry runs of the generator, the fastest batch that fits a GPU, and changes that save
 //! memory.
 
-use super::planned::{Change, Fitted, Planned, Searched};
+use super::planned::{Fitted, Planned, SavingChange, SettingsSearch};
 use crate::Result;
 use crate::augment::dry_run::{GenerationDryRun, SHOWN_STEPS};
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::settings::{AugmentConfig, Decode, Mode, RANDOM};
 use crate::config::{AugmentRun, Settings as _};
-use crate::plan::dry_run::{self, Buffers, DryRun, Job, Measured, Meter, Phase, Steps};
+use crate::plan::dry_run::{self, Buffers, DryRun, Job, Meter, PhaseMeter, PlannedSteps, RealPhase};
 use crate::plan::machine::Machine;
 use crate::plan::report::Plan;
-use crate::plan::search::{Batch, Candidate, Effort, Ladder, Problem, Saving, Space};
+use crate::plan::search::{BatchChoice, Effort, Ladder, PlannedSettings, Saving, SearchProblem, Space};
 use crate::tensor::{Device, META};
 use crate::trainer::precision::Precision;
 
@@ -33,18 +33,12 @@ impl AugmentRun {
     ///
     /// # Errors
     /// [`crate::Error::Config`] for a precision that the machine does not have.
-    pub fn dry_run(
-        &self,
-        pipeline_config: &PipelineConfig,
-        prompts: usize,
-        machine: &Machine,
-        costs: bool,
-    ) -> Result<DryRun> {
+    pub fn dry_run(&self, sizes: &PipelineConfig, prompts: usize, machine: &Machine, costs: bool) -> Result<DryRun> {
         machine.check_precision("augment.precision", self.augment.precision)?;
         machine.set_planned_gpu();
         let run = planned_steps(&self.augment);
         let shown = self.shown();
-        let dry_run = GenerationDryRun { config: &shown, pipeline_config, prompts, device: META };
+        let dry_run = GenerationDryRun { config: &shown, pipeline_config: sizes, prompts, device: META };
         let mut dry_run = dry_run::plan_walk(Job::Augment, run, machine.target(), costs, |begin| dry_run.walk(begin))?;
         dry_run.buffers = Buffers { half_precision: self.augment.precision != Precision::Fp32, ..Buffers::default() };
         Ok(dry_run)
@@ -54,10 +48,10 @@ impl AugmentRun {
     ///
     /// # Errors
     /// Typed errors of libtorch.
-    pub fn measure(&self, pipeline_config: &PipelineConfig, device: Device) -> Result<Vec<Phase>> {
+    pub fn measure(&self, sizes: &PipelineConfig, device: Device) -> Result<Vec<RealPhase>> {
         let config = &self.shown();
-        let dry_run = GenerationDryRun { config, pipeline_config, prompts: PROMPTS, device };
-        let mut meter = Measured::begin(device)?;
+        let dry_run = GenerationDryRun { config, pipeline_config: sizes, prompts: PROMPTS, device };
+        let mut meter = PhaseMeter::begin(device)?;
         dry_run.walk(&mut |phase| meter.begin(phase))?;
         meter.finish()
     }
@@ -74,27 +68,24 @@ impl Planned for AugmentRun {
 
     const TASK: &'static str = "augment";
 
-    fn plan_of(&self, pipeline_config: &PipelineConfig, _job: Job, machine: &Machine) -> Result<Plan> {
-        Ok(Plan::of(&self.dry_run(pipeline_config, PROMPTS, machine, true)?, machine))
+    fn plan_of(&self, sizes: &PipelineConfig, _job: Job, machine: &Machine) -> Result<Plan> {
+        Ok(Plan::of(&self.dry_run(sizes, PROMPTS, machine, true)?, machine))
     }
 
-    fn changes(&self, _job: Job) -> Vec<Change> {
+    fn changes(&self, _job: Job) -> Vec<SavingChange> {
         let now = &self.augment;
-        let mut found = Vec::new();
-        if now.decode() == Decode::Whole {
-            found.push(Change::exact("augment.decode=sliced", "one image after another"));
-        }
-        if now.decode() != Decode::Tiled && now.image_size > now.tile_px {
-            found.push(Change::new("augment.decode=tiled", "seams are possible"));
-        }
+        let sliced = SavingChange::exact("augment.decode=sliced", "one image after another");
+        let tiled = SavingChange::new("augment.decode=tiled", "seams are possible");
         let smaller = [768, 512].into_iter().filter(|side| now.image_size > *side);
-        found.extend(smaller.map(|side| Change::new(format!("augment.image_size={side}"), "coarser images")));
-        found
+        let smaller = smaller.map(|side| SavingChange::new(format!("augment.image_size={side}"), "coarser images"));
+        let sliced = Some(sliced).filter(|_| now.decode() == Decode::Whole);
+        let tiled = Some(tiled).filter(|_| now.decode() != Decode::Tiled && now.image_size > now.tile_px);
+        sliced.into_iter().chain(tiled).chain(smaller).collect()
     }
 }
 
 /// The search for the fastest batch that fits a machine.
-impl Problem for Searched<'_, AugmentRun> {
+impl SearchProblem for SettingsSearch<'_, AugmentRun> {
     fn plan(&self, sets: &str, effort: Effort) -> Result<Plan> {
         let run = self.settings.with_sets(sets)?;
         let dry_run = run.dry_run(self.facts, PROMPTS, self.machine, effort != Effort::Memory)?;
@@ -105,7 +96,8 @@ impl Problem for Searched<'_, AugmentRun> {
     fn ladders(&self, compromise: &str) -> Result<Vec<Ladder>> {
         let decodings: &[&str] = if compromise.is_empty() { &["whole", "sliced"] } else { &["tiled"] };
         let saving = |decode: &&str| Saving { sets: format!("augment.decode={decode}"), ..Saving::default() };
-        let batch = |size: usize| Batch { sets: format!("augment.batch={size}"), micro_batch: size, samples: size };
+        let batch =
+            |size: usize| BatchChoice { sets: format!("augment.batch={size}"), micro_batch: size, samples: size };
         let batches = vec![(1..=MOST).map(batch).collect()];
         Ok(vec![Ladder { savings: decodings.iter().map(saving).collect(), batches }])
     }
@@ -120,9 +112,9 @@ impl Problem for Searched<'_, AugmentRun> {
     }
 
     /// The smallest batch whose time per image is at most 2 % above the best; without times the largest.
-    fn sort(&self, candidates: &mut [Candidate]) {
+    fn sort(&self, candidates: &mut [PlannedSettings]) {
         candidates.sort_by_key(|one| one.batch.micro_batch);
-        let best = candidates.iter().map(Candidate::seconds).min_by(f64::total_cmp).filter(|best| *best > 0.0);
+        let best = candidates.iter().map(PlannedSettings::seconds).min_by(f64::total_cmp).filter(|best| *best > 0.0);
         let chosen = best.and_then(|best| candidates.iter().position(|one| one.seconds() <= best * 1.02));
         if let Some(chosen) = chosen.or_else(|| candidates.len().checked_sub(1)) {
             candidates.swap(0, chosen);
@@ -131,12 +123,7 @@ impl Problem for Searched<'_, AugmentRun> {
 }
 
 impl Fitted for AugmentRun {
-    fn fitted(
-        &self,
-        pipeline_config: &PipelineConfig,
-        machine: &Machine,
-        _may_shrink: bool,
-    ) -> Result<Option<(Self, Plan)>> {
+    fn fitted(&self, sizes: &PipelineConfig, machine: &Machine, _may_shrink: bool) -> Result<Option<(Self, Plan)>> {
         // tiles of half the side where one tile would cover the image
         let half = (self.augment.image_size / 2).max(64) / 64 * 64;
         let tiled =
@@ -146,14 +133,14 @@ impl Fitted for AugmentRun {
             compromises: std::iter::once(String::new()).chain(tiled).collect(),
             ..Space::default()
         };
-        Searched { settings: self, facts: pipeline_config, machine }.best_of(space)
+        SettingsSearch { settings: self, facts: sizes, machine }.best_of(space)
     }
 }
 
 /// Steps of a batch, and those that its plan runs.
-fn planned_steps(config: &AugmentConfig) -> Steps {
+fn planned_steps(config: &AugmentConfig) -> PlannedSteps {
     let run = config.num_steps();
-    Steps { whole: run, shown: run.min(SHOWN_STEPS) }
+    PlannedSteps { whole: run, shown: run.min(SHOWN_STEPS) }
 }
 
 /// Sizes of `model` without its files: those of a `random:` model, else of the family that its name suggests.

@@ -62,12 +62,7 @@ pub fn make_folder(argument: &str, folder: &Path) -> Result<()> {
 }
 
 /// Checks the attempt to lock `folder`. On a file system without locks it only warns.
-fn check(
-    locked: std::result::Result<(), TryLockError>,
-    argument: &str,
-    folder: &Path,
-    observer: &dyn Observer,
-) -> Result<()> {
+fn check(locked: Result<(), TryLockError>, argument: &str, folder: &Path, observer: &dyn Observer) -> Result<()> {
     match locked {
         Ok(()) => Ok(()),
         Err(TryLockError::WouldBlock) => Err(is_taken(argument, folder)),

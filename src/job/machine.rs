@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::plan::detect::{self, Detected};
 use crate::plan::device_terms::DeviceUsage;
-use crate::plan::gpus::{self, Budget};
+use crate::plan::gpus::{self, GpuBudget};
 use crate::plan::host::Host;
 use crate::plan::machine::Machine;
 use crate::plan::{calibrate, reading};
@@ -46,9 +46,8 @@ pub fn detected(runtime: &Runtime) -> Result<Machine> {
     };
     if devices.len() > 1 && runtime.local_rank().is_none() {
         let (count, name) = (devices.len(), &own.name);
-        runtime.note(format!(
-            "{count} GPUs found; planning for the first, {name}. `train --gpus {count}` uses all of them"
-        ));
+        let first = format!("planning for the first, {name}");
+        runtime.note(format!("{count} GPUs found; {first}. `train --gpus {count}` uses all of them"));
     }
     let usage = DeviceUsage { other_processes: own.in_use(), ..DeviceUsage::default() };
     let machine = Machine::Cuda(own.budget(), usage);
@@ -67,7 +66,7 @@ fn libtorch_device(runtime: &Runtime) -> Option<Machine> {
     let (total, used) = (system.device_total?.0, system.device_used?.0);
     let like = gpus::find(&format!("{}gb", total.div_ceil(gpus::GIB))).ok()?;
     let host_free = Some(Host::detect().available);
-    let budget = Budget { total_bytes: total, note: "as libtorch reports it".into(), host_free, ..like };
+    let budget = GpuBudget { total_bytes: total, note: "as libtorch reports it".into(), host_free, ..like };
     let usage = DeviceUsage { other_processes: used, ..DeviceUsage::default() };
     Some(with_reading(Machine::Cuda(budget, usage), device, None, runtime))
 }

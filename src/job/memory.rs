@@ -83,9 +83,7 @@ pub fn accept(
     }
     let remedies = suggest();
     runtime.note(remedy_lines(&remedies));
-    let helps = remedies
-        .iter()
-        .find(|remedy| remedy.fits)
-        .map_or_else(|| otherwise.to_owned(), |remedy| format!("`{}` fits", remedy.flags()));
+    let fitting = remedies.iter().find(|remedy| remedy.fits);
+    let helps = fitting.map_or_else(|| otherwise.to_owned(), |remedy| format!("`{}` fits", remedy.flags()));
     Err(Error::config(key, plan.summary(), format!("{helps}; the argument `no_plan` skips this check")))
 }

@@ -47,16 +47,15 @@ mod encoder_and_head_tests;
 mod family_tests;
 
 use crate::Result;
-use crate::config::Settings;
 use crate::plan::machine::Machine;
 use crate::report::{self, training as training_report};
 use crate::runtime::Runtime;
 use crate::tensor::{self, memory as tensor_memory};
-use crate::trainer::{Outcome, Ranks, profile};
+use crate::trainer::{Ranks, TrainingOutcome, profile};
 use crate::units::Bytes;
 use lock::RunLock;
 use memory::Memory;
-use resume::Resume;
+use resume::ResumeFrom;
 use std::path::{Path, PathBuf};
 use together::main_only;
 
@@ -65,13 +64,13 @@ pub struct How<'a> {
     /// The run folder.
     pub out: PathBuf,
     /// Starts a new run, or continues one from a checkpoint.
-    pub resume: Resume,
+    pub resume: ResumeFrom,
     /// Plans memory first, and refuses what cannot fit. Without a plan no CUDA graphs are captured by themselves.
     pub plans: bool,
     /// Most that tensors may take; plans ignore it.
     pub memory_limit: Option<Bytes>,
     /// Writes a memory profile; only the main process does.
-    pub profile: Option<profile::Settings>,
+    pub profile: Option<profile::ProfileSettings>,
     /// The processes that train together.
     pub ranks: Ranks<'a>,
     /// The machine that is planned for.
@@ -90,7 +89,7 @@ impl<'a> How<'a> {
     pub fn new(out: impl Into<PathBuf>, runtime: &'a Runtime) -> Result<Self> {
         Ok(Self {
             out: out.into(),
-            resume: Resume::New,
+            resume: ResumeFrom::New,
             plans: true,
             memory_limit: None,
             profile: None,
@@ -108,22 +107,15 @@ impl<'a> How<'a> {
     }
 
     /// The profile that this process writes.
-    fn own_profile(&self) -> Option<&profile::Settings> {
+    fn own_profile(&self) -> Option<&profile::ProfileSettings> {
         self.profile.as_ref().filter(|_| self.ranks.is_main())
     }
 }
 
 /// What is a training's own, or that of another long job.
 pub trait Job: Sized {
-    /// Its settings.
-    type Config: Settings;
-    /// The same with model and data in memory.
-    type Prepared;
     /// Its result.
     type Done;
-
-    /// The settings.
-    fn config(&self) -> &Self::Config;
 
     /// Refuses a folder that belongs to something else, before a file is written there.
     ///
@@ -171,17 +163,11 @@ pub trait Job: Sized {
     /// [`crate::Error::Config`] for settings that do not fit.
     fn plan(&mut self) -> Result<()>;
 
-    /// Loads model and data.
+    /// Loads model and data, and runs the job to its end: trains, or generates pairs.
     ///
     /// # Errors
-    /// Errors of files and data; typed errors of libtorch.
-    fn prepare(self) -> Result<Self::Prepared>;
-
-    /// Runs the job to its end: trains, or generates pairs.
-    ///
-    /// # Errors
-    /// As [`crate::trainer::run()`].
-    fn train(prepared: Self::Prepared) -> Result<Self::Done>;
+    /// Errors of files and data; as [`crate::trainer::run()`].
+    fn train(self) -> Result<Self::Done>;
 }
 
 /// Runs a job from the lock of its folder to its record. `make` reads its rows, once the folder is known to be free and
@@ -216,12 +202,14 @@ pub fn run<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Resul
         profile.check()?;
     }
     if let Some(limit) = how.memory_limit {
-        limit_memory(limit, how)?;
+        // before the first tensor on a GPU
+        let total = if let Machine::Cuda(budget, _) = &how.machine { Bytes(budget.total_bytes) } else { limit };
+        tensor_memory::set_limit(runtime.device(), limit, total)?;
     }
     if how.plans {
         job.plan()?;
     }
-    J::train(job.prepare()?)
+    job.train()
 }
 
 /// Does other work that writes into a folder, with the lock of that folder. `argument` names the folder in errors.
@@ -253,14 +241,8 @@ pub fn check<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Res
     files.and(planned).and(folder)
 }
 
-/// Limits tensor memory; call before the first tensor on a GPU.
-fn limit_memory(limit: Bytes, how: &How) -> Result<()> {
-    let total = if let Machine::Cuda(budget, _) = &how.machine { Bytes(budget.total_bytes) } else { limit };
-    tensor_memory::set_limit(how.runtime.device(), limit, total)
-}
-
 /// Writes `report.html` into the run folder. The training is done, so a failure is a warning only.
-fn write_report(outcome: &Outcome, toml: &str, how: &How) {
+fn write_report(outcome: &TrainingOutcome, toml: &str, how: &How) {
     if !how.ranks.is_main() {
         return;
     }

@@ -14,7 +14,7 @@ const RUN: [&str; 6] = ["last", "best", "cache", "config.toml", "metrics.jsonl",
 
 /// What a command reads.
 #[derive(Debug, Clone)]
-pub struct Input {
+pub struct InputPath {
     /// The argument that names it, for errors.
     pub name: String,
     /// A file or folder.
@@ -36,7 +36,7 @@ pub enum Read {
 
 /// What a command writes.
 #[derive(Debug, Clone)]
-pub struct Output {
+pub struct OutputPath {
     /// The argument that names it, for errors.
     pub name: String,
     /// A file or folder, which may exist.
@@ -64,8 +64,8 @@ pub enum Written {
 ///
 /// # Errors
 /// [`Error::Config`] with both names.
-pub fn check(inputs: &[Input], outputs: &[Output]) -> Result<()> {
-    let outputs: Vec<(&Output, Place)> = outputs
+pub fn check(inputs: &[InputPath], outputs: &[OutputPath]) -> Result<()> {
+    let outputs: Vec<(&OutputPath, Place)> = outputs
         .iter()
         .map(|output| (output, Place::of(&output.path)))
         // devices and pipes keep nothing
@@ -91,7 +91,7 @@ pub fn check(inputs: &[Input], outputs: &[Output]) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Config`] with both names.
-pub fn check_listed<'a>(name: &str, files: impl Iterator<Item = &'a Path>, output: &Output) -> Result<()> {
+pub fn check_listed<'a>(name: &str, files: impl Iterator<Item = &'a Path>, output: &OutputPath) -> Result<()> {
     let folder = Place::of(&output.path);
     let mut clear: Option<PathBuf> = None;
     for file in files {
@@ -109,7 +109,7 @@ pub fn check_listed<'a>(name: &str, files: impl Iterator<Item = &'a Path>, outpu
     Ok(())
 }
 
-impl Output {
+impl OutputPath {
     /// What is written of a folder, if not all of it.
     fn parts(&self) -> Option<Vec<PathBuf>> {
         let parts = match &self.written {
@@ -120,9 +120,14 @@ impl Output {
         };
         Some(parts.iter().map(|part| self.path.join(part)).collect())
     }
+
+    /// The error of an output that stands in `relation` to another file.
+    fn refused(&self, relation: &str, hint: &str) -> Error {
+        Error::config(&self.name, format!("`{}` {relation}", self.path.display()), hint)
+    }
 }
 
-impl Input {
+impl InputPath {
     /// The files and folders that must not change.
     fn protected(&self) -> Vec<Place> {
         let folders = |folder: &Path| -> Vec<PathBuf> {
@@ -160,25 +165,23 @@ impl Input {
 
 /// Compares an input with an output.
 fn check_pair(
-    (input, place, protected): (&Input, &Place, &[Place]),
-    (output, target): (&Output, &Place),
+    (input, place, protected): (&InputPath, &Place, &[Place]),
+    (output, target): (&OutputPath, &Place),
 ) -> Result<()> {
     let shown = format!("`{}` of `{}`", input.path.display(), input.name);
     if output.written == Written::File {
-        let is_input = target.is(place) || protected.iter().any(|file| target.is(file));
-        if is_input {
-            let reason = format!("`{}` is {shown}, which would be replaced", output.path.display());
-            return Err(Error::config(&output.name, reason, "choose another name for the output"));
+        if target.is(place) || protected.iter().any(|file| target.is(file)) {
+            let relation = format!("is {shown}, which would be replaced");
+            return Err(output.refused(&relation, "choose another name for the output"));
         }
         let is_inside = protected.iter().any(|folder| target.is_in(folder));
         // a mask may lie beside the slices
         if is_inside && target.id.is_none() && input.read != Read::Files {
-            let reason = format!("`{}` would be among the files of {shown}", output.path.display());
-            return Err(Error::config(&output.name, reason, "write it into another folder"));
+            return Err(output.refused(&format!("would be among the files of {shown}"), "write it into another folder"));
         }
         if target.id.is_some() && (is_inside || protected.iter().any(|folder| folder.has_link_to(target))) {
-            let reason = format!("`{}` is a file of {shown}, which would be replaced", output.path.display());
-            return Err(Error::config(&output.name, reason, "choose another name for the output"));
+            let relation = format!("is a file of {shown}, which would be replaced");
+            return Err(output.refused(&relation, "choose another name for the output"));
         }
         return Ok(());
     }
@@ -202,7 +205,7 @@ fn check_pair(
 }
 
 /// Compares what links of an input lead to with an output.
-fn check_linked(input: &Input, linked: &[(PathBuf, Place)], (output, target): (&Output, &Place)) -> Result<()> {
+fn check_linked(input: &InputPath, linked: &[(PathBuf, Place)], (output, target): (&OutputPath, &Place)) -> Result<()> {
     let written = match output.parts() {
         Some(parts) => parts.iter().map(|part| Place::of(part)).collect(),
         None => vec![target.clone()],
@@ -211,9 +214,8 @@ fn check_linked(input: &Input, linked: &[(PathBuf, Place)], (output, target): (&
         written.iter().any(|at| at.is(to) || at.path.starts_with(&to.path) || to.path.starts_with(&at.path))
     };
     let Some((link, _)) = linked.iter().find(|(_, to)| meets(to)) else { return Ok(()) };
-    let (link, name, path) = (link.display(), &input.name, output.path.display());
-    let reason = format!("`{path}` would replace what `{link}` of `{name}` links to");
-    Err(Error::config(&output.name, reason, "choose another place for the output"))
+    let relation = format!("would replace what `{}` of `{}` links to", link.display(), input.name);
+    Err(output.refused(&relation, "choose another place for the output"))
 }
 
 /// Where the symbolic links below these folders lead, with the links.
@@ -238,35 +240,29 @@ fn linked(folders: &[Place]) -> Vec<(PathBuf, Place)> {
 }
 
 /// Compares two outputs.
-fn check_outputs((other, place): (&Output, &Place), (output, target): (&Output, &Place)) -> Result<()> {
+fn check_outputs((other, place): (&OutputPath, &Place), (output, target): (&OutputPath, &Place)) -> Result<()> {
     let hint = "give each output a name of its own";
     let both_files = [output, other].iter().all(|output| output.written == Written::File);
     if target.is(place) {
-        let reason = format!("`{}` is the output of `{}` too", output.path.display(), other.name);
-        return Err(Error::config(&output.name, reason, hint));
+        return Err(output.refused(&format!("is the output of `{}` too", other.name), hint));
     }
     let lower = |place: &Place| place.path.to_string_lossy().to_lowercase();
     if both_files && lower(target) == lower(place) {
-        let reason = format!(
-            "`{}` and `{}` of `{}` differ in upper and lower case only, and are one file on some disks",
-            output.path.display(),
-            other.path.display(),
-            other.name
-        );
-        return Err(Error::config(&output.name, reason, hint));
+        let (path, name) = (other.path.display(), &other.name);
+        let differ = "differ in upper and lower case only, and are one file on some disks";
+        return Err(output.refused(&format!("and `{path}` of `{name}` {differ}"), hint));
     }
     for ((folder, _), (file, at)) in [((other, place), (output, target)), ((output, target), (other, place))] {
         let Written::Run = folder.written else { continue };
         if RUN.iter().any(|name| at.is_in(&Place::of(&folder.path.join(name)))) {
-            let reason = format!("`{}` is a file that `{}` writes", file.path.display(), folder.name);
-            return Err(Error::config(&file.name, reason, hint));
+            return Err(file.refused(&format!("is a file that `{}` writes", folder.name), hint));
         }
     }
     Ok(())
 }
 
 /// Refuses a folder with weights as the folder of other outputs.
-fn check_weights(output: &Output) -> Result<()> {
+fn check_weights(output: &OutputPath) -> Result<()> {
     let has = |folder: &Path| {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).any(|name| {
@@ -287,17 +283,16 @@ fn check_weights(output: &Output) -> Result<()> {
 }
 
 /// Refuses outputs in a checkpoint of a run, which the next save replaces as a whole.
-fn check_checkpoint(output: &Output, target: &Place) -> Result<()> {
+fn check_checkpoint(output: &OutputPath, target: &Place) -> Result<()> {
     let is_checkpoint =
         |folder: &&Path| ["last", "best"].iter().any(|name| folder.ends_with(name)) && folder.join(CHECKSUMS).is_file();
     let Some(found) = target.path.ancestors().skip(1).find(is_checkpoint) else { return Ok(()) };
-    let reason = format!("`{}` would be in the checkpoint `{}`", output.path.display(), found.display());
-    Err(Error::config(&output.name, reason, "choose a place outside of it"))
+    Err(output.refused(&format!("would be in the checkpoint `{}`", found.display()), "choose a place outside of it"))
 }
 
-fn folder_error(output: &Output, relation: &str) -> Error {
+fn folder_error(output: &OutputPath, relation: &str) -> Error {
     let hint = "choose a folder of its own for the output, which has no inputs and is in none";
-    Error::config(&output.name, format!("`{}` {relation}; nothing was written", output.path.display()), hint)
+    output.refused(&format!("{relation}; nothing was written"), hint)
 }
 
 /// Where a path leads, also one that does not exist yet.

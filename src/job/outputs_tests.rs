@@ -32,12 +32,12 @@ fn files() -> TempDir {
     home
 }
 
-fn input(home: &TempDir, path: &str, read: Read) -> Input {
-    Input { name: "--image".into(), path: home.path().join(path), read }
+fn input(home: &TempDir, path: &str, read: Read) -> InputPath {
+    InputPath { name: "--image".into(), path: home.path().join(path), read }
 }
 
-fn output(home: &TempDir, path: &str, written: Written) -> Output {
-    Output { name: "--out".into(), path: home.path().join(path), written }
+fn output(home: &TempDir, path: &str, written: Written) -> OutputPath {
+    OutputPath { name: "--out".into(), path: home.path().join(path), written }
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn a_folder_of_which_parts_are_written_may_have_inputs_elsewhere() {
 fn two_outputs_have_two_names() {
     let home = files();
     let pair = |a: (&str, Written), b: (&str, Written)| {
-        check(&[], &[output(&home, a.0, a.1), Output { name: "--second".into(), ..output(&home, b.0, b.1) }])
+        check(&[], &[output(&home, a.0, a.1), OutputPath { name: "--second".into(), ..output(&home, b.0, b.1) }])
     };
     for (a, b) in [("m.png", "m.png"), ("m.png", "series/../m.png"), ("to_series/m", "series/m"), ("m.png", "M.PNG")] {
         let text = pair((a, Written::File), (b, Written::File)).unwrap_err().to_string();

@@ -8,8 +8,8 @@ use crate::config::Settings;
 use crate::plan::dry_run::Job;
 use crate::plan::machine::Machine;
 use crate::plan::report::Plan;
-use crate::plan::search::{HEADROOM_FRAC, Problem, Space, search};
-use crate::setting::Results;
+use crate::plan::search::{HEADROOM_FRAC, SearchProblem, Space, search};
+use crate::setting::ResultsEffect;
 use crate::setting::table::wrapped;
 use crate::units::Bytes;
 use std::cmp::Reverse;
@@ -29,7 +29,7 @@ pub trait Planned: Settings + PartialEq + 'static {
     fn plan_of(&self, facts: &Self::Facts, job: Job, machine: &Machine) -> Result<Plan>;
 
     /// Changes that save memory, besides those that are declared with a setting.
-    fn changes(&self, job: Job) -> Vec<Change>;
+    fn changes(&self, job: Job) -> Vec<SavingChange>;
 
     /// True if the setting `key` has an effect on the memory of `job`.
     fn has_effect(_key: &str, _job: Job) -> bool {
@@ -47,13 +47,27 @@ pub trait Planned: Settings + PartialEq + 'static {
         let declared = Self::settings();
         now.changes_from(self).iter().all(|assignment| match key_of(assignment) {
             "train.accumulation" | "train.micro_batch" => self.has_same_batch(now),
-            key => declared.iter().any(|setting| setting.key == key && setting.results != Results::Changes),
+            key => declared.iter().any(|setting| setting.key == key && setting.results != ResultsEffect::Changes),
         })
     }
 
     /// Changes that save memory, each planned separately, and one that combines all changes without an effect on results.
     /// Changes without an effect on results come first, then those that save most.
     fn remedies(&self, facts: &Self::Facts, job: Job, machine: &Machine, plan: &Plan) -> Vec<Remedy> {
+        // a change that can be planned, and whether it keeps results; `None` if it is not possible or changes nothing
+        let remedy = |change: &SavingChange| {
+            let changed = self.with_sets(&change.sets).ok().filter(|changed| changed != self)?;
+            let keeps_results = change.keeps_results || self.keeps_results(&changed);
+            let remedy = changed.plan_of(facts, job, machine).ok().map(|then| Remedy {
+                change: change.sets.clone(),
+                saves: Bytes(plan.device_peak.0.saturating_sub(then.device_peak.0)),
+                device_peak: then.device_peak,
+                fits: then.fits,
+                cost: format!("{}{}", change.cost, slower(plan, &then, job)),
+                keeps_results,
+            });
+            Some((remedy, keeps_results))
+        };
         let mut found = Vec::new();
         let mut harmless = Vec::new();
         for change in declared_changes::<Self>(job).into_iter().chain(self.changes(job)) {
@@ -61,42 +75,19 @@ pub trait Planned: Settings + PartialEq + 'static {
             if machine.host_limit().is_none() && change.sets.contains("model.stream_") {
                 continue;
             }
-            let Some((remedy, keeps_results)) = self.remedy(&change, facts, job, machine, plan) else { continue };
+            let Some((remedy, keeps_results)) = remedy(&change) else { continue };
             if keeps_results {
                 harmless.push(change.sets);
             }
             found.extend(remedy);
         }
         if harmless.len() > 1 {
-            let all = Change::new(combined(&harmless), "time only");
-            found.extend(self.remedy(&all, facts, job, machine, plan).and_then(|(remedy, _)| remedy));
+            let all = SavingChange::new(combined(&harmless), "time only");
+            found.extend(remedy(&all).and_then(|(remedy, _)| remedy));
         }
         found.retain(|remedy| remedy.saves.0 > 0);
         found.sort_by_key(|remedy| (!remedy.keeps_results, Reverse(remedy.saves)));
         found
-    }
-
-    /// The remedy of a change, if it can be planned, and whether it keeps results; `None` for a change that is not
-    /// possible or changes nothing.
-    fn remedy(
-        &self,
-        change: &Change,
-        facts: &Self::Facts,
-        job: Job,
-        machine: &Machine,
-        plan: &Plan,
-    ) -> Option<(Option<Remedy>, bool)> {
-        let changed = self.with_sets(&change.sets).ok().filter(|changed| changed != self)?;
-        let keeps_results = change.keeps_results || self.keeps_results(&changed);
-        let remedy = changed.plan_of(facts, job, machine).ok().map(|then| Remedy {
-            change: change.sets.clone(),
-            saves: Bytes(plan.device_peak.0.saturating_sub(then.device_peak.0)),
-            device_peak: then.device_peak,
-            fits: then.fits,
-            cost: format!("{}{}", change.cost, slower(plan, &then, job)),
-            keeps_results,
-        });
-        Some((remedy, keeps_results))
     }
 
     /// The settings that differ from the defaults as TOML for `--config`, with their plan in comments.
@@ -121,15 +112,15 @@ pub trait Fitted: Planned {
 }
 
 /// A search that starts from these settings.
-pub(super) struct Searched<'a, T: Planned> {
+pub(super) struct SettingsSearch<'a, T: Planned> {
     pub(super) settings: &'a T,
     pub(super) facts: &'a T::Facts,
     pub(super) machine: &'a Machine,
 }
 
-impl<T: Planned> Searched<'_, T>
+impl<T: Planned> SettingsSearch<'_, T>
 where
-    Self: Problem,
+    Self: SearchProblem,
 {
     /// The best settings of `space`.
     ///
@@ -180,14 +171,14 @@ impl Remedy {
 
 /// Assignments separated by spaces, and their cost.
 #[derive(Debug, Clone)]
-pub struct Change {
+pub struct SavingChange {
     sets: String,
     cost: String,
     /// True if results stay the same although the declarations of its settings do not say so.
     keeps_results: bool,
 }
 
-impl Change {
+impl SavingChange {
     /// A change whose settings declare its effect on results.
     pub fn new(sets: impl Into<String>, cost: impl Into<String>) -> Self {
         Self { sets: sets.into(), cost: cost.into(), keeps_results: false }
@@ -200,10 +191,12 @@ impl Change {
 }
 
 /// The changes to the values that are declared to save memory.
-fn declared_changes<T: Planned>(job: Job) -> Vec<Change> {
+fn declared_changes<T: Planned>(job: Job) -> Vec<SavingChange> {
     let saving = T::settings().into_iter().filter(|setting| T::has_effect(setting.key, job));
     saving
-        .filter_map(|setting| setting.saving.map(|(value, cost)| Change::new(format!("{}={value}", setting.key), cost)))
+        .filter_map(|setting| {
+            setting.saving.map(|(value, cost)| SavingChange::new(format!("{}={value}", setting.key), cost))
+        })
         .collect()
 }
 

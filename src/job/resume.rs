@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// What a job begins with.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Resume {
+pub enum ResumeFrom {
     /// A new run.
     #[default]
     New,
@@ -19,7 +19,7 @@ pub enum Resume {
     From(PathBuf),
 }
 
-impl Resume {
+impl ResumeFrom {
     /// Whether the run in the run folder is continued, once [`Self::adopt`] has copied a checkpoint there.
     pub fn resumes(&self) -> bool {
         *self != Self::New

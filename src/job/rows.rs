@@ -63,11 +63,8 @@ impl Rows {
             }
         } else if !errors.is_empty() {
             let reason = format!("{}; scores of these test images would be too good", errors.join("; "));
-            return Err(Error::data(
-                &self.root,
-                reason,
-                format!("{}; the argument `allow_leak` continues", leaks.remedy()),
-            ));
+            let hint = format!("{}; the argument `allow_leak` continues", leaks.remedy());
+            return Err(Error::data(&self.root, reason, hint));
         }
         Ok(())
     }

@@ -24,7 +24,7 @@ const SIZES: [u32; 9] = [4, 6, 8, 12, 16, 24, 32, 40, 48];
 
 /// A setting whose largest value is searched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Number {
+pub struct SolvedNumber {
     /// Its key.
     pub key: &'static str,
     /// The least value that is tried.
@@ -35,7 +35,7 @@ pub struct Number {
     step: usize,
 }
 
-impl Number {
+impl SolvedNumber {
     /// Images of a forward and backward pass.
     pub const MICRO_BATCH: Self = Self { key: "train.micro_batch", least: 1, most: 1024, step: 1 };
     /// Side of the segmenter's image.
@@ -100,10 +100,7 @@ pub fn fewest_gpus(config: &RunConfig, machine: &Machine, headroom_frac: f64) ->
 ///
 /// # Errors
 /// Those of [`Planned::plan_of`](super::planned::Planned::plan_of).
-pub fn smallest_gpu(
-    config: &RunConfig,
-    headroom_frac: f64,
-) -> Result<std::result::Result<(&'static Gpu, Plan), Option<Bytes>>> {
+pub fn smallest_gpu(config: &RunConfig, headroom_frac: f64) -> Result<Result<(&'static Gpu, Plan), Option<Bytes>>> {
     let needs_bf16 = config.train.precision == Precision::Bf16;
     let mut gpus: Vec<&'static Gpu> = gpus::sized().collect();
     gpus.sort_by_key(|gpu| (gpu.gb, gpu.total_bytes()));
@@ -116,9 +113,7 @@ pub fn smallest_gpu(
         }
         let dry_run = match dry_runs.entry(gpu.capability) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(entry) => {
-                entry.insert(config.dry_run(Job::Train, config.longest_example(), &machine, false)?)
-            }
+            Entry::Vacant(new) => new.insert(config.dry_run(Job::Train, config.longest_example(), &machine, false)?),
         };
         let plan = Plan::of(dry_run, &machine);
         if has_headroom(&plan, headroom_frac) {

@@ -1,7 +1,7 @@
 //! A training of your own: settings, and the task that they describe.
 
 use super::memory::{accept, suggest};
-use super::planned::{Change, Planned};
+use super::planned::{Planned, SavingChange};
 use super::together::main_only;
 use super::{How, write_report};
 use crate::Result;
@@ -14,13 +14,12 @@ use crate::segment::resume;
 use crate::segment::training::checkpoint_in;
 use crate::tensor::weights::verify_folder;
 use crate::tensor::{Device, META};
-use crate::trainer::{self, DryRunTask, Outcome, Ranks, Session, TrainConfig};
+use crate::trainer::{self, DryRunTask, Ranks, Session, TrainConfig, TrainingOutcome};
 use crate::{Error, tensor};
-use std::marker::PhantomData;
 use std::path::PathBuf;
 
 /// Settings that describe a task, with a section `train` for the engine.
-pub trait Trained: Settings + PartialEq + Send + 'static {
+pub trait TaskSettings: Settings + PartialEq + Send + 'static {
     /// The task.
     type Task: DryRunTask;
 
@@ -37,7 +36,7 @@ pub trait Trained: Settings + PartialEq + Send + 'static {
     fn build(&self, device: Device, ranks: Ranks) -> Result<Self::Task>;
 }
 
-impl<T: Trained> Planned for T {
+impl<T: TaskSettings> Planned for T {
     type Facts = ();
 
     const TASK: &'static str = "train";
@@ -56,38 +55,29 @@ impl<T: Trained> Planned for T {
         images(self.train()) == images(now.train())
     }
 
-    fn changes(&self, _job: Job) -> Vec<Change> {
+    fn changes(&self, _job: Job) -> Vec<SavingChange> {
         let train = self.train();
         let sets = format!("train.micro_batch=1 train.accumulation={}", train.micro_batch * train.accumulation);
-        let smaller = Change::new(sets, "the same effective batch in smaller parts");
+        let smaller = SavingChange::new(sets, "the same effective batch in smaller parts");
         (train.micro_batch > 1).then_some(smaller).into_iter().collect()
     }
 }
 
 /// The training of a task as a [`Job`](super::Job).
-pub struct TaskTraining<'a, C: Trained> {
+pub struct TaskTraining<'a, C: TaskSettings> {
     how: &'a How<'a>,
     settings: Resolved<C>,
 }
 
-/// The same with the task in memory.
-pub struct Prepared<'a, C: Trained> {
-    how: &'a How<'a>,
-    config: C,
-    toml: String,
-    task: C::Task,
-}
-
 /// A finished training.
-pub struct Done<C: Trained> {
+pub struct Done<C: TaskSettings> {
     /// Steps, time and best score.
-    pub outcome: Outcome,
+    pub outcome: TrainingOutcome,
     /// The task with the weights after the last step.
     pub task: C::Task,
-    settings: PhantomData<C>,
 }
 
-impl<'a, C: Trained> TaskTraining<'a, C> {
+impl<'a, C: TaskSettings> TaskTraining<'a, C> {
     /// A training with these settings. Where they do not fit, the change that saves most without an effect on results
     /// is taken.
     pub fn new(settings: Resolved<C>, how: &'a How<'a>) -> Self {
@@ -95,19 +85,13 @@ impl<'a, C: Trained> TaskTraining<'a, C> {
     }
 }
 
-impl<'a, C: Trained> super::Job for TaskTraining<'a, C> {
-    type Config = C;
-    type Prepared = Prepared<'a, C>;
+impl<C: TaskSettings> super::Job for TaskTraining<'_, C> {
     type Done = Done<C>;
-
-    fn config(&self) -> &C {
-        &self.settings.config
-    }
 
     fn checkpoint(&self) -> Result<Option<PathBuf>> {
         let Some(folder) = checkpoint_in(&self.how.out, self.how.resume.resumes())? else { return Ok(None) };
         verify_folder(&folder)?;
-        for warning in resume::check_settings(&self.how.out, (self.config(), &C::settings()))? {
+        for warning in resume::check_settings(&self.how.out, (&self.settings.config, &C::settings()))? {
             self.how.runtime.warn(warning);
         }
         Ok(Some(folder))
@@ -115,26 +99,26 @@ impl<'a, C: Trained> super::Job for TaskTraining<'a, C> {
 
     fn plan(&mut self) -> Result<()> {
         let How { machine, memory, runtime, ranks, .. } = self.how;
-        let mut plan = ranks.agree_on(self.config().plan_of(&(), Job::Train, machine))?;
+        let mut plan = ranks.agree_on(self.settings.config.plan_of(&(), Job::Train, machine))?;
         if ranks.any(!plan.fits)? {
             // all processes take the change that the first one found
             let search = || {
-                let mut remedies = self.config().remedies(&(), Job::Train, machine, &plan).into_iter();
+                let mut remedies = self.settings.config.remedies(&(), Job::Train, machine, &plan).into_iter();
                 Ok(remedies.find(|remedy| remedy.fits && remedy.keeps_results).map(|remedy| remedy.change))
             };
             let found = ranks.gather_if_all(main_only(*ranks, search).map(Option::flatten))?.swap_remove(0);
             if let Some(change) = found {
                 runtime.note(format!("these settings do not fit: using `{change}`"));
-                self.settings.config = self.config().with_sets(&change)?;
-                plan = self.config().plan_of(&(), Job::Train, machine)?;
+                self.settings.config = self.settings.config.with_sets(&change)?;
+                plan = self.settings.config.plan_of(&(), Job::Train, machine)?;
             }
         }
         runtime.note(format!("memory plan:{}", plan.brief()));
-        let suggest = suggest(self.config(), &(), Job::Train, machine, &plan);
+        let suggest = suggest(&self.settings.config, &(), Job::Train, machine, &plan);
         ranks.agree(accept(plan, suggest, ("train", "no single change fits: combine several"), memory, runtime))
     }
 
-    fn prepare(self) -> Result<Prepared<'a, C>> {
+    fn train(self) -> Result<Done<C>> {
         let Self { how, settings } = self;
         let (toml, mut config) = (settings.to_toml(), settings.config);
         if let Some(note) = config.train_mut().divide_among(how.ranks.size())? {
@@ -142,11 +126,6 @@ impl<'a, C: Trained> super::Job for TaskTraining<'a, C> {
         }
         files::create_folders(&how.out).map_err(Error::io(&how.out, "create"))?;
         let task = tensor::guard::guard(|| config.build(how.runtime.device(), how.ranks))?;
-        Ok(Prepared { how, config, toml, task })
-    }
-
-    fn train(prepared: Prepared<'a, C>) -> Result<Done<C>> {
-        let Prepared { how, config, toml, task } = prepared;
         let session = Session {
             config: config.train(),
             folder: &how.out,
@@ -160,6 +139,6 @@ impl<'a, C: Trained> super::Job for TaskTraining<'a, C> {
         };
         let outcome = trainer::run(&task, &session)?;
         write_report(&outcome, &toml, how);
-        Ok(Done { outcome, task, settings: PhantomData })
+        Ok(Done { outcome, task })
     }
 }

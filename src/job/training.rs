@@ -15,7 +15,6 @@ use crate::plan::report::Plan;
 use crate::runtime::Runtime;
 use crate::segment::resume::DATA_FILE;
 use crate::segment::task::SegmentTask;
-use crate::segment::training::PreparedTraining;
 use crate::segment::{Run, Training, needs, weight_files};
 use crate::tensor::Device;
 use crate::trainer::Switch;
@@ -36,19 +35,8 @@ pub struct SegmenterTraining<'a> {
     has_test: bool,
 }
 
-/// The same with its model in memory.
-pub struct Prepared<'a> {
-    how: &'a How<'a>,
-    config: RunConfig,
-    toml: String,
-    training: PreparedTraining<'a>,
-    plan: Option<Plan>,
-    has_test: bool,
-    example: Option<Example>,
-}
-
 /// A finished training.
-pub struct Trained {
+pub struct TrainedSegmenter {
     /// Steps, time, scores and the task.
     pub run: Run,
     /// The memory plan with the texts of the data.
@@ -56,19 +44,19 @@ pub struct Trained {
     /// True if the data has test rows.
     pub has_test: bool,
     /// An image of the data and a question about it.
-    pub example: Option<Example>,
+    pub example: Option<ExampleQuestion>,
 }
 
 /// An image of the data and a question about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Example {
+pub struct ExampleQuestion {
     /// The image file.
     pub image: PathBuf,
     /// The question, in one line.
     pub question: String,
 }
 
-impl Example {
+impl ExampleQuestion {
     /// The first validation row, else the first training row.
     fn of(manifest: &Manifest) -> Option<Self> {
         let rows = [Split::Val, Split::Train].into_iter().flat_map(|split| manifest.rows_of(split));
@@ -109,9 +97,8 @@ impl<'a> SegmenterTraining<'a> {
         let checked = main_only(ranks, || {
             let seen = SeenImages::of_checkpoint(&folder.join(DATA_FILE))?;
             if let Some(reason) = seen.unknown.as_ref().filter(|_| self.has_test) {
-                runtime.note(format!(
-                    "it is unknown whether test images are new to the run of the argument `init`: {reason}"
-                ));
+                let unknown = "it is unknown whether test images are new to the run of the argument `init`";
+                runtime.note(format!("{unknown}: {reason}"));
             }
             self.rows.check_init(&self.training.seen_by(&seen), runtime)
         });
@@ -124,14 +111,8 @@ impl<'a> SegmenterTraining<'a> {
     }
 }
 
-impl<'a> super::Job for SegmenterTraining<'a> {
-    type Config = RunConfig;
-    type Prepared = Prepared<'a>;
-    type Done = Trained;
-
-    fn config(&self) -> &RunConfig {
-        &self.config
-    }
+impl super::Job for SegmenterTraining<'_> {
+    type Done = TrainedSegmenter;
 
     fn checkpoint(&self) -> Result<Option<PathBuf>> {
         Ok(self.training.checkpoint()?.map(|(folder, _)| folder))
@@ -160,10 +141,10 @@ impl<'a> super::Job for SegmenterTraining<'a> {
         check_memory(&self.planned_config(), &self.how.machine, &self.how.memory, self.how.runtime)
     }
 
-    fn prepare(self) -> Result<Prepared<'a>> {
+    fn train(self) -> Result<TrainedSegmenter> {
         let planned_config = self.planned_config();
         let Self { how, config, toml, training, has_test, .. } = self;
-        let example = Example::of(training.manifest());
+        let example = ExampleQuestion::of(training.manifest());
         let training = training.prepare()?;
         if training.task.has_feature_cache() {
             let most = Bytes((planned_config.data.cache_vision_mib as u64) << 20);
@@ -172,16 +153,11 @@ impl<'a> super::Job for SegmenterTraining<'a> {
         let plan = if how.plans { plan_of_data(&planned_config, &training.task, how) } else { None };
         let has_room = plan.as_ref().is_some_and(Plan::has_room_for_graphs);
         let training = training.with_profile(how.own_profile()).with_room_for_graphs(has_room);
-        Ok(Prepared { how, config, toml, training, plan, has_test, example })
-    }
-
-    fn train(prepared: Prepared<'a>) -> Result<Trained> {
-        let Prepared { how, config, toml, training, plan, has_test, example } = prepared;
         let (device, observer) = (how.runtime.device(), how.runtime.observer().as_ref());
         let observer = PlanCheck::new(plan.as_ref(), config.train.graph_switch(), device, observer);
         let run = training.run(&observer)?;
         write_report(&run.outcome, &toml, how);
-        Ok(Trained { run, plan, has_test, example })
+        Ok(TrainedSegmenter { run, plan, has_test, example })
     }
 }
 

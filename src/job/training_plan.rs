@@ -1,26 +1,26 @@
 //! Plans of a [`RunConfig`]: dry runs with its longest texts, the search for settings that fit, and changes that save
 //! memory.
 
-use super::planned::{Change, Planned};
+use super::planned::{Planned, SavingChange};
 use crate::Result;
 use crate::config::{RunConfig, Settings as _};
 use crate::data::classical::Augment;
 use crate::data::manifest::{Manifest, Split};
 use crate::data::split::spread;
-use crate::models::prsmed;
-use crate::plan::dry_run::{self, Buffers, DryRun, Job, Measured, Phase};
+use crate::models::prsmed::Config;
+use crate::plan::dry_run::{self, Buffers, DryRun, Job, PhaseMeter, RealPhase};
 use crate::plan::duration::{Duration, Samples};
 use crate::plan::machine::Machine;
 use crate::plan::report::Plan;
-use crate::plan::search::{self, Batch, Candidate, Effort, Extra, Ladder, Problem, Saving, value_of};
+use crate::plan::search::{self, BatchChoice, Effort, Extra, Ladder, PlannedSettings, Saving, SearchProblem, value_of};
 use crate::runtime::Runtime;
 use crate::segment::dry_run::{Example, SegmentDryRun};
 use crate::segment::init;
 use crate::segment::setup::{self, BatchNorm};
 use crate::segment::task::CacheVision;
 use crate::segment::vision_features;
-use crate::setting::{self, Results};
-use crate::tensor::meta::Target;
+use crate::setting::{self, ResultsEffect};
+use crate::tensor::meta::PlanTarget;
 use crate::tensor::{Device, META, kernels};
 use crate::trainer::precision::Precision;
 use crate::trainer::{FirstLayers, Ranks, Switch, TrainConfig};
@@ -52,7 +52,7 @@ impl RunConfig {
     ///
     /// # Errors
     /// [`crate::Error::Config`] for sizes that do not fit.
-    pub fn planned_sizes(&self) -> Result<prsmed::Config> {
+    pub fn planned_sizes(&self) -> Result<Config> {
         init::planned_sizes(&self.model, &self.configs, self.lora, CLASSES)
     }
 
@@ -72,7 +72,7 @@ impl RunConfig {
     pub fn dry_run_sized(
         &self,
         job: Job,
-        sizes: &prsmed::Config,
+        sizes: &Config,
         example: Example,
         machine: &Machine,
         costs: bool,
@@ -92,7 +92,7 @@ impl RunConfig {
     ///
     /// # Errors
     /// Typed errors of libtorch.
-    pub fn measure(&self, job: Job, device: Device, ranks: Ranks) -> Result<Vec<Phase>> {
+    pub fn measure(&self, job: Job, device: Device, ranks: Ranks) -> Result<Vec<RealPhase>> {
         let (sizes, example) = (self.planned_sizes()?, self.longest_example());
         kernels::check(device)?;
         self.train.prepare_process();
@@ -100,7 +100,7 @@ impl RunConfig {
             let task = SegmentDryRun::random(&self.model, &sizes, &self.train, example, (device, ranks))?;
             Ok(task.with_feature_cache(job != Job::Eval && self.data.caches_features()))
         };
-        let mut meter = Measured::begin(device)?;
+        let mut meter = PhaseMeter::begin(device)?;
         dry_run::dry_run(job, &self.train, ranks, &build, &mut meter)?;
         meter.finish()
     }
@@ -123,23 +123,19 @@ impl RunConfig {
     }
 
     /// Memory of `job` besides tensors, with a full input pipeline.
-    fn buffers(&self, job: Job, sizes: &prsmed::Config) -> Buffers {
+    fn buffers(&self, job: Job, sizes: &Config) -> Buffers {
         let pixels = setup::pixels(&self.model, sizes);
         let half_precision = self.train.precision != Precision::Fp32;
-        let kept =
-            if self.data.caches_features() && job != Job::Eval { self.data.cache_vision } else { CacheVision::Off };
+        let kept = Some(self.data.cache_vision).filter(|_| self.data.caches_features() && job != Job::Eval);
         // features in memory are shared by all samples that wait for their step
-        let read = match kept {
-            CacheVision::Disk => vision_features::feature_shape(&sizes.tower, self.train.precision.kind()).bytes(),
-            CacheVision::Off | CacheVision::Ram => 0,
-        };
+        let read = if kept == Some(CacheVision::Disk) { self.feature_bytes(sizes) } else { 0 };
         let sample = pixels.image_bytes(self.data.questions_per_image) + read;
         match job {
             Job::Train | Job::Step | Job::Eval => Buffers {
                 half_precision,
                 graph_inputs: 0,
                 prefetched: (self.data.prefetch.max(1) * self.train.micro_batch * sample) as u64,
-                features: if kept == CacheVision::Ram { (self.data.cache_vision_mib as u64) << 20 } else { 0 },
+                features: if kept == Some(CacheVision::Ram) { (self.data.cache_vision_mib as u64) << 20 } else { 0 },
                 // with flips and rotations, training and validation have separate caches
                 cache: ((self.data.cache_mib << 20) * if self.data.augment == Augment::FlipRotate { 2 } else { 1 })
                     as u64,
@@ -189,7 +185,7 @@ impl RunConfig {
         let mut config = self.clone();
         let mib = |bytes: usize| bytes.div_ceil(1 << 20);
         config.data.cache_mib = self.data.cache_mib.min(mib(kept * pixels.image_bytes(1)));
-        let features = vision_features::feature_shape(&sizes.tower, self.train.precision.kind()).bytes();
+        let features = self.feature_bytes(&sizes);
         let turns = if self.data.augment == Augment::FlipRotate { TURNED } else { 1 };
         let shown = (images(&rows) * turns).min(seen).saturating_add(images(&held_out));
         config.data.cache_vision_mib = self.data.cache_vision_mib.min(mib(shown.saturating_mul(features)));
@@ -222,16 +218,10 @@ impl RunConfig {
     ///
     /// # Errors
     /// Typed errors of libtorch.
-    pub fn plan_sized(
-        &self,
-        job: Job,
-        sizes: &prsmed::Config,
-        example: Example,
-        machine: &Machine,
-    ) -> Result<(DryRun, Plan)> {
+    pub fn plan_sized(&self, job: Job, sizes: &Config, example: Example, machine: &Machine) -> Result<(DryRun, Plan)> {
         let dry_run = self.dry_run_sized(job, sizes, example, machine, true)?;
         let plan = Plan::of(&dry_run, machine);
-        let may_capture = machine.target() == Target::Cuda && self.train.graph_switch() == Switch::Auto;
+        let may_capture = machine.target() == PlanTarget::Cuda && self.train.graph_switch() == Switch::Auto;
         let may_capture = may_capture && self.model.stream_layers.count() == 0 && !self.model.stream_vision;
         if !may_capture || !self.model.semantics.hides_answer() || !matches!(job, Job::Train | Job::Step) {
             return Ok((dry_run, plan));
@@ -253,9 +243,13 @@ impl RunConfig {
 
     /// Images whose vision features fit in `data.cache_vision_mib`.
     pub fn images_kept(&self) -> usize {
-        let bytes =
-            |sizes: prsmed::Config| vision_features::feature_shape(&sizes.tower, self.train.precision.kind()).bytes();
-        self.planned_sizes().map_or(0, |sizes| (self.data.cache_vision_mib << 20) / bytes(sizes).max(1))
+        let bytes = |sizes: &Config| self.feature_bytes(sizes).max(1);
+        self.planned_sizes().map_or(0, |sizes| (self.data.cache_vision_mib << 20) / bytes(&sizes))
+    }
+
+    /// Bytes of the vision features of an image.
+    fn feature_bytes(&self, sizes: &Config) -> usize {
+        vision_features::feature_shape(&sizes.tower, self.train.precision.kind()).bytes()
     }
 
     /// True if a vision feature cache is possible, and useful in later epochs.
@@ -284,49 +278,41 @@ impl Planned for RunConfig {
             && (has_same_parts || now.model.batch_norm == BatchNorm::Frozen)
     }
 
-    fn changes(&self, job: Job) -> Vec<Change> {
-        let train = &self.train;
-        let mut found = Vec::new();
-        if job == Job::Train {
-            found.extend(step_in_backward(train));
-            if self.data.cache_vision == CacheVision::Ram {
-                found.push(Change::new("data.cache_vision=disk", "vision features in the cache folder"));
-            }
-            if train.graph == Switch::On {
-                found.push(Change::new("train.graph=off", "no captured steps"));
-            }
-        }
-        if job != Job::Predict && train.micro_batch > 1 {
-            let whole = train.micro_batch * train.accumulation;
-            let off = if train.step_in_backward { " train.step_in_backward=false" } else { "" };
-            let sets = format!("train.micro_batch=1 train.accumulation={whole}{off}");
-            found.push(Change::new(sets, "the same effective batch in smaller parts"));
-        }
-        if self.model.max_text_tokens > 128 {
-            found.push(Change::new("model.max_text_tokens=128", "longer texts are cut"));
-        }
+    fn changes(&self, job: Job) -> Vec<SavingChange> {
+        let (train, trains) = (&self.train, job == Job::Train);
+        let off = if train.step_in_backward { " train.step_in_backward=false" } else { "" };
+        let parts = format!("train.micro_batch=1 train.accumulation={}{off}", train.micro_batch * train.accumulation);
+        let changes = [
+            step_in_backward(train).filter(|_| trains),
+            (trains && self.data.cache_vision == CacheVision::Ram)
+                .then(|| SavingChange::new("data.cache_vision=disk", "vision features in the cache folder")),
+            (trains && train.graph == Switch::On).then(|| SavingChange::new("train.graph=off", "no captured steps")),
+            (job != Job::Predict && train.micro_batch > 1)
+                .then(|| SavingChange::new(parts, "the same effective batch in smaller parts")),
+            (self.model.max_text_tokens > 128)
+                .then(|| SavingChange::new("model.max_text_tokens=128", "longer texts are cut")),
+        ];
         let smaller = [768, 512].into_iter().filter(|side| self.model.image_size > *side);
-        found.extend(smaller.map(|side| Change::new(format!("model.image_size={side}"), "coarser masks")));
-        if self.lora.rank > 4 {
-            found.push(Change::new(format!("lora.rank={}", self.lora.rank / 2), "smaller adapters"));
-        }
-        found
+        let smaller = smaller.map(|side| SavingChange::new(format!("model.image_size={side}"), "coarser masks"));
+        let adapters = SavingChange::new(format!("lora.rank={}", self.lora.rank / 2), "smaller adapters");
+        let adapters = Some(adapters).filter(|_| self.lora.rank > 4);
+        changes.into_iter().flatten().chain(smaller).chain(adapters).collect()
     }
 }
 
 /// Updates in the backward pass, where a step has one micro-batch.
-fn step_in_backward(train: &TrainConfig) -> Option<Change> {
+fn step_in_backward(train: &TrainConfig) -> Option<SavingChange> {
     if train.step_in_backward || train.accumulation > 1 || train.precision == Precision::Fp16 {
         return None;
     }
     let off = if train.graph == Switch::On { " train.graph=off" } else { "" };
     if train.clip_norm > 0.0 {
         let sets = format!("train.step_in_backward=true train.clip_norm=0{off}");
-        return Some(Change::new(sets, "each gradient is used at once, and none is clipped"));
+        return Some(SavingChange::new(sets, "each gradient is used at once, and none is clipped"));
     }
     // larger micro-batches can be made smaller, and a step then has several
     let sets = format!("train.step_in_backward=true{off}");
-    (train.micro_batch == 1).then(|| Change::new(sets, "each gradient is used at once"))
+    (train.micro_batch == 1).then(|| SavingChange::new(sets, "each gradient is used at once"))
 }
 
 /// The search for the fastest settings of a training that fit a machine.
@@ -350,7 +336,7 @@ const HOST_LAYERS: &str = "model.stream_layers";
 impl TrainingSearch<'_> {
     /// What may be tried if nothing fits: the settings that change results, each from its present value on.
     pub(super) fn compromises(&self) -> Vec<String> {
-        let changing = self.config.searched_settings(|setting| setting.results == Results::Changes);
+        let changing = self.config.searched_settings(|setting| setting.results == ResultsEffect::Changes);
         let values = |(key, searched): &(&'static str, setting::Searched)| {
             let now = self.config.value_of(key);
             let all = searched.values.iter().map(|(value, _)| (*value).to_owned());
@@ -382,7 +368,7 @@ impl TrainingSearch<'_> {
             "model.stream_vision" if most == 0 => (key, vec!["false".to_owned()]),
             _ => (key, searched.values.iter().map(|(value, _)| (*value).to_owned()).collect()),
         };
-        let same = self.config.searched_settings(|setting| setting.results != Results::Changes);
+        let same = self.config.searched_settings(|setting| setting.results != ResultsEffect::Changes);
         let settings = same.into_iter().filter(|(key, _)| *key != HOST_LAYERS).map(values);
         let is_not = |sets: &str, key: &str| value_of(sets, key) != Some("none");
         let saving = |sets: String| Saving {
@@ -408,7 +394,7 @@ impl TrainingSearch<'_> {
     }
 
     /// The batches with so many questions about each image.
-    fn batches(&self, questions: usize) -> Vec<Batch> {
+    fn batches(&self, questions: usize) -> Vec<BatchChoice> {
         let images = self.effective_batch.div_ceil(questions);
         let batch = |micro_batch: usize| {
             let accumulation = images / micro_batch;
@@ -418,7 +404,7 @@ impl TrainingSearch<'_> {
                 "data.questions_per_image={questions} train.micro_batch={micro_batch} \
                  train.accumulation={accumulation}{added}"
             );
-            Batch { sets, micro_batch, samples: questions * images }
+            BatchChoice { sets, micro_batch, samples: questions * images }
         };
         (1..=images).filter(|micro_batch| images.is_multiple_of(*micro_batch)).map(batch).collect()
     }
@@ -438,7 +424,7 @@ impl TrainingSearch<'_> {
     }
 }
 
-impl Problem for TrainingSearch<'_> {
+impl SearchProblem for TrainingSearch<'_> {
     fn plan(&self, sets: &str, effort: Effort) -> Result<Plan> {
         let config = self.config.with_sets(sets)?.divided_among(self.machine.num_ranks())?;
         let costs = match effort {
@@ -463,14 +449,14 @@ impl Problem for TrainingSearch<'_> {
 
     fn parallel(&self) -> bool {
         // one thread at a time measures what the CPU's operators need
-        self.machine.target() == Target::Cuda
+        self.machine.target() == PlanTarget::Cuda
     }
 
     fn num_kept(&self) -> usize {
         2
     }
 
-    fn may_try(&self, extra: &Extra, candidate: &Candidate) -> bool {
+    fn may_try(&self, extra: &Extra, candidate: &PlannedSettings) -> bool {
         let steps_at_once = value_of(&candidate.sets, "train.step_in_backward") == Some("true");
         let can_capture = !steps_at_once && !candidate.saving.copies_weights;
         !extra.captures || can_capture && candidate.plan.compared_time.is_some_and(|time| time.host_bound)

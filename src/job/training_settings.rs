@@ -4,15 +4,15 @@ use super::How;
 use super::found::{CACHE, GRAPH, KERNELS, nothing_fits};
 use super::together::main_only;
 use super::training_plan::TrainingSearch;
-use crate::config::{Resolved, RunConfig, Settings as _, Sources};
+use crate::config::{FlagSet, Resolved, RunConfig, Settings as _, Sources};
 use crate::hub::Spec;
 use crate::plan::detect;
 use crate::plan::machine::Machine;
-use crate::plan::search::{Extra, Found, HEADROOM_FRAC, Space, search, smallest};
+use crate::plan::search::{Extra, FoundPlans, HEADROOM_FRAC, Space, search, smallest};
 use crate::runtime::Runtime;
 use crate::segment::setup::Build;
 use crate::segment::{init, needs, weight_files};
-use crate::tensor::meta::Target;
+use crate::tensor::meta::PlanTarget;
 use crate::tensor::{Device, Kind};
 use crate::{Error, Result};
 use std::path::Path;
@@ -20,27 +20,27 @@ use std::path::Path;
 /// Said if a search takes long.
 pub const SEARCHING: &str = "searching settings that fit: up to a minute for the full model";
 
-/// The search of `prsmed preset` and `prsmed train`. Settings given by flags are not tried.
+/// The search of `prsmed preset` and `prsmed train`, with so many samples in a step. Settings given by flags are not tried.
 ///
 /// # Errors
 /// [`Error::Config`] for too many processes; those of [`Planned::plan_of`](super::planned::Planned::plan_of).
-pub fn search_for(resolved: &Resolved, machine: &Machine, effective_batch: usize, may_shrink: bool) -> Result<Found> {
+pub fn search_for(resolved: &Resolved, machine: &Machine, samples: usize, may_shrink: bool) -> Result<FoundPlans> {
     let config = &resolved.config;
     let (wanted, packed) = (config.model.image_size, config.data.questions_per_image);
     let smaller = [768, 512].into_iter().filter(|side| may_shrink && *side < wanted);
-    let on_a_gpu = machine.target() == Target::Cuda;
+    let on_a_gpu = machine.target() == PlanTarget::Cuda;
     let ranks = machine.num_ranks();
-    if effective_batch < ranks {
-        let reason = format!("a step has {effective_batch} samples, too few for {ranks} GPUs");
+    if samples < ranks {
+        let reason = format!("a step has {samples} samples, too few for {ranks} GPUs");
         return Err(Error::argument("gpus", reason, "use fewer GPUs, or give a larger argument `effective_batch`"));
     }
     // numbers of questions that divide the effective batch, so that a step has exactly as many samples; each GPU needs an
     // image
-    let divides = |questions: usize| effective_batch.is_multiple_of(questions) && effective_batch / questions >= ranks;
+    let divides = |questions: usize| samples.is_multiple_of(questions) && samples / questions >= ranks;
     let questions = (1..=packed).rev().filter(|questions| divides(*questions)).collect();
     let keeps_host_layers =
         ["model.stream_layers", "model.stream_vision"].iter().any(|key| resolved.is_from_a_flag(key));
-    let searched = TrainingSearch { config, machine, effective_batch, questions, keeps_host_layers };
+    let searched = TrainingSearch { config, machine, effective_batch: samples, questions, keeps_host_layers };
     let space = Space {
         base: base(resolved, on_a_gpu),
         sizes: std::iter::once(wanted).chain(smaller).map(|side| format!("model.image_size={side}")).collect(),
@@ -118,17 +118,16 @@ pub fn refuse_gpu_preset_without_gpu(resolved: &Resolved, runtime: &Runtime) -> 
 ///
 /// # Errors
 /// [`Error::Config`] if nothing fits; those of the settings and files.
-pub fn for_this_gpu(sets: Vec<(String, String)>, how: &How, checks_files: bool) -> Result<Resolved> {
+pub fn for_this_gpu(sets: Vec<FlagSet>, how: &How, checks_files: bool) -> Result<Resolved> {
     let (ranks, machine) = (how.ranks, &how.machine);
-    let resolve =
-        |sets: Vec<(String, String)>| Sources { default_preset: "full".into(), sets, ..Sources::default() }.resolve();
+    let resolve = |sets: Vec<FlagSet>| Sources { default_preset: "full".into(), sets, ..Sources::default() }.resolve();
     let mut full = resolve(sets.clone())?;
     if checks_files && !how.resume.resumes() {
         weight_files::check_architectures(&mut full.config, how.runtime)?;
         weight_files::check(needs::of_model(&full.config.model), how.runtime)?;
     }
     let search = || {
-        let fitted = full.clone().fit_precision("train.precision", machine)?;
+        let fitted = full.clone().fit_precision(machine)?;
         let found = search_for(&fitted, machine, full.config.samples_of_a_step(), true)?;
         let Some(best) = found.fitting.first() else {
             let reason = nothing_fits(&found, &machine.offer().device);

@@ -4,7 +4,7 @@
 //!
 //! Source: Efron and Tibshirani 1993, percentile interval.
 
-use super::order::quantile;
+use super::order::{mean, quantile};
 use super::paired::Interval;
 use prsmed_base::rng;
 use rand::Rng as _;
@@ -37,11 +37,6 @@ impl Bootstrap {
             })
             .collect();
         Self { group_of, num_groups: known.len() }
-    }
-
-    /// Number of groups.
-    pub fn num_groups(&self) -> usize {
-        self.num_groups
     }
 
     /// Group of an item.
@@ -95,8 +90,7 @@ impl Bootstrap {
                 });
                 (count > 0.0).then(|| sum / count)
             });
-            let means: Vec<f64> = means.collect();
-            (!means.is_empty()).then(|| means.iter().sum::<f64>() / means.len() as f64)
+            mean(means)
         })
     }
 
@@ -148,7 +142,7 @@ mod tests {
         let one = Bootstrap::new(["a", "a"].into_iter());
         assert_eq!(one.mean(&some(&[0.1, 0.9])), None);
         let three = Bootstrap::new(["a", "b", "c", "c"].into_iter());
-        assert_eq!(three.num_groups(), 3);
+        assert_eq!(three.num_groups, 3);
         assert_eq!(three.mean(&some(&[0.1, 0.9, 0.4, 0.5])), None);
         let four = Bootstrap::new(["a", "b", "c", "d"].into_iter());
         assert_eq!(four.mean(&[Some(0.5), None, Some(0.1), Some(0.2)]), None, "three patients have a value");

@@ -8,7 +8,7 @@
 //! [`surface`](crate::surface).
 
 use super::distance_transform::squared_distances;
-use super::grid::{Size, Spacing, Window};
+use super::grid::{ForegroundBox, Size, Spacing};
 use super::order::quantile;
 use prsmed_base::error::Result;
 
@@ -35,7 +35,7 @@ impl BorderDistances {
         if !(prediction.contains(&true) && truth.contains(&true)) {
             return Ok(None);
         }
-        let window = Window::around(prediction, truth, size).expect("masks that are not empty");
+        let window = ForegroundBox::around(prediction, truth, size).expect("masks that are not empty");
         let [a, b] = [prediction, truth].map(|mask| border(&window.of(mask), window.size));
         let distances = |from: &[bool], to: &[bool]| -> Vec<f64> {
             let squared = squared_distances(to, window.size, spacing);

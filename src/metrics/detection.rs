@@ -1,15 +1,8 @@
 //! Detection of a target in images: area under the ROC curve of a score.
 
 /// Area under the ROC curve: the probability that a positive item has a higher score than a negative one; ties count
-/// half (Mann and Whitney 1947). `items` are `(score, is_positive, weight)`; a weight is how often the item counts.
-/// `None` without a positive or a negative item.
-pub fn auroc(items: &[(f64, bool, f64)]) -> Option<f64> {
-    let mut sorted = items.to_vec();
-    sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
-    auroc_of_sorted(sorted.iter().copied())
-}
-
-/// As [`auroc`], for items in ascending order of their scores.
+/// half (Mann and Whitney 1947). `items` are `(score, is_positive, weight)` in ascending order of their scores; a weight is
+/// how often the item counts. `None` without a positive or a negative item.
 pub fn auroc_of_sorted(items: impl Iterator<Item = (f64, bool, f64)>) -> Option<f64> {
     let (mut below, mut won, mut positives) = (0.0, 0.0, 0.0);
     // items of one score
@@ -32,6 +25,14 @@ pub fn auroc_of_sorted(items: impl Iterator<Item = (f64, bool, f64)>) -> Option<
     below += tied_negatives;
     let pairs = positives * below;
     (pairs > 0.0).then(|| won / pairs)
+}
+
+/// As [`auroc_of_sorted`], for items in any order.
+#[cfg(test)]
+pub(crate) fn auroc(items: &[(f64, bool, f64)]) -> Option<f64> {
+    let mut sorted = items.to_vec();
+    sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
+    auroc_of_sorted(sorted.iter().copied())
 }
 
 #[cfg(test)]

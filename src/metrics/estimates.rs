@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bootstrap::Bootstrap;
 use super::detection::auroc_of_sorted;
+use super::order::mean;
 use super::paired::Interval;
 use super::text_table::aligned;
 use prsmed_base::error::{Error, Result};
@@ -13,7 +14,7 @@ use prsmed_base::units::{fixed, signed};
 
 /// A score of a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Score {
+pub struct ScoreKind {
     /// Name in JSON and CSV.
     pub key: &'static str,
     /// Name in tables.
@@ -35,8 +36,8 @@ pub enum Unit {
     Area,
 }
 
-/// All scores, in the order of tables and of [`Item::values`].
-pub const SCORES: [Score; 24] = [
+/// All scores, in the order of tables and of [`QuestionScores::values`].
+pub const SCORES: [ScoreKind; 24] = [
     score("dice", "Dice", Unit::Fraction),
     score("iou", "IoU", Unit::Fraction),
     score("soft_dice", "soft Dice", Unit::Fraction),
@@ -63,16 +64,16 @@ pub const SCORES: [Score; 24] = [
     score("meteor_exact_stem", "METEOR*", Unit::Fraction),
 ];
 
-const fn score(key: &'static str, title: &'static str, unit: Unit) -> Score {
-    Score { key, title, unit }
+const fn score(key: &'static str, title: &'static str, unit: Unit) -> ScoreKind {
+    ScoreKind { key, title, unit }
 }
 
 /// Values of all [`SCORES`]; `None` where a score is not defined.
-pub type Values = [Option<f64>; SCORES.len()];
+pub type ScoreValues = [Option<f64>; SCORES.len()];
 
 /// The scores of one question and what they are grouped by.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Item {
+pub struct QuestionScores {
     /// Identity of the question, the same in all runs.
     pub row: String,
     /// Class (modality folder).
@@ -84,7 +85,7 @@ pub struct Item {
     /// Presence score of the prediction.
     pub presence: f64,
     /// Values in the order of [`SCORES`].
-    pub values: Values,
+    pub values: ScoreValues,
 }
 
 /// A mean with its interval.
@@ -106,7 +107,7 @@ pub type Estimates = BTreeMap<String, Estimate>;
 pub const AUROC: &str = "auroc";
 
 /// Estimates over all items, each with the same weight.
-pub fn estimates(items: &[&Item]) -> Estimates {
+pub fn estimates(items: &[&QuestionScores]) -> Estimates {
     let bootstrap = Bootstrap::new(items.iter().map(|item| item.group.as_str()));
     let all: Vec<usize> = (0..items.len()).collect();
     let mut found = of_classes(items, &bootstrap, &[all]);
@@ -115,14 +116,14 @@ pub fn estimates(items: &[&Item]) -> Estimates {
 }
 
 /// Estimates of the mean over classes, each class with the same weight.
-pub fn macro_estimates(items: &[&Item]) -> Estimates {
+pub fn macro_estimates(items: &[&QuestionScores]) -> Estimates {
     let classes: BTreeSet<&str> = items.iter().map(|item| item.class.as_str()).collect();
     let of_class = |class: &str| (0..items.len()).filter(|&i| items[i].class == class).collect::<Vec<_>>();
     let classes: Vec<Vec<usize>> = classes.into_iter().map(of_class).collect();
     of_classes(items, &Bootstrap::new(items.iter().map(|item| item.group.as_str())), &classes)
 }
 
-fn of_classes(items: &[&Item], bootstrap: &Bootstrap, classes: &[Vec<usize>]) -> Estimates {
+fn of_classes(items: &[&QuestionScores], bootstrap: &Bootstrap, classes: &[Vec<usize>]) -> Estimates {
     let mut found = Estimates::new();
     for (index, score) in SCORES.iter().enumerate() {
         let values: Vec<Option<f64>> = items.iter().map(|item| item.values[index]).collect();
@@ -158,17 +159,8 @@ fn macro_mean(classes: &[Vec<usize>], values: &[Option<f64>]) -> Option<f64> {
     mean(classes.iter().filter_map(of_class))
 }
 
-fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let (mut sum, mut count) = (0.0, 0_u64);
-    for value in values {
-        sum += value;
-        count += 1;
-    }
-    (count > 0).then(|| sum / count as f64)
-}
-
 /// Area under the ROC curve of the presence score, over the items for which it is known whether the target is there.
-fn auroc(items: &[&Item], bootstrap: &Bootstrap) -> Option<Estimate> {
+fn auroc(items: &[&QuestionScores], bootstrap: &Bootstrap) -> Option<Estimate> {
     let mut known: Vec<(f64, bool, usize)> = (items.iter().enumerate())
         .filter_map(|(i, item)| Some((item.presence, item.is_present?, bootstrap.group_of(i))))
         .collect();
@@ -203,13 +195,13 @@ pub struct Difference {
 ///
 /// # Errors
 /// [`Error::Config`] if the runs were not scored on the same questions in the same order.
-pub fn differences(baseline: &[Item], other: &[Item]) -> Result<Vec<Difference>> {
+pub fn differences(baseline: &[QuestionScores], other: &[QuestionScores]) -> Result<Vec<Difference>> {
     if baseline.len() != other.len() || baseline.iter().zip(other).any(|(a, b)| a.row != b.row) {
         let hint = "score all runs with one call of `prsmed eval`";
         return Err(Error::config("runs", "they were scored on different questions", hint));
     }
     let bootstrap = Bootstrap::new(baseline.iter().map(|item| item.group.as_str()));
-    let of_score = |(index, score): (usize, &Score)| {
+    let of_score = |(index, score): (usize, &ScoreKind)| {
         let pairs: Vec<Option<(f64, f64)>> =
             baseline.iter().zip(other).map(|(a, b)| a.values[index].zip(b.values[index])).collect();
         let [first, second] =
@@ -290,10 +282,17 @@ pub fn difference_table(rows: &[Difference], names: [&str; 2], length: &str) -> 
 mod tests {
     use super::*;
 
-    fn item(row: usize, class: &str, group: &str, dice: Option<f64>) -> Item {
-        let mut values: Values = [None; SCORES.len()];
+    fn item(row: usize, class: &str, group: &str, dice: Option<f64>) -> QuestionScores {
+        let mut values: ScoreValues = [None; SCORES.len()];
         values[0] = dice;
-        Item { row: row.to_string(), class: class.into(), group: group.into(), is_present: None, presence: 0.5, values }
+        QuestionScores {
+            row: row.to_string(),
+            class: class.into(),
+            group: group.into(),
+            is_present: None,
+            presence: 0.5,
+            values,
+        }
     }
 
     #[test]
@@ -304,14 +303,15 @@ mod tests {
             item(2, "a", "q", None),
             item(3, "b", "r", Some(0.0)),
         ];
-        let items: Vec<&Item> = items.iter().collect();
+        let items: Vec<&QuestionScores> = items.iter().collect();
         let all = estimates(&items);
         assert_eq!(all.keys().collect::<Vec<_>>(), ["dice"]);
         assert_eq!((all["dice"].mean, all["dice"].count), (0.5, 3));
         assert_eq!(macro_estimates(&items)["dice"].mean, 0.375);
         assert_eq!(all["dice"].interval, None, "two patients have a value");
         assert!(table(&all, "mm").contains(" -  "), "{}", table(&all, "mm"));
-        let items: Vec<Item> = (0..8).map(|i| item(i, "a", &(i / 2).to_string(), Some(i as f64 / 8.0))).collect();
+        let items: Vec<QuestionScores> =
+            (0..8).map(|i| item(i, "a", &(i / 2).to_string(), Some(i as f64 / 8.0))).collect();
         let all = estimates(&items.iter().collect::<Vec<_>>());
         let Interval { low, high } = all["dice"].interval.expect("four patients");
         assert!(low > 0.0625 && high < 0.8125 && low < 0.4375 && high > 0.4375, "{low} {high}");
@@ -320,18 +320,18 @@ mod tests {
 
     #[test]
     fn fractions_without_spread_have_an_exact_interval() {
-        let items: Vec<Item> = (0..20).map(|i| item(i, "a", &(i / 2).to_string(), Some(1.0))).collect();
+        let items: Vec<QuestionScores> = (0..20).map(|i| item(i, "a", &(i / 2).to_string(), Some(1.0))).collect();
         let interval = estimates(&items.iter().collect::<Vec<_>>())["dice"].interval.unwrap();
         // 10 of 10 patients: SciPy's `binomtest(10, 10).proportion_ci(method="exact")` is 0.6915 to 1
         assert!((interval.low - 0.691_503).abs() < 1e-5 && interval.high == 1.0, "{interval:?}");
-        let items: Vec<Item> = (0..4).map(|i| item(i, "a", &i.to_string(), Some(0.0))).collect();
+        let items: Vec<QuestionScores> = (0..4).map(|i| item(i, "a", &i.to_string(), Some(0.0))).collect();
         let interval = estimates(&items.iter().collect::<Vec<_>>())["dice"].interval.unwrap();
         assert!((interval.high - 0.602_365).abs() < 1e-5 && interval.low == 0.0, "{interval:?}");
     }
 
     #[test]
     fn presence_scores_of_unknown_targets_do_not_count() {
-        let mut items: Vec<Item> = (0..8).map(|i| item(i, "a", &i.to_string(), None)).collect();
+        let mut items: Vec<QuestionScores> = (0..8).map(|i| item(i, "a", &i.to_string(), None)).collect();
         for (i, item) in items.iter_mut().enumerate() {
             item.presence = i as f64 / 8.0;
             item.is_present = (i < 6).then_some(i % 2 == 1);
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn differences_are_paired() {
-        let run = |shift: f64| -> Vec<Item> {
+        let run = |shift: f64| -> Vec<QuestionScores> {
             (0..30).map(|i| item(i, "a", &i.to_string(), Some(i as f64 / 60.0 + shift))).collect()
         };
         let found = differences(&run(0.0), &run(0.1)).unwrap();

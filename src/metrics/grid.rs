@@ -103,14 +103,14 @@ impl Spacing {
 /// The smallest box that contains the foreground of both masks. Distances between masks do not depend on the cells
 /// outside of it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Window {
+pub(super) struct ForegroundBox {
     first: [usize; 3],
     /// Size of the box.
     pub(super) size: Size,
     whole: Size,
 }
 
-impl Window {
+impl ForegroundBox {
     /// `None` if both masks are empty.
     pub(super) fn around(a: &[bool], b: &[bool], whole: Size) -> Option<Self> {
         let (mut first, mut last) = ([usize::MAX; 3], [0; 3]);

@@ -1,4 +1,14 @@
-//! Quantiles and the median.
+//! Mean, quantiles and the median.
+
+/// The mean; `None` without values.
+pub fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let (mut sum, mut count) = (0.0, 0_u64);
+    for value in values {
+        sum += value;
+        count += 1;
+    }
+    (count > 0).then(|| sum / count as f64)
+}
 
 /// The `q` quantile (0..=1) of `values` with linear interpolation, like numpy's. `None` if there are no values, or one
 /// is NaN.

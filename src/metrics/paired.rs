@@ -4,7 +4,7 @@
 //! bootstrap) resamples seeds and images, but with three seeds it underestimates the spread between seeds. The
 //! *t-interval* over the seeds' mean differences accounts for few seeds, but treats the images as fixed. A result other
 //! than [`Conclusion::NoGain`] needs both to exclude 0 on the same side. With one seed there is only the bootstrap over
-//! images; [`Comparison::images_only`] then says that another seed may give another result.
+//! images; [`GroupComparison::images_only`] then says that another seed may give another result.
 //!
 //! All seeds use the same images, so one sample of images applies to all seeds. A sample per seed would make the
 //! interval too narrow.
@@ -60,7 +60,7 @@ pub enum Conclusion {
 
 /// Comparison of one group.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Comparison {
+pub struct GroupComparison {
     /// Name of the group, or [`ALL`].
     pub group: String,
     /// Number of seeds of each arm.
@@ -89,11 +89,11 @@ pub struct Comparison {
 ///
 /// # Errors
 /// [`Error::Config`] if the arms differ in seeds or images, if there are none, or if a score is not finite.
-pub fn compare(scores: &Scores, seed: u64) -> Result<Vec<Comparison>> {
+pub fn compare(scores: &Scores, seed: u64) -> Result<Vec<GroupComparison>> {
     check(scores)?;
     let groups: BTreeSet<&str> = scores.groups.iter().map(String::as_str).collect();
     let of_group = |name: &str| (0..scores.groups.len()).filter(|&i| scores.groups[i] == name).collect::<Vec<usize>>();
-    let mut found: Vec<Comparison> = groups.iter().map(|name| one(name, scores, &of_group(name), seed)).collect();
+    let mut found: Vec<GroupComparison> = groups.iter().map(|name| one(name, scores, &of_group(name), seed)).collect();
     found.push(one(ALL, scores, &(0..scores.groups.len()).collect::<Vec<_>>(), seed));
     Ok(found)
 }
@@ -120,7 +120,7 @@ fn check(scores: &Scores) -> Result<()> {
     Ok(())
 }
 
-fn one(name: &str, scores: &Scores, images: &[usize], seed: u64) -> Comparison {
+fn one(name: &str, scores: &Scores, images: &[usize], seed: u64) -> GroupComparison {
     let differences: Vec<Vec<f64>> = scores
         .baseline
         .iter()
@@ -133,7 +133,7 @@ fn one(name: &str, scores: &Scores, images: &[usize], seed: u64) -> Comparison {
     let by_seed: Vec<f64> = differences.iter().map(|row| mean(row)).collect();
     let bootstrap = bootstrap(&differences, &mut rng::stream(seed, "paired bootstrap", &[]));
     let over_seeds = t_interval(&by_seed);
-    Comparison {
+    GroupComparison {
         group: name.to_owned(),
         seeds: differences.len(),
         images: images.len(),
@@ -229,7 +229,7 @@ impl fmt::Display for Conclusion {
 }
 
 /// The comparisons as a text table.
-pub fn table(rows: &[Comparison]) -> String {
+pub fn table(rows: &[GroupComparison]) -> String {
     let header = ["group", "images", "seeds", "baseline", "other", "difference", "bootstrap 95 %", "t 95 %", "verdict"];
     let cells: Vec<Vec<String>> = rows
         .iter()

@@ -6,31 +6,24 @@
 //! Sources: Porter 1980, <https://www.tartarus.org/~martin/PorterStemmer/>, and `nltk.stem.porter` in its default mode.
 //! Deviations: none known.
 
-/// Words with an irregular stem.
-const IRREGULAR: [(&str, &str); 16] = [
-    ("sky", "sky"),
-    ("skies", "sky"),
-    ("dying", "die"),
-    ("lying", "lie"),
-    ("tying", "tie"),
-    ("news", "news"),
-    ("innings", "inning"),
-    ("inning", "inning"),
-    ("outings", "outing"),
-    ("outing", "outing"),
-    ("cannings", "canning"),
-    ("canning", "canning"),
-    ("howe", "howe"),
-    ("proceed", "proceed"),
-    ("exceed", "exceed"),
-    ("succeed", "succeed"),
-];
+/// Words with an irregular stem, as `word>stem`.
+const IRREGULAR: &str = "sky>sky skies>sky dying>die lying>lie tying>tie news>news innings>inning inning>inning \
+    outings>outing outing>outing cannings>canning canning>canning howe>howe proceed>proceed exceed>exceed succeed>succeed";
+/// Rules of step 2, as `suffix>replacement`.
+const DOUBLE_SUFFIXES: &str = "ational>ate tional>tion enci>ence anci>ance izer>ize bli>ble alli>al entli>ent eli>e \
+    ousli>ous ization>ize ation>ate ator>ate alism>al iveness>ive fulness>ful ousness>ous aliti>al iviti>ive biliti>ble \
+    fulli>ful";
+/// Rules of step 3.
+const FULL_AND_NESS: &str = "icate>ic ative> alize>al iciti>ic ical>ic ful> ness>";
+/// Rules of step 4 without `ion`.
+const BARE_SUFFIXES: &str =
+    "al> ance> ence> er> ic> able> ible> ant> ement> ment> ent> ou> ism> ate> iti> ous> ive> ize>";
 
 /// The stem of a word, in lower case.
 pub fn stem(word: &str) -> String {
     let word = word.to_lowercase();
-    if let Some((_, stem)) = IRREGULAR.iter().find(|(irregular, _)| *irregular == word) {
-        return (*stem).to_owned();
+    if let Some((_, stem)) = pairs(IRREGULAR).find(|(irregular, _)| *irregular == word) {
+        return stem.to_owned();
     }
     if word.chars().count() <= 2 {
         return word;
@@ -39,7 +32,7 @@ pub fn stem(word: &str) -> String {
     let word = past_and_gerund(word);
     let word = final_y(word);
     let word = double_suffix(word);
-    let word = full_and_ness(word);
+    let word = first_that_fits(word, rules(FULL_AND_NESS, positive));
     let word = bare_suffix(word);
     final_l(final_e(word))
 }
@@ -90,11 +83,21 @@ fn ends_in_cvc(word: &str) -> bool {
     }
 }
 
+/// The pairs `left>right` of a list.
+fn pairs(list: &'static str) -> impl Iterator<Item = (&'static str, &'static str)> {
+    list.split_whitespace().filter_map(|pair| pair.split_once('>'))
+}
+
 /// A rule: suffix, replacement, and a condition on the part before the suffix.
 type Rule = (&'static str, &'static str, fn(&str) -> bool);
 
+/// Rules with the same condition.
+fn rules(list: &'static str, holds: fn(&str) -> bool) -> impl Iterator<Item = Rule> {
+    pairs(list).map(move |(suffix, replacement)| (suffix, replacement, holds))
+}
+
 /// Applies the first rule whose suffix matches. If its condition is false, no other rule is tried.
-fn first_that_fits(word: String, rules: &[Rule]) -> String {
+fn first_that_fits(word: String, rules: impl IntoIterator<Item = Rule>) -> String {
     for (suffix, replacement, holds) in rules {
         if let Some(start) = word.strip_suffix(suffix) {
             return if holds(start) { format!("{start}{replacement}") } else { word };
@@ -105,13 +108,12 @@ fn first_that_fits(word: String, rules: &[Rule]) -> String {
 
 /// Step 1a.
 fn plural(word: String) -> String {
-    let always: fn(&str) -> bool = |_| true;
     if word.chars().count() == 4
         && let Some(start) = word.strip_suffix("ies")
     {
         return format!("{start}ie");
     }
-    first_that_fits(word, &[("sses", "ss", always), ("ies", "i", always), ("ss", "ss", always), ("s", "", always)])
+    first_that_fits(word, rules("sses>ss ies>i ss>ss s>", |_| true))
 }
 
 /// Step 1b.
@@ -141,7 +143,7 @@ fn past_and_gerund(word: String) -> String {
 /// Step 1c in nltk's form: `y` after a consonant that is not the first letter.
 fn final_y(word: String) -> String {
     let holds = |start: &str| start.chars().count() > 1 && consonants(start).last() == Some(&true);
-    first_that_fits(word, &[("y", "i", holds)])
+    first_that_fits(word, rules("y>i", holds))
 }
 
 /// Step 2.
@@ -151,78 +153,15 @@ fn double_suffix(word: String) -> String {
     {
         return double_suffix(format!("{start}al"));
     }
-    first_that_fits(
-        word,
-        &[
-            ("ational", "ate", positive),
-            ("tional", "tion", positive),
-            ("enci", "ence", positive),
-            ("anci", "ance", positive),
-            ("izer", "ize", positive),
-            ("bli", "ble", positive),
-            ("alli", "al", positive),
-            ("entli", "ent", positive),
-            ("eli", "e", positive),
-            ("ousli", "ous", positive),
-            ("ization", "ize", positive),
-            ("ation", "ate", positive),
-            ("ator", "ate", positive),
-            ("alism", "al", positive),
-            ("iveness", "ive", positive),
-            ("fulness", "ful", positive),
-            ("ousness", "ous", positive),
-            ("aliti", "al", positive),
-            ("iviti", "ive", positive),
-            ("biliti", "ble", positive),
-            ("fulli", "ful", positive),
-            // the `l` counts as part of the stem, so that `geologi` and `archaeologi` are treated alike
-            ("logi", "log", |start| positive(&format!("{start}l"))),
-        ],
-    )
-}
-
-/// Step 3.
-fn full_and_ness(word: String) -> String {
-    first_that_fits(
-        word,
-        &[
-            ("icate", "ic", positive),
-            ("ative", "", positive),
-            ("alize", "al", positive),
-            ("iciti", "ic", positive),
-            ("ical", "ic", positive),
-            ("ful", "", positive),
-            ("ness", "", positive),
-        ],
-    )
+    // the `l` counts as part of the stem, so that `geologi` and `archaeologi` are treated alike
+    let logi: Rule = ("logi", "log", |start| positive(&format!("{start}l")));
+    first_that_fits(word, rules(DOUBLE_SUFFIXES, positive).chain([logi]))
 }
 
 /// Step 4.
 fn bare_suffix(word: String) -> String {
-    first_that_fits(
-        word,
-        &[
-            ("al", "", above_one),
-            ("ance", "", above_one),
-            ("ence", "", above_one),
-            ("er", "", above_one),
-            ("ic", "", above_one),
-            ("able", "", above_one),
-            ("ible", "", above_one),
-            ("ant", "", above_one),
-            ("ement", "", above_one),
-            ("ment", "", above_one),
-            ("ent", "", above_one),
-            ("ion", "", |start| above_one(start) && start.ends_with(['s', 't'])),
-            ("ou", "", above_one),
-            ("ism", "", above_one),
-            ("ate", "", above_one),
-            ("iti", "", above_one),
-            ("ous", "", above_one),
-            ("ive", "", above_one),
-            ("ize", "", above_one),
-        ],
-    )
+    let ion: Rule = ("ion", "", |start| above_one(start) && start.ends_with(['s', 't']));
+    first_that_fits(word, rules(BARE_SUFFIXES, above_one).chain([ion]))
 }
 
 /// Step 5a.

@@ -41,7 +41,7 @@ pub struct Bin {
 
 /// Expected calibration error and its curve.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Curve {
+pub struct ReliabilityCurve {
     /// Mean over pixels of the absolute difference between probability and fraction of foreground, bin by bin.
     pub ece: f64,
     /// The bins, from low to high probabilities.
@@ -61,7 +61,7 @@ impl Reliability {
     }
 
     /// The curve of the probabilities after division of their logits by `temperature`; `None` without pixels.
-    pub fn curve(&self, temperature: f64) -> Option<Curve> {
+    pub fn curve(&self, temperature: f64) -> Option<ReliabilityCurve> {
         let mut sums = [(0_u64, 0.0, 0_u64); BINS];
         for (level, &(pixels, foreground)) in self.levels.iter().enumerate().filter(|(_, counts)| counts.0 > 0) {
             let probability = level as f64 / (LEVELS - 1) as f64;
@@ -73,7 +73,7 @@ impl Reliability {
             sum.2 += foreground;
         }
         let all: u64 = sums.iter().map(|sum| sum.0).sum();
-        (all > 0).then(|| Curve {
+        (all > 0).then(|| ReliabilityCurve {
             ece: sums.iter().map(|(_, probability, foreground)| (probability - *foreground as f64).abs()).sum::<f64>()
                 / all as f64,
             bins: sums.iter().enumerate().map(|(i, sum)| bin(i, *sum)).collect(),

@@ -101,7 +101,7 @@ fn soft_ratio(product: f64, sum: f64) -> f64 {
 }
 
 /// Sums of scores over the images of one group (a modality, or all).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SegmentationSums {
     /// Number of images.
     pub images: u64,
@@ -118,11 +118,8 @@ pub struct SegmentationSums {
 impl SegmentationSums {
     /// Adds one image.
     pub fn add(&mut self, score: &ImageScore) {
-        self.images += 1;
-        self.dice += score.dice;
-        self.iou += score.iou;
-        self.soft_dice += score.soft_dice;
-        self.pooled += score.counts;
+        let ImageScore { counts: pooled, dice, iou, soft_dice } = *score;
+        self.merge(&Self { images: 1, dice, iou, soft_dice, pooled });
     }
 
     /// Adds another group's images.
@@ -155,15 +152,11 @@ pub struct SegmentationMeans {
 impl SegmentationMeans {
     /// Mean over groups, each with the same weight regardless of its number of images; `None` without groups.
     pub fn macro_mean(groups: impl IntoIterator<Item = Self>) -> Option<Self> {
-        let (mut count, mut sum) = (0_u64, Self { dice: 0.0, iou: 0.0, soft_dice: 0.0 });
-        for group in groups {
-            count += 1;
-            sum.dice += group.dice;
-            sum.iou += group.iou;
-            sum.soft_dice += group.soft_dice;
+        let mut sums = SegmentationSums::default();
+        for Self { dice, iou, soft_dice } in groups {
+            sums.merge(&SegmentationSums { images: 1, dice, iou, soft_dice, ..SegmentationSums::default() });
         }
-        let n = (count > 0).then_some(count as f64)?;
-        Some(Self { dice: sum.dice / n, iou: sum.iou / n, soft_dice: sum.soft_dice / n })
+        sums.means()
     }
 }
 

@@ -8,6 +8,7 @@
 
 use super::distance_transform::Nearest;
 use super::grid::{Size, Spacing};
+use super::order;
 
 /// numpy's `finfo(float64).eps`.
 const EPS: f64 = f64::EPSILON;
@@ -152,12 +153,7 @@ fn as_f64(truth: bool) -> f64 {
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
-    let (mut count, mut sum) = (0_u64, 0.0);
-    for value in values {
-        count += 1;
-        sum += value;
-    }
-    if count == 0 { 0.0 } else { sum / count as f64 }
+    order::mean(values).unwrap_or(0.0)
 }
 
 fn object_similarity(values: impl Iterator<Item = f64> + Clone) -> f64 {

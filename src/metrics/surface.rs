@@ -12,7 +12,7 @@
 //! [`border`](crate::border).
 
 use super::distance_transform::squared_distances;
-use super::grid::{Size, Spacing, Window};
+use super::grid::{ForegroundBox, Size, Spacing};
 use prsmed_base::error::Result;
 
 /// A piece of a contour or surface.
@@ -42,7 +42,7 @@ impl SurfaceDistances {
     pub fn of(prediction: &[bool], truth: &[bool], size: Size, spacing: Spacing) -> Result<Self> {
         size.check(prediction, truth)?;
         spacing.check()?;
-        let Some(window) = Window::around(prediction, truth, size) else {
+        let Some(window) = ForegroundBox::around(prediction, truth, size) else {
             return Ok(Self { prediction: Vec::new(), truth: Vec::new() });
         };
         let of_window = |mask: &[bool]| corners(&window.of(mask), window.size);
@@ -126,35 +126,10 @@ const NORMALS: [[f64; 3]; 9] = [
     [3.0, 3.0, 3.0],
 ];
 
-/// The different sets of facets around a corner: indices into [`NORMALS`].
-const FACETS: [&[usize]; 27] = [
-    &[],
-    &[6],
-    &[5, 5],
-    &[4, 4],
-    &[6, 6],
-    &[0, 6, 7],
-    &[0, 0],
-    &[3, 3],
-    &[1, 6, 7],
-    &[2, 6, 7],
-    &[6, 6, 6],
-    &[6, 6, 7, 7],
-    &[3, 3, 6],
-    &[4, 4, 6],
-    &[3, 4, 6, 8],
-    &[5, 5, 6],
-    &[3, 5, 6, 8],
-    &[0, 6, 6, 7],
-    &[1, 1],
-    &[4, 5, 6, 8],
-    &[1, 6, 6, 7],
-    &[5, 5, 5, 5],
-    &[2, 2],
-    &[2, 6, 6, 7],
-    &[4, 4, 4, 4],
-    &[3, 3, 3, 3],
-    &[6, 6, 6, 6],
+/// The different sets of facets around a corner: digits are indices into [`NORMALS`].
+const FACETS: [&str; 27] = [
+    "", "6", "55", "44", "66", "067", "00", "33", "167", "267", "666", "6677", "336", "446", "3468", "556", "3568",
+    "0667", "11", "4568", "1667", "5555", "22", "2667", "4444", "3333", "6666",
 ];
 
 /// Set of facets of each code from 0 to 127, `a` for the first and `A` for the last of [`FACETS`]. A code and its
@@ -171,7 +146,7 @@ fn surface_area(code: u8, spacing: Spacing) -> f64 {
         let [x, y, z] = [normal[0] * row * column, normal[1] * slice * column, normal[2] * slice * row];
         (x * x + y * y + z * z).sqrt() / 8.0
     };
-    FACETS[facets].iter().map(|&normal| area(NORMALS[normal])).sum()
+    FACETS[facets].bytes().map(|digit| area(NORMALS[usize::from(digit - b'0')])).sum()
 }
 
 /// The pieces of the contour `own` with their distances to the contour `other`.

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::estimates::{self, Estimate, Estimates, Item, estimates, macro_estimates};
-use crate::reliability::{Curve, Reliability};
+use crate::estimates::{self, Estimate, Estimates, QuestionScores, estimates, macro_estimates};
+use crate::order::mean;
+use crate::reliability::{Reliability, ReliabilityCurve};
 use crate::segmentation::{ImageScore, SegmentationMeans, SegmentationSums};
 use crate::text::{BleuCounts, TextScores};
 use crate::text_table::aligned;
@@ -50,7 +51,7 @@ impl Share {
 pub struct GroupSums {
     segmentation: SegmentationSums,
     thresholds: ThresholdSums,
-    positions_right: u64,
+    positions_right: Share,
     /// Number of questions by the location of their label.
     positions: BTreeMap<Position, u64>,
     mask_positions: Share,
@@ -73,7 +74,7 @@ impl GroupSums {
     /// [`Error::Shape`](prsmed_base::Error::Shape) if the sizes do not match.
     pub fn add_mask(&mut self, probabilities: &[f32], truth: &[bool], size: (usize, usize)) -> Result<ImageScore> {
         let score = ImageScore::of(probabilities, truth)?;
-        self.thresholds.add(probabilities, size, truth, size)?;
+        self.thresholds.add(probabilities, truth, size.0)?;
         self.segmentation.add(&score);
         Ok(score)
     }
@@ -85,9 +86,9 @@ impl GroupSums {
         self.bleu += BleuCounts::of(answer, reference);
         self.answers += 1;
         let right = label.and_then(|label| is_right(answer, label));
-        if let (Some(right), Some(position)) = (right, label.and_then(first_location)) {
+        self.positions_right.add(right);
+        if let Some(position) = label.and_then(first_location) {
             *self.positions.entry(position).or_default() += 1;
-            self.positions_right += u64::from(right);
         }
         (scores, right)
     }
@@ -99,22 +100,13 @@ impl GroupSums {
         self.agreements.add(agrees);
     }
 
-    fn num_positions(&self) -> u64 {
-        self.positions.values().sum()
-    }
-
-    /// The most common location of the labels, and its number; the first of equal ones in reading order.
-    fn most_common(&self) -> Option<(Position, u64)> {
-        self.positions.iter().rev().max_by_key(|(_, count)| **count).map(|(position, count)| (*position, *count))
-    }
-
     fn merge(&mut self, other: &Self) {
         self.segmentation.merge(&other.segmentation);
         self.thresholds.merge(&other.thresholds);
         for (position, count) in &other.positions {
             *self.positions.entry(*position).or_default() += count;
         }
-        self.positions_right += other.positions_right;
+        self.positions_right.merge(other.positions_right);
         self.mask_positions.merge(other.mask_positions);
         self.agreements.merge(other.agreements);
         self.text.add(&other.text);
@@ -123,10 +115,10 @@ impl GroupSums {
         self.images.extend(other.images.iter().cloned());
     }
 
-    fn row(&self, name: &str, items: &[&Item]) -> EvalRow {
-        let answers = self.answers as f64;
-        let positions = self.num_positions();
-        let share = |count: u64| (positions > 0).then(|| count as f64 / positions as f64);
+    fn row(&self, name: &str, items: &[&QuestionScores]) -> EvalRow {
+        let all = self.positions_right.all;
+        // the first of equal ones in reading order
+        let most_common = self.positions.iter().rev().max_by_key(|(_, count)| **count);
         EvalRow {
             name: name.to_owned(),
             questions: self.answers,
@@ -135,16 +127,12 @@ impl GroupSums {
             images: self.images.len() as u64,
             segmentation: self.segmentation.means(),
             thresholds: self.thresholds.scores(),
-            position_accuracy: share(self.positions_right),
+            position_accuracy: self.positions_right.value(),
             mask_position_accuracy: self.mask_positions.value(),
             position_agreement: self.agreements.value(),
-            position_base_rate: self.most_common().and_then(|(_, count)| share(count)),
-            most_common_position: self.most_common().map(|(position, _)| position.to_string()),
-            text: (self.answers > 0).then(|| TextScores {
-                bleu: self.text.bleu / answers,
-                rouge1: self.text.rouge1 / answers,
-                meteor_exact_stem: self.text.meteor_exact_stem / answers,
-            }),
+            position_base_rate: most_common.and_then(|(_, yes)| Share { yes: *yes, all }.value()),
+            most_common_position: most_common.map(|(position, _)| position.to_string()),
+            text: (self.answers > 0).then(|| self.text.divided(self.answers as f64)),
             corpus_bleu: (self.answers > 0).then(|| self.bleu.bleu()),
         }
     }
@@ -154,7 +142,7 @@ impl GroupSums {
 #[derive(Debug, Clone, Default)]
 pub struct EvalSums {
     groups: BTreeMap<String, GroupSums>,
-    items: Vec<Item>,
+    items: Vec<QuestionScores>,
     counts: PresenceCounts,
     reliability: Reliability,
 }
@@ -166,7 +154,7 @@ impl EvalSums {
     }
 
     /// Adds the scores of one question. A mask is withheld if its presence score is below the threshold of the run.
-    pub fn add_item(&mut self, item: Item, is_withheld: bool) {
+    pub fn add_item(&mut self, item: QuestionScores, is_withheld: bool) {
         self.counts.add(item.is_present, is_withheld);
         self.items.push(item);
     }
@@ -177,7 +165,7 @@ impl EvalSums {
     }
 
     /// The scores of the questions so far.
-    pub fn items(&self) -> &[Item] {
+    pub fn items(&self) -> &[QuestionScores] {
         &self.items
     }
 
@@ -185,7 +173,7 @@ impl EvalSums {
     pub fn summary(&self, protocol: Protocol) -> EvalSummary {
         let mut all = GroupSums::default();
         self.groups.values().for_each(|group| all.merge(group));
-        let items: Vec<&Item> = self.items.iter().collect();
+        let items: Vec<&QuestionScores> = self.items.iter().collect();
         let of_class = |name: &str| items.iter().copied().filter(|item| item.class == name).collect::<Vec<_>>();
         let row = |(name, group): (&String, &GroupSums)| group.row(name, &of_class(name));
         let modalities: Vec<EvalRow> = self.groups.iter().map(row).collect();
@@ -198,7 +186,7 @@ impl EvalSums {
             pooled: Pooled { dice: all.segmentation.pooled.dice(), iou: all.segmentation.pooled.iou() },
             modalities,
             presence: self.counts,
-            calibration: self.reliability.curve(1.0).map(|raw| Calibration {
+            calibration: self.reliability.curve(1.0).map(|raw| PixelCalibration {
                 raw,
                 temperature: protocol.temperature,
                 scaled: protocol.temperature.and_then(|temperature| self.reliability.curve(temperature)),
@@ -227,7 +215,8 @@ pub struct Protocol {
 }
 
 /// How many of the scored questions are about what the run, or a run that it started from, was trained on.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(from = "StoredTrainedOn", into = "StoredTrainedOn")]
 pub struct TrainedOn {
     /// Questions about images of the training; at least so many if `unknown` has a reason.
     pub images: u64,
@@ -248,30 +237,22 @@ struct StoredTrainedOn {
     trained_on_unknown: Option<String>,
 }
 
-impl Serialize for TrainedOn {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let known = |number: u64| self.unknown.is_none().then_some(number);
-        let unknown = self.unknown.as_ref().map(|reason| match self.images {
-            0 => reason.clone(),
+impl From<TrainedOn> for StoredTrainedOn {
+    fn from(TrainedOn { images, patients, unknown }: TrainedOn) -> Self {
+        let known = |number: u64| unknown.is_none().then_some(number);
+        let (trained_on, trained_on_patients) = (known(images), patients.and_then(known));
+        let trained_on_unknown = unknown.map(|reason| match images {
+            0 => reason,
             least => format!("{reason}; at least {least} of these questions are about its training images"),
         });
-        StoredTrainedOn {
-            trained_on: known(self.images),
-            trained_on_patients: self.patients.and_then(known),
-            trained_on_unknown: unknown,
-        }
-        .serialize(serializer)
+        Self { trained_on, trained_on_patients, trained_on_unknown }
     }
 }
 
-impl<'de> Deserialize<'de> for TrainedOn {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let stored = StoredTrainedOn::deserialize(deserializer)?;
-        Ok(Self {
-            images: stored.trained_on.unwrap_or_default(),
-            patients: stored.trained_on_patients,
-            unknown: stored.trained_on_unknown,
-        })
+impl From<StoredTrainedOn> for TrainedOn {
+    fn from(stored: StoredTrainedOn) -> Self {
+        let StoredTrainedOn { trained_on, trained_on_patients: patients, trained_on_unknown: unknown } = stored;
+        Self { images: trained_on.unwrap_or_default(), patients, unknown }
     }
 }
 
@@ -326,13 +307,13 @@ impl PresenceCounts {
 
 /// Calibration of the pixel probabilities.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Calibration {
+pub struct PixelCalibration {
     /// Of the probabilities as the model computes them.
-    pub raw: Curve,
+    pub raw: ReliabilityCurve,
     /// Temperature of the run; `None` if it has none.
     pub temperature: Option<f64>,
     /// Of the probabilities at that temperature.
-    pub scaled: Option<Curve>,
+    pub scaled: Option<ReliabilityCurve>,
 }
 
 /// A row of the table: a modality, or a mean.
@@ -404,7 +385,7 @@ pub struct EvalSummary {
     pub presence: PresenceCounts,
     /// Calibration of the pixel probabilities; `None` without masks.
     #[serde(default)]
-    pub calibration: Option<Calibration>,
+    pub calibration: Option<PixelCalibration>,
     /// How the questions were scored.
     #[serde(default)]
     pub protocol: Protocol,
@@ -413,7 +394,10 @@ pub struct EvalSummary {
 fn macro_mean(rows: &[EvalRow]) -> EvalRow {
     let thresholds: Vec<ThresholdScores> = rows.iter().filter_map(|row| row.thresholds).collect();
     let text: Vec<TextScores> = rows.iter().filter_map(|row| row.text).collect();
-    let text_mean = |part: fn(&TextScores) -> f64| mean(text.iter().map(part));
+    let mut text_sum = TextScores::default();
+    for scores in &text {
+        text_sum.add(scores);
+    }
     EvalRow {
         name: "macro mean".into(),
         questions: rows.iter().map(|row| row.questions).sum(),
@@ -427,18 +411,9 @@ fn macro_mean(rows: &[EvalRow]) -> EvalRow {
         position_agreement: mean(rows.iter().filter_map(|row| row.position_agreement)),
         position_base_rate: mean(rows.iter().filter_map(|row| row.position_base_rate)),
         most_common_position: None,
-        text: text_mean(|t| t.bleu).map(|bleu| TextScores {
-            bleu,
-            rouge1: text_mean(|t| t.rouge1).unwrap_or_default(),
-            meteor_exact_stem: text_mean(|t| t.meteor_exact_stem).unwrap_or_default(),
-        }),
+        text: (!text.is_empty()).then(|| text_sum.divided(text.len() as f64)),
         corpus_bleu: mean(rows.iter().filter_map(|row| row.corpus_bleu)),
     }
-}
-
-fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let values: Vec<f64> = values.collect();
-    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
 const HEADER: [&str; 10] =
@@ -448,8 +423,10 @@ impl EvalRow {
     fn cells(&self) -> Vec<String> {
         let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| fixed(v, 4));
         let (seg, thr, text) = (self.segmentation, self.thresholds, self.text);
-        let mut cells = vec![self.name.clone(), self.questions.to_string(), self.images.to_string()];
-        cells.extend([
+        vec![
+            self.name.clone(),
+            self.questions.to_string(),
+            self.images.to_string(),
             number(seg.map(|s| s.dice)),
             number(seg.map(|s| s.iou)),
             number(thr.map(|t| t.mean_dic)),
@@ -457,8 +434,7 @@ impl EvalRow {
             number(self.position_accuracy),
             number(self.position_base_rate),
             number(text.map(|t| t.bleu)),
-        ]);
-        cells
+        ]
     }
 }
 
@@ -480,12 +456,9 @@ impl fmt::Display for EvalSummary {
         if self.all_images.position_accuracy.is_some() {
             writeln!(f, "position: answers with the right location; base: always naming the most common location")?;
         }
-        write!(f, "BLEU: mean of the BLEU-4 of each answer, without smoothing")?;
-        writeln!(
-            f,
-            "{}",
-            self.all_images.corpus_bleu.map_or_else(String::new, |bleu| format!("; of all answers together {bleu:.4}"))
-        )?;
+        let corpus_bleu = self.all_images.corpus_bleu.map(|bleu| format!("; of all answers together {bleu:.4}"));
+        let corpus_bleu = corpus_bleu.unwrap_or_default();
+        writeln!(f, "BLEU: mean of the BLEU-4 of each answer, without smoothing{corpus_bleu}")?;
         if self.all_images.estimates.is_empty() {
             return Ok(());
         }

@@ -42,6 +42,12 @@ impl TextScores {
         self.meteor_exact_stem += other.meteor_exact_stem;
     }
 
+    /// The means of `count` answers from their sums.
+    pub(super) fn divided(&self, count: f64) -> Self {
+        let Self { bleu, rouge1, meteor_exact_stem } = self;
+        Self { bleu: bleu / count, rouge1: rouge1 / count, meteor_exact_stem: meteor_exact_stem / count }
+    }
+
     /// Scores one answer.
     pub fn of(answer: &str, reference: &str) -> Self {
         Self {
@@ -118,15 +124,12 @@ pub fn rouge1_f1(answer: &str, reference: &str) -> f64 {
 /// METEOR (alpha 0.9, beta 3, gamma 0.5) with exact matches, then stem matches; case-insensitive.
 pub fn meteor_exact_stem(answer: &str, reference: &str) -> f64 {
     let lower = |text: &str| words(text).into_iter().map(|word| word.to_lowercase()).collect::<Vec<_>>();
-    meteor_of_words(&lower(answer), &lower(reference))
-}
-
-fn meteor_of_words(answer: &[String], reference: &[String]) -> f64 {
+    let (answer, reference) = (lower(answer), lower(reference));
     let mut pairs = Vec::new();
     let (mut left, mut right): (Vec<usize>, Vec<usize>) = ((0..answer.len()).collect(), (0..reference.len()).collect());
-    match_words(answer, reference, &mut left, &mut right, &mut pairs);
+    match_words(&answer, &reference, &mut left, &mut right, &mut pairs);
     let stems = |words: &[String]| words.iter().map(|word| stem(word)).collect::<Vec<_>>();
-    match_words(&stems(answer), &stems(reference), &mut left, &mut right, &mut pairs);
+    match_words(&stems(&answer), &stems(&reference), &mut left, &mut right, &mut pairs);
     if pairs.is_empty() {
         return 0.0;
     }
@@ -278,13 +281,11 @@ fn split_inside(core: &str, out: &mut Vec<String>) {
         // `1,5` and `10:30` stay together
         let number = matches!(c, ',' | ':') && rest.peek().is_some_and(char::is_ascii_digit);
         if is_detached(c) && !number {
-            push_clitic(&word, out);
-            word.clear();
+            push_clitic(&std::mem::take(&mut word), out);
             out.push(c.to_string());
         } else if c == '-' && previous == Some('-') {
             word.pop();
-            push_clitic(&word, out);
-            word.clear();
+            push_clitic(&std::mem::take(&mut word), out);
             out.push("--".into());
         } else {
             word.push(c);
@@ -295,21 +296,11 @@ fn split_inside(core: &str, out: &mut Vec<String>) {
 }
 
 fn push_clitic(word: &str, out: &mut Vec<String>) {
-    if word.is_empty() {
-        return;
-    }
     let lower = word.to_ascii_lowercase();
-    if lower == "cannot" {
-        out.extend([word[..3].to_owned(), word[3..].to_owned()]);
-        return;
-    }
     let clitic = ["n't", "'s", "'m", "'d", "'ll", "'re", "'ve"].into_iter().find(|c| lower.ends_with(c));
-    let cut = word.len() - clitic.map_or(0, str::len);
-    if cut == 0 || cut == word.len() {
-        out.push(word.to_owned());
-    } else {
-        out.extend([word[..cut].to_owned(), word[cut..].to_owned()]);
-    }
+    let cut = if lower == "cannot" { 3 } else { word.len() - clitic.map_or(0, str::len) };
+    let (start, end) = word.split_at(cut);
+    out.extend([start, end].into_iter().filter(|part| !part.is_empty()).map(str::to_owned));
 }
 
 #[cfg(test)]

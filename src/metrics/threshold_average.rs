@@ -12,7 +12,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::segmentation::{check_probabilities, same_length};
-use crate::structure;
+use crate::{order, structure};
 use prsmed_base::error::{Error, Result};
 
 /// Number of thresholds: 1, 254/255, ..., 0.
@@ -26,27 +26,6 @@ pub fn stretch_8bit(probabilities: &[f32]) -> Vec<u8> {
     let range = high - low + 1e-8;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in 0..=255; `as` saturates, NaN is 0")]
     probabilities.iter().map(|p| ((p - low) / range * 255.0).round_ties_even() as u8).collect()
-}
-
-/// Nearest-neighbour resize with OpenCV's source pixels: `floor(x * source / target)`, without half-pixel offset.
-/// Sizes are `(width, height)`.
-///
-/// # Errors
-/// [`Error::Shape`] if `pixels` does not have `from.0 * from.1` elements, or a size is empty.
-pub fn resize_nearest(pixels: &[u8], from: (usize, usize), to: (usize, usize)) -> Result<Vec<u8>> {
-    if from.0 * from.1 != pixels.len() || pixels.is_empty() || to.0 * to.1 == 0 {
-        let reason = format!("cannot resize {} pixels as {}x{} to {}x{}", pixels.len(), from.0, from.1, to.0, to.1);
-        return Err(Error::Shape { reason });
-    }
-    let (columns, rows) = (nearest_indices(from.0, to.0), nearest_indices(from.1, to.1));
-    Ok(rows.iter().flat_map(|y| columns.iter().map(move |x| pixels[y * from.0 + x])).collect())
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "image sides are small and not negative")]
-fn nearest_indices(from: usize, to: usize) -> Vec<usize> {
-    // two divisions, not one: OpenCV inverts the given scale, and the floor depends on that rounding
-    let scale = 1.0 / (to as f64 / from as f64);
-    (0..to).map(|i| ((i as f64 * scale).floor() as usize).min(from - 1)).collect()
 }
 
 /// The thresholds, in the order and with the rounding of the reference (`numpy.linspace(1, 0, 256)`).
@@ -67,49 +46,21 @@ fn first_levels() -> [usize; NUM_THRESHOLDS] {
     })
 }
 
-/// Scores of one image at one threshold.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct AtThreshold {
-    dice: f64,
-    iou: f64,
-    sensitivity: f64,
-    specificity: f64,
-    enhanced: f64,
-}
+/// Scores of one image at one threshold: Dice, IoU, sensitivity, specificity and E-measure.
+type AtThreshold = [f64; 5];
 
-impl AtThreshold {
-    /// `both`, `predicted`, `truth`, `pixels` are pixel counts. Without overlap all scores but the E-measure are 0,
-    /// also the specificity, as in the reference.
-    fn of(both: f64, predicted: f64, truth: f64, pixels: f64) -> Self {
-        let enhanced = structure::enhanced_alignment(both, predicted, truth, pixels);
-        if both == 0.0 {
-            return Self { enhanced, ..Self::default() };
-        }
-        Self {
-            dice: 2.0 * both / (truth + predicted),
-            iou: both / (truth + predicted - both),
-            sensitivity: both / truth,
-            specificity: specificity(both, predicted, truth, pixels),
-            enhanced,
-        }
+/// `both`, `predicted`, `truth`, `pixels` are pixel counts. Without overlap all scores but the E-measure are 0, also the
+/// specificity, as in the reference.
+fn at_threshold(both: f64, predicted: f64, truth: f64, pixels: f64) -> AtThreshold {
+    let enhanced = structure::enhanced_alignment(both, predicted, truth, pixels);
+    if both == 0.0 {
+        return [0.0, 0.0, 0.0, 0.0, enhanced];
     }
-}
-
-impl AtThreshold {
-    fn add(&mut self, other: &Self) {
-        self.dice += other.dice;
-        self.iou += other.iou;
-        self.sensitivity += other.sensitivity;
-        self.specificity += other.specificity;
-        self.enhanced += other.enhanced;
-    }
-}
-
-fn specificity(both: f64, predicted: f64, truth: f64, pixels: f64) -> f64 {
     let negatives = pixels - truth;
     let true_negatives = negatives - (predicted - both);
     // without any negative pixel the reference divides 0 by 0
-    if negatives == 0.0 { 0.0 } else { true_negatives / negatives }
+    let specificity = if negatives == 0.0 { 0.0 } else { true_negatives / negatives };
+    [2.0 * both / (truth + predicted), both / (truth + predicted - both), both / truth, specificity, enhanced]
 }
 
 /// Sums of the threshold curves over images. Scores are averaged over images first, then over thresholds.
@@ -125,27 +76,20 @@ pub struct ThresholdSums {
 
 impl Default for ThresholdSums {
     fn default() -> Self {
-        let curve = vec![AtThreshold::default(); NUM_THRESHOLDS];
+        let curve = vec![[0.0; 5]; NUM_THRESHOLDS];
         Self { images: 0, curve, mae: 0.0, structure: 0.0, weighted_f: 0.0, weighted_f_images: 0 }
     }
 }
 
 impl ThresholdSums {
-    /// Adds one image: its probability map of any size, and its truth of `truth_size` (width, height). Like the
-    /// reference, it stretches the map to 8 bit and resizes it to the truth.
+    /// Adds one image: its probability map and its truth of the same size. Like the reference, it stretches the map to 8
+    /// bit. `width` is the number of columns.
     ///
     /// # Errors
-    /// [`Error::Shape`] if a slice does not have the given size; [`Error::NotFinite`] for NaN.
-    pub fn add(
-        &mut self,
-        probabilities: &[f32],
-        size: (usize, usize),
-        truth: &[bool],
-        truth_size: (usize, usize),
-    ) -> Result<()> {
+    /// As [`Self::add_8bit`]; [`Error::NotFinite`] for NaN.
+    pub fn add(&mut self, probabilities: &[f32], truth: &[bool], width: usize) -> Result<()> {
         check_probabilities(probabilities)?;
-        let prediction = resize_nearest(&stretch_8bit(probabilities), size, truth_size)?;
-        self.add_8bit(&prediction, truth, truth_size.0)
+        self.add_8bit(&stretch_8bit(probabilities), truth, width)
     }
 
     /// Adds one image with an 8-bit map of the truth's size. `width` is the number of columns.
@@ -158,21 +102,23 @@ impl ThresholdSums {
             let reason = format!("{} pixels are not an image of width {width}", truth.len());
             return Err(Error::Shape { reason });
         }
-        self.curve.iter_mut().zip(curve_of(prediction, truth)).for_each(|(sum, one)| sum.add(&one));
         let map = structure::MaskPair::new(prediction, truth, width);
-        self.images += 1;
-        self.mae += map.mean_absolute_error();
-        self.structure += map.structure_measure();
-        if let Some(value) = map.weighted_f() {
-            self.weighted_f += value;
-            self.weighted_f_images += 1;
-        }
+        let weighted_f = map.weighted_f();
+        self.merge(&Self {
+            images: 1,
+            curve: curve_of(prediction, truth).collect(),
+            mae: map.mean_absolute_error(),
+            structure: map.structure_measure(),
+            weighted_f: weighted_f.unwrap_or(0.0),
+            weighted_f_images: weighted_f.is_some().into(),
+        });
         Ok(())
     }
 
     /// Adds another group's images.
     pub fn merge(&mut self, other: &Self) {
-        self.curve.iter_mut().zip(&other.curve).for_each(|(sum, one)| sum.add(one));
+        let sums = self.curve.iter_mut().flatten().zip(other.curve.iter().flatten());
+        sums.for_each(|(sum, one)| *sum += one);
         self.images += other.images;
         self.mae += other.mae;
         self.structure += other.structure;
@@ -183,19 +129,19 @@ impl ThresholdSums {
     /// The mean scores of the images so far; `None` without images.
     pub fn scores(&self) -> Option<ThresholdScores> {
         let images = (self.images > 0).then_some(self.images as f64)?;
-        let mean = |part: fn(&AtThreshold) -> f64| {
-            self.curve.iter().map(|at| part(at) / images).sum::<f64>() / NUM_THRESHOLDS as f64
-        };
-        let max = |part: fn(&AtThreshold) -> f64| self.curve.iter().map(|at| part(at) / images).fold(0.0, f64::max);
+        let of_images = |score: usize| self.curve.iter().map(move |at| at[score] / images);
+        let [mean_dic, mean_iou, mean_sen, mean_spe, mean_em] =
+            std::array::from_fn(|score| of_images(score).sum::<f64>() / NUM_THRESHOLDS as f64);
+        let [max_dic, max_iou, _, _, max_em] = std::array::from_fn(|score| of_images(score).fold(0.0, f64::max));
         Some(ThresholdScores {
-            mean_dic: mean(|at| at.dice),
-            max_dic: max(|at| at.dice),
-            mean_iou: mean(|at| at.iou),
-            max_iou: max(|at| at.iou),
-            mean_sen: mean(|at| at.sensitivity),
-            mean_spe: mean(|at| at.specificity),
-            mean_em: mean(|at| at.enhanced),
-            max_em: max(|at| at.enhanced),
+            mean_dic,
+            max_dic,
+            mean_iou,
+            max_iou,
+            mean_sen,
+            mean_spe,
+            mean_em,
+            max_em,
             sm: self.structure / images,
             weighted_fm: (self.weighted_f_images > 0).then(|| self.weighted_f / self.weighted_f_images as f64),
             mae: self.mae / images,
@@ -215,7 +161,7 @@ fn curve_of(prediction: &[u8], truth: &[bool]) -> impl Iterator<Item = AtThresho
     }
     first_levels()
         .into_iter()
-        .map(move |level| AtThreshold::of(inside[level] as f64, all[level] as f64, inside[0] as f64, all[0] as f64))
+        .map(move |level| at_threshold(inside[level] as f64, all[level] as f64, inside[0] as f64, all[0] as f64))
 }
 
 /// Scores with the names of the reference, also when serialised.
@@ -260,7 +206,6 @@ impl ThresholdScores {
     pub fn macro_mean(groups: &[Self]) -> Option<Self> {
         let n = (!groups.is_empty()).then_some(groups.len() as f64)?;
         let mean = |part: fn(&Self) -> f64| groups.iter().map(part).sum::<f64>() / n;
-        let weighted: Vec<f64> = groups.iter().filter_map(|group| group.weighted_fm).collect();
         Some(Self {
             mean_dic: mean(|g| g.mean_dic),
             max_dic: mean(|g| g.max_dic),
@@ -271,7 +216,7 @@ impl ThresholdScores {
             mean_em: mean(|g| g.mean_em),
             max_em: mean(|g| g.max_em),
             sm: mean(|g| g.sm),
-            weighted_fm: (!weighted.is_empty()).then(|| weighted.iter().sum::<f64>() / weighted.len() as f64),
+            weighted_fm: order::mean(groups.iter().filter_map(|group| group.weighted_fm)),
             mae: mean(|g| g.mae),
         })
     }
@@ -300,23 +245,17 @@ mod tests {
                 let enhanced =
                     structure::enhanced_alignment(tp, tp + fp, tp + false_negative, tp + fp + tn + false_negative);
                 if tp == 0.0 {
-                    return AtThreshold { enhanced, ..AtThreshold::default() };
+                    return [0.0, 0.0, 0.0, 0.0, enhanced];
                 }
-                AtThreshold {
-                    dice: 2.0 * tp / (2.0 * tp + fp + false_negative),
-                    iou: tp / (tp + fp + false_negative),
-                    sensitivity: tp / (tp + false_negative),
-                    specificity: tn / (tn + fp),
-                    enhanced,
-                }
+                let (dice, iou) = (2.0 * tp / (2.0 * tp + fp + false_negative), tp / (tp + fp + false_negative));
+                [dice, iou, tp / (tp + false_negative), tn / (tn + fp), enhanced]
             })
             .collect()
     }
 
     fn scores_of(probabilities: &[f32], truth: &[bool], width: usize) -> ThresholdScores {
         let mut sums = ThresholdSums::default();
-        let size = (width, truth.len() / width);
-        sums.add(probabilities, size, truth, size).unwrap();
+        sums.add(probabilities, truth, width).unwrap();
         sums.scores().unwrap()
     }
 
@@ -327,13 +266,7 @@ mod tests {
             let truth: Vec<bool> = (0..40 * 30).map(|_| rng.random_bool(0.3)).collect();
             let prediction: Vec<u8> = (0..40 * 30).map(|_| if round == 0 { 3 } else { rng.random() }).collect();
             for (index, (fast, slow)) in curve_of(&prediction, &truth).zip(direct(&prediction, &truth)).enumerate() {
-                for (a, b) in [
-                    (fast.dice, slow.dice),
-                    (fast.iou, slow.iou),
-                    (fast.sensitivity, slow.sensitivity),
-                    (fast.specificity, slow.specificity),
-                    (fast.enhanced, slow.enhanced),
-                ] {
+                for (a, b) in fast.into_iter().zip(slow) {
                     assert!((a - b).abs() < 1e-12, "round {round}, threshold {index}: {fast:?} {slow:?}");
                 }
             }
@@ -360,9 +293,9 @@ mod tests {
 
     #[test]
     fn without_overlap_the_specificity_is_zero() {
-        let at = AtThreshold::of(0.0, 10.0, 20.0, 100.0);
-        assert_eq!((at.dice, at.specificity), (0.0, 0.0));
-        assert!(at.enhanced > 0.0);
+        let [dice, _, _, specificity, enhanced] = at_threshold(0.0, 10.0, 20.0, 100.0);
+        assert_eq!((dice, specificity), (0.0, 0.0));
+        assert!(enhanced > 0.0);
     }
 
     #[test]
@@ -386,12 +319,9 @@ mod tests {
     }
 
     #[test]
-    fn maps_are_stretched_and_resized() {
+    fn maps_are_stretched() {
         assert_eq!(stretch_8bit(&[0.25, 0.5, 0.75]), [0, 128, 255]);
         assert_eq!(stretch_8bit(&[0.7; 3]), [0, 0, 0]);
-        assert_eq!(resize_nearest(&[1, 2, 3, 4], (2, 2), (4, 1)).unwrap(), [1, 1, 2, 2]);
-        assert_eq!(resize_nearest(&[1, 2, 3, 4, 5], (5, 1), (3, 1)).unwrap(), [1, 2, 4]);
-        assert!(resize_nearest(&[1, 2, 3], (2, 2), (1, 1)).is_err());
     }
 
     #[test]

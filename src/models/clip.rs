@@ -29,8 +29,8 @@ pub struct Config {
     #[serde(default = "default_eps")]
     pub layer_norm_eps: f64,
     /// Activation of the MLP.
-    #[serde(default, skip_serializing_if = "Activation::is_quick_gelu")]
-    pub hidden_act: Activation,
+    #[serde(default, skip_serializing_if = "ClipActivation::is_quick_gelu")]
+    pub hidden_act: ClipActivation,
     /// Scale of random class and position embeddings. (Random positions start as fixed sines.)
     #[serde(default = "default_range")]
     pub initializer_range: f64,
@@ -55,19 +55,14 @@ impl Config {
             image_size: 336,
             patch_size: 14,
             layer_norm_eps: 1e-5,
-            hidden_act: Activation::QuickGelu,
+            hidden_act: ClipActivation::QuickGelu,
             initializer_range: default_range(),
         }
     }
 
     fn layer(&self) -> LayerConfig {
-        LayerConfig {
-            dim: self.hidden_size,
-            mlp_dim: self.intermediate_size,
-            num_heads: self.num_attention_heads,
-            eps: self.layer_norm_eps,
-            activation: self.hidden_act,
-        }
+        let Self { hidden_size, intermediate_size, num_attention_heads, layer_norm_eps, hidden_act, .. } = *self;
+        LayerConfig { hidden_size, intermediate_size, num_attention_heads, layer_norm_eps, hidden_act }
     }
 
     /// Number of patch tokens per image.
@@ -79,7 +74,7 @@ impl Config {
 /// Activation between the two layers of an MLP.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Activation {
+pub enum ClipActivation {
     /// `x sigmoid(1.702 x)`.
     #[default]
     QuickGelu,
@@ -87,7 +82,7 @@ pub enum Activation {
     Gelu,
 }
 
-impl Activation {
+impl ClipActivation {
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
     fn is_quick_gelu(&self) -> bool {
         *self == Self::QuickGelu
@@ -104,11 +99,11 @@ impl Activation {
 /// Sizes of one layer of the vision tower or a text tower.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LayerConfig {
-    pub(super) dim: i64,
-    pub(super) mlp_dim: i64,
-    pub(super) num_heads: i64,
-    pub(super) eps: f64,
-    pub(super) activation: Activation,
+    pub(super) hidden_size: i64,
+    pub(super) intermediate_size: i64,
+    pub(super) num_attention_heads: i64,
+    pub(super) layer_norm_eps: f64,
+    pub(super) hidden_act: ClipActivation,
 }
 
 #[derive(Debug)]
@@ -122,14 +117,14 @@ struct Attention {
 
 impl Attention {
     fn new(vs: &VarPath, config: LayerConfig) -> Self {
-        let d = config.dim;
+        let d = config.hidden_size;
         let linear = |name: &str| Linear::new(&vs.sub(name), d, d);
         Self {
             q_proj: linear("q_proj"),
             k_proj: linear("k_proj"),
             v_proj: linear("v_proj"),
             out_proj: linear("out_proj"),
-            num_heads: config.num_heads,
+            num_heads: config.num_attention_heads,
         }
     }
 
@@ -144,7 +139,7 @@ impl Attention {
 struct Mlp {
     fc1: Linear,
     fc2: Linear,
-    activation: Activation,
+    activation: ClipActivation,
 }
 
 impl Mlp {
@@ -156,23 +151,23 @@ impl Mlp {
 
 /// A transformer layer with normalisation before attention and MLP.
 #[derive(Debug)]
-pub(super) struct Layer {
+pub(super) struct ClipLayer {
     layer_norm1: LayerNorm,
     self_attn: Attention,
     layer_norm2: LayerNorm,
     mlp: Mlp,
 }
 
-impl Layer {
+impl ClipLayer {
     pub(super) fn new(vs: &VarPath, config: LayerConfig) -> Self {
-        let LayerConfig { dim, mlp_dim, eps, activation, .. } = config;
+        let LayerConfig { hidden_size: dim, intermediate_size: mlp_dim, layer_norm_eps: eps, .. } = config;
         let mlp = vs.sub("mlp");
         let (fc1, fc2) = (Linear::new(&mlp.sub("fc1"), dim, mlp_dim), Linear::new(&mlp.sub("fc2"), mlp_dim, dim));
         Self {
             layer_norm1: LayerNorm::new(&vs.sub("layer_norm1"), dim, eps),
             self_attn: Attention::new(&vs.sub("self_attn"), config),
             layer_norm2: LayerNorm::new(&vs.sub("layer_norm2"), dim, eps),
-            mlp: Mlp { fc1, fc2, activation },
+            mlp: Mlp { fc1, fc2, activation: config.hidden_act },
         }
     }
 
@@ -183,7 +178,7 @@ impl Layer {
     }
 }
 
-impl FrozenLayer for Layer {
+impl FrozenLayer for ClipLayer {
     fn copied(&self, copy: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
         let Attention { q_proj, k_proj, v_proj, out_proj, num_heads } = &self.self_attn;
         let layer_norm1 = self.layer_norm1.copied(copy);
@@ -227,7 +222,7 @@ pub struct ClipVision {
     patch_embedding: Conv2d,
     position_embedding: Tensor,
     pre_layrnorm: LayerNorm,
-    layers: Vec<Layer>,
+    layers: Vec<ClipLayer>,
     /// Frozen weights of all layers, or of none.
     host: HostWeights,
 }
@@ -254,8 +249,8 @@ impl ClipVision {
         // the misspelt key of the checkpoint
         let pre_layrnorm = LayerNorm::new(&model.sub("pre_layrnorm"), d, config.layer_norm_eps);
         let layers = if on_host { layers.on_host() } else { layers };
-        let layers: Vec<Layer> =
-            (0..config.num_hidden_layers - 1).map(|i| Layer::new(&layers.sub(i), config.layer())).collect();
+        let layers: Vec<ClipLayer> =
+            (0..config.num_hidden_layers - 1).map(|i| ClipLayer::new(&layers.sub(i), config.layer())).collect();
         let in_host_memory = if on_host { layers.as_slice() } else { &[] };
         let host = HostWeights::of(in_host_memory.iter(), vs.device(), vs.initialises(), 1);
         Self { class_embedding, patch_embedding, position_embedding, pre_layrnorm, layers, host }

@@ -63,7 +63,7 @@ pub struct Variant {
     /// The outputs of attention and MLP are normalised before they are added (Gemma 3).
     pub branch_norms: bool,
     /// Activation of the MLP's gate.
-    pub activation: Activation,
+    pub activation: GateActivation,
     /// Longer wavelengths of the rotary embedding.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rope_scaling: Option<Scaling>,
@@ -94,7 +94,7 @@ pub struct Local {
 /// Activation of the gate of an MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Activation {
+pub enum GateActivation {
     /// `x sigmoid(x)`.
     #[default]
     Silu,
@@ -322,7 +322,7 @@ struct Mlp {
     gate_proj: Linear,
     up_proj: Linear,
     down_proj: Linear,
-    activation: Activation,
+    activation: GateActivation,
 }
 
 impl Mlp {
@@ -348,8 +348,8 @@ impl Mlp {
         let gate = self.gate_proj.forward(xs, false);
         // the other factor is freed before the last projection
         let gated = match self.activation {
-            Activation::Silu => swiglu(gate, &self.up_proj.forward(xs, false)),
-            Activation::GeluTanh => gate.gelu("tanh") * self.up_proj.forward(xs, false),
+            GateActivation::Silu => swiglu(gate, &self.up_proj.forward(xs, false)),
+            GateActivation::GeluTanh => gate.gelu("tanh") * self.up_proj.forward(xs, false),
         };
         self.down_proj.forward(&gated, false)
     }
@@ -547,7 +547,7 @@ impl AttentionPattern<'_> {
 
 /// Settings of a training or evaluation pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Pass {
+pub struct DecoderPass {
     /// Use dropout.
     pub train: bool,
     /// Number of first layers with activation checkpointing: they save only their inputs and are recomputed.
@@ -654,7 +654,7 @@ impl Decoder {
     /// # Shapes
     /// `embeds [b, t, d]`; `keep [b, t]` bool, true = a real token (`None`: padding on the right may be unmasked,
     /// because no real token attends to it); to `[b, t, d]`.
-    pub fn forward(&self, embeds: &Tensor, keep: Option<&Tensor>, pass: Pass) -> Tensor {
+    pub fn forward(&self, embeds: &Tensor, keep: Option<&Tensor>, pass: DecoderPass) -> Tensor {
         self.forward_with(embeds, keep.map_or(AttentionPattern::Causal, AttentionPattern::Padded), None, pass)
     }
 
@@ -668,7 +668,7 @@ impl Decoder {
         embeds: &Tensor,
         pattern: AttentionPattern,
         positions: Option<&Tensor>,
-        pass: Pass,
+        pass: DecoderPass,
     ) -> Tensor {
         let _module = module_path::enter("llm");
         let state = Shared::new(PassState {

@@ -149,7 +149,7 @@ impl Reference<'_> {
             xs = xs.g_add(&ys);
             let ys = self.norm(&name(before_mlp), &xs);
             let gate = self.linear(&name("mlp.gate_proj"), &ys);
-            let gate = if variant.activation == Activation::Silu { gate.silu() } else { gate.gelu("tanh") };
+            let gate = if variant.activation == GateActivation::Silu { gate.silu() } else { gate.gelu("tanh") };
             let mut ys = self.linear(&name("mlp.down_proj"), &(gate * self.linear(&name("mlp.up_proj"), &ys)));
             if variant.branch_norms {
                 ys = self.norm(&name("post_feedforward_layernorm"), &ys);
@@ -177,7 +177,7 @@ fn variants() -> Vec<Variant> {
         Variant { qk_norm: true, ..plain() },
         Variant { norm: RmsFactor::OnePlusWeight, ..plain() },
         Variant { branch_norms: true, ..plain() },
-        Variant { activation: Activation::GeluTanh, ..plain() },
+        Variant { activation: GateActivation::GeluTanh, ..plain() },
         Variant { rope_scaling: Some(Scaling::Linear { factor: 8.0 }), ..plain() },
         Variant {
             head_dim: Some(16),
@@ -198,7 +198,7 @@ fn variants() -> Vec<Variant> {
             qk_norm: true,
             norm: RmsFactor::OnePlusWeight,
             branch_norms: true,
-            activation: Activation::GeluTanh,
+            activation: GateActivation::GeluTanh,
             rope_scaling: Some(Scaling::Linear { factor: 8.0 }),
             local,
             tied_head: true,
@@ -228,7 +228,7 @@ fn every_difference_is_computed_as_it_is_defined() {
         let given = variant.rope_sections.map(|_| Tensor::from_slice(&positions.concat()).view([3, 1, TOKENS]));
         let what = format!("{variant:?}");
         let expected = Reference { config: &config, weight: &|name| store.get(name), positions }.states(&embeds);
-        let whole = model.forward_with(&embeds, AttentionPattern::Causal, given.as_ref(), Pass::default());
+        let whole = model.forward_with(&embeds, AttentionPattern::Causal, given.as_ref(), DecoderPass::default());
         assert_near(&whole.get(0), &expected, &what);
         assert!(seen.iter().all(|other| !other.allclose(&whole, 1e-3, 1e-3, false)), "{what} has no effect");
 
@@ -258,8 +258,8 @@ fn packed_texts_of_local_layers_equal_texts_alone() {
     let segments = Segments { from: list(&[0]), to: list(&[0]), starts: [list(&[0]), list(&[0])], lengths: Vec::new() };
     let pattern = AttentionPattern::Packed { blocks: &blocks, segments: &segments };
     let embeds = model.embed(&list(&[1, 2, 3, 4, 5, 6, 7, 8, 9]));
-    let packed = model.forward_with(&embeds, pattern, Some(&positions), Pass::default());
-    let states = |ids: &[i64]| model.forward(&model.embed(&list(ids)), None, Pass::default());
+    let packed = model.forward_with(&embeds, pattern, Some(&positions), DecoderPass::default());
+    let states = |ids: &[i64]| model.forward(&model.embed(&list(ids)), None, DecoderPass::default());
     assert_near(&packed.narrow(1, 0, 6), &states(&[1, 2, 3, 4, 5, 6]), "the first question");
     assert_near(&packed.narrow(1, 6, 3), &states(&[1, 2, 3, 4, 7, 8, 9]).narrow(1, 4, 3), "the second question");
 }
@@ -288,7 +288,7 @@ fn quantized_projections_have_their_biases_and_adapters() {
     };
     let embeds = model.embed(&Tensor::arange(TOKENS, (Kind::Int64, Device::Cpu)).view([1, TOKENS]));
     let reference = Reference { config: &config, weight: &dense, positions: [[0, 1, 2, 3, 4, 5, 6]; 3] };
-    assert_near(&model.forward(&embeds, None, Pass::default()).get(0), &reference.states(&embeds), "NF4");
+    assert_near(&model.forward(&embeds, None, DecoderPass::default()).get(0), &reference.states(&embeds), "NF4");
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! Image encoders of the segmenter.
 //!
-//! A family is a file with its sizes ([`EncoderSizes`]) and its network ([`Encoder`]), and a line below. Weights that can be
+//! A family is a file with its sizes ([`EncoderSizes`]) and its network ([`EncoderNetwork`]), and a line below. Weights that can be
 //! read, and others that are recognised, are rows of [`known`].
 
 pub mod family;
 pub mod known;
 
-pub use family::{Embedding, Encoder, EncoderSizes, Pass, Statistics, Trained};
+pub use family::{EncoderNetwork, EncoderPass, EncoderSizes, ImageEmbedding, TrainedWeights};
 
 use super::families::families;
 use super::tiny_vit::{self, TinyVit};
@@ -16,7 +16,7 @@ families! {
     /// Sizes of an image encoder.
     sizes Config: EncoderSizes;
     /// An image encoder.
-    network ImageEncoder: Encoder;
+    network ImageEncoder: EncoderNetwork;
     unnamed TinyVit(tiny_vit::Config, TinyVit);
     #[cfg(test)] ToyEncoder(super::toy_encoder::Config, super::toy_encoder::ToyEncoder) = "toy_encoder";
 }

@@ -25,25 +25,6 @@ pub const SIZE: i64 = 299;
 /// Epsilon of every batch normalisation.
 const EPSILON: f64 = 1e-3;
 
-/// Sizes of the network.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Config {
-    /// Divisor of every width; 1 for the published network. It must divide 16.
-    pub divisor: i64,
-}
-
-impl Config {
-    /// The published sizes.
-    pub fn published() -> Self {
-        Self { divisor: 1 }
-    }
-
-    /// Width of the features: 2048 in the published network.
-    pub fn out_dim(self) -> i64 {
-        2048 / self.divisor
-    }
-}
-
 /// Convolution, batch normalisation with running statistics, ReLU.
 #[derive(Debug)]
 struct Conv {
@@ -256,11 +237,11 @@ pub struct Inception {
 impl Inception {
     /// The published sizes.
     pub fn new(vs: &VarPath) -> Self {
-        Self::with_config(vs, Config::published())
+        Self::with_divisor(vs, 1)
     }
 
-    /// The given sizes.
-    pub fn with_config(vs: &VarPath, Config { divisor }: Config) -> Self {
+    /// Every width is divided by `divisor`, which must divide 16.
+    pub fn with_divisor(vs: &VarPath, divisor: i64) -> Self {
         let root = ConvBuilder { vs, divisor };
         let stem = vec![
             root.halving("Conv2d_1a_3x3", 3, 32),

@@ -10,9 +10,9 @@
 //! and fixed positions for the image cells. Without positions, "the left one of two" can be inferred only from the
 //! effect of zero padding on the image features.
 
-use super::image_encoder::Embedding;
+use super::image_encoder::ImageEmbedding;
 use super::limits::{MAX_WIDTH, check_multiple, check_ranges};
-use super::mask_head::family::{Head, HeadSizes, Options, Prompts, Version};
+use super::mask_head::family::{Head, HeadOptions, HeadPrompts, HeadSizes, Version};
 use crate::Result;
 use crate::nn::attention::{merge_heads, split_heads};
 use crate::nn::conv::Conv2dConfig;
@@ -53,7 +53,7 @@ pub struct Config {
 
 /// Sizes of a decoder that reads states of width `prompt_dim` and images of `image_dim` channels, with the width of its
 /// prompt MLP and its heads (cross-attention, self-attention); without them those of the published one.
-pub fn sizes(prompt_dim: i64, image_dim: i64, own: Option<(i64, [i64; 2])>, options: &Options) -> Config {
+pub fn sizes(prompt_dim: i64, image_dim: i64, own: Option<(i64, [i64; 2])>, options: &HeadOptions) -> Config {
     let published = Config::published();
     let (hidden_dim, [cross_heads, self_heads]) =
         own.unwrap_or((published.hidden_dim, [published.cross_heads, published.self_heads]));
@@ -68,14 +68,14 @@ pub fn sizes(prompt_dim: i64, image_dim: i64, own: Option<(i64, [i64; 2])>, opti
 ///
 /// # Errors
 /// [`crate::Error::Weights`] for another file.
-pub fn of_weights(archive: &Archive, attention_dropout: bool) -> Result<(Config, Options)> {
+pub fn of_weights(archive: &Archive, attention_dropout: bool) -> Result<(Config, HeadOptions)> {
     let hint = "use a `mask_decoder.pth` of PRS-Med v5 or v6";
     let [hidden_dim, prompt_dim] = archive.shape("prompt_projection.0.weight", hint)?;
     let [image_dim] = archive.shape("norm1.weight", hint)?;
     let [feed_forward_dim, _] = archive.shape("encoder_layer.linear1.weight", hint)?;
     let version = if archive.contains("image_norm.weight") { Version::V5 } else { Version::V6 };
     let published = Config::published();
-    let options = Options {
+    let options = HeadOptions {
         version,
         dropout: published.dropout,
         attention_dropout,
@@ -115,8 +115,8 @@ impl HeadSizes for Config {
         self.image_dim
     }
 
-    fn follow(&mut self, options: &Options) {
-        let Options { version, dropout, attention_dropout, positions, initial_bias } = *options;
+    fn follow(&mut self, options: &HeadOptions) {
+        let HeadOptions { version, dropout, attention_dropout, positions, initial_bias } = *options;
         *self = Self { version, dropout, attention_dropout, positions, initial_bias, ..self.clone() };
     }
 
@@ -270,6 +270,7 @@ impl MaskDecoder {
     pub fn new(vs: &VarPath, config: &Config) -> Self {
         let (c, bias) = (config.image_dim, Init::Const(config.initial_bias));
         let xavier = |s: &VarPath, i, o, b| Linear::with_init(s, i, o, Init::XavierUniform, Some(b));
+        let out = Conv2dConfig::new(c / 4, 1, 1);
         let (prompt, ffn, blocks) = (vs.sub("prompt_projection"), vs.sub("ffn"), vs.sub("mask_generation"));
         Self {
             prompt_projection: (
@@ -287,19 +288,9 @@ impl MaskDecoder {
                 _norm1: LayerNorm::new(&ffn.sub("norm1"), c, 1e-5),
             },
             encoder_layer: EncoderLayer::new(&vs.sub("encoder_layer"), config),
-            mask_generation: [(c, c), (c, c / 2), (c / 2, c / 4)]
-                .iter()
-                .enumerate()
-                .map(|(i, (from, to))| BasicBlock::new(&blocks.sub(i), *from, *to))
-                .collect::<Vec<_>>()
-                .try_into()
-                .expect("three blocks"),
-            out_dec: Conv2d::with_init(
-                &vs.sub("out_dec"),
-                Conv2dConfig::new(c / 4, 1, 1),
-                Init::XavierUniform,
-                Some(Init::Const(0.0)),
-            ),
+            mask_generation: [(0, c, c), (1, c, c / 2), (2, c / 2, c / 4)]
+                .map(|(i, from, to)| BasicBlock::new(&blocks.sub(i), from, to)),
+            out_dec: Conv2d::with_init(&vs.sub("out_dec"), out, Init::XavierUniform, Some(Init::Const(0.0))),
             input_norms: (config.version == Version::V5).then(|| {
                 (LayerNorm::new(&vs.sub("image_norm"), c, 1e-5), LayerNorm::new(&vs.sub("prompt_norm"), c, 1e-5))
             }),
@@ -359,7 +350,7 @@ pub fn enlarge(logits: &Tensor, size: [i64; 2]) -> Tensor {
 }
 
 impl Head for MaskDecoder {
-    fn logits(&self, embedding: &Embedding, prompts: &Prompts, train: bool) -> Tensor {
+    fn logits(&self, embedding: &ImageEmbedding, prompts: &HeadPrompts, train: bool) -> Tensor {
         self.forward(&embedding.map, prompts.states, prompts.keep, train)
     }
 

@@ -4,10 +4,10 @@
 
 pub mod family;
 
-pub use family::{Head, HeadSizes, Masks, Options, Pass, Prompts, Version};
+pub use family::{Head, HeadOptions, HeadPass, HeadPrompts, HeadSizes, Masks, Version};
 
 use super::families::families;
-use super::image_encoder::family::Embedding;
+use super::image_encoder::family::ImageEmbedding;
 use super::mask_decoder::{self, MaskDecoder};
 use crate::Result;
 use crate::tensor::autograd::checkpoint;
@@ -25,7 +25,7 @@ families! {
 
 impl Config {
     /// Sizes of PRS-Med's head, as [`mask_decoder::sizes`].
-    pub fn prsmed(prompt_dim: i64, image_dim: i64, own: Option<(i64, [i64; 2])>, options: &Options) -> Self {
+    pub fn prsmed(prompt_dim: i64, image_dim: i64, own: Option<(i64, [i64; 2])>, options: &HeadOptions) -> Self {
         Self::PrsMed(mask_decoder::sizes(prompt_dim, image_dim, own, options))
     }
 
@@ -33,24 +33,24 @@ impl Config {
     ///
     /// # Errors
     /// [`crate::Error::Weights`] for another file.
-    pub fn of_weights(archive: &Archive, attention_dropout: bool) -> Result<(Self, Options)> {
+    pub fn of_weights(archive: &Archive, attention_dropout: bool) -> Result<(Self, HeadOptions)> {
         mask_decoder::of_weights(archive, attention_dropout).map(|(sizes, options)| (Self::PrsMed(sizes), options))
     }
 }
 
 /// Draws the masks of `prompts`.
-pub(super) fn masks(head: &Shared<MaskHead>, embedding: &Embedding, prompts: Prompts, pass: Pass) -> Masks {
-    let size = embedding.size;
+pub(super) fn masks(head: &Shared<MaskHead>, image: &ImageEmbedding, prompts: HeadPrompts, pass: HeadPass) -> Masks {
+    let size = image.size;
     let logits = if pass.checkpoint {
         let (head, keep) = (head.clone(), Shared::new(prompts.keep.map(Tensor::shallow_clone)));
-        let inputs: Vec<&Tensor> = [&embedding.map, prompts.states].into_iter().chain(&embedding.finer).collect();
+        let inputs: Vec<&Tensor> = [&image.map, prompts.states].into_iter().chain(&image.finer).collect();
         checkpoint(&inputs, move |inputs| {
             let finer = inputs[2..].iter().map(Tensor::shallow_clone).collect();
-            let embedding = Embedding { map: inputs[0].shallow_clone(), finer, size };
-            head.logits(&embedding, &Prompts { states: &inputs[1], keep: keep.as_ref() }, pass.train)
+            let embedding = ImageEmbedding { map: inputs[0].shallow_clone(), finer, size };
+            head.logits(&embedding, &HeadPrompts { states: &inputs[1], keep: keep.as_ref() }, pass.train)
         })
     } else {
-        head.logits(embedding, &prompts, pass.train)
+        head.logits(image, &prompts, pass.train)
     };
     Masks { logits: head.enlarge(&logits, size) }
 }

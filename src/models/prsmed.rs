@@ -14,8 +14,8 @@ use crate::Result;
 use crate::models::base::{Family, Parts};
 use crate::models::decoder;
 use crate::models::decoder::PackedAttention;
-use crate::models::image_encoder::{self, Embedding, ImageEncoder, Trained};
-use crate::models::mask_head::{self, MaskHead, Masks, Prompts};
+use crate::models::image_encoder::{self, ImageEmbedding, ImageEncoder, TrainedWeights};
+use crate::models::mask_head::{self, HeadPrompts, MaskHead, Masks};
 use crate::models::tower::{self, ImageSpan, Tower};
 use crate::nn::linear::Linear;
 use crate::nn::{LoraConfig, Quantization};
@@ -138,13 +138,8 @@ pub struct PrsMed {
 impl PrsMed {
     /// Builds all parts.
     pub fn new(config: &Config, options: BuildOptions) -> Self {
-        let store = || {
-            Store::new(StoreOptions {
-                device: options.device,
-                frozen_kind: options.stored,
-                initialise: options.initialise,
-            })
-        };
+        let BuildOptions { device, stored: frozen_kind, initialise, .. } = options;
+        let store = || Store::new(StoreOptions { device, frozen_kind, initialise });
         let stores =
             Stores { base: store(), lora_adapter: store(), image_encoder: store(), mask_head: store(), cls: store() };
         let base = stores.base.root(if options.train_base { Role::Trainable } else { Role::Frozen });
@@ -162,7 +157,7 @@ impl PrsMed {
             decoder::Decoder::new(&layers, adapters, &config.llm, options.host_layers, options.ranks)
         })
         .with_packed_attention(options.packed_attention);
-        let encoder_role = if config.encoder.trained() == Trained::All { Role::Trainable } else { Role::Frozen };
+        let encoder_role = if config.encoder.trained() == TrainedWeights::All { Role::Trainable } else { Role::Frozen };
         let encoder =
             in_module("image_encoder", || ImageEncoder::new(&stores.image_encoder.root(encoder_role), &config.encoder));
         let mask_head = in_module(MASK_HEAD, || MaskHead::new(&trained(&stores.mask_head), &config.decoder));
@@ -278,16 +273,16 @@ impl PrsMed {
     ///
     /// # Shapes
     /// `sam_image [b, 3, s, s]` u8; the map is `[b, c, s / stride, s / stride]`.
-    pub fn embed_image(&self, sam_image: &Tensor, pass: image_encoder::Pass) -> Embedding {
+    pub fn embed_image(&self, sam_image: &Tensor, pass: image_encoder::EncoderPass) -> ImageEmbedding {
         let [_b, _c, _h, _w] = dims(sam_image);
         let _module = module_path::enter("image_encoder");
         let pixels = image_encoder::normalised(sam_image, &self.pixel_statistics);
         let embed = || self.encoder.embed(&self.input(&pixels), pass);
-        if self.config.encoder.trained() == Trained::Frozen { no_grad(embed) } else { embed() }
+        if self.config.encoder.trained() == TrainedWeights::Frozen { no_grad(embed) } else { embed() }
     }
 
     /// Masks of prompts, each with an image of the embedding.
-    pub fn masks(&self, embedding: &Embedding, prompts: Prompts, pass: mask_head::Pass) -> Masks {
+    pub fn masks(&self, embedding: &ImageEmbedding, prompts: HeadPrompts, pass: mask_head::HeadPass) -> Masks {
         let _module = module_path::enter(MASK_HEAD);
         mask_head::masks(&self.head, embedding, prompts, pass)
     }
@@ -296,7 +291,7 @@ impl PrsMed {
     ///
     /// # Shapes
     /// `embedding` of b images to `[b, classes]` fp32.
-    pub fn class_logits(&self, embedding: &Embedding) -> Tensor {
+    pub fn class_logits(&self, embedding: &ImageEmbedding) -> Tensor {
         let _module = module_path::enter("class_head");
         let pooled = embedding.map.mean_dim([2, 3].as_slice(), false, embedding.map.kind());
         self.class_head.forward(&pooled, false).to_kind(Kind::Float)

@@ -6,7 +6,7 @@
 //! original, would be outdated after an optimizer step); the unused classifier (`norm_head`, `head`) is left out; the
 //! size of the map follows the size of the image.
 
-use super::image_encoder::family::{self, Embedding, Encoder, EncoderSizes, Statistics};
+use super::image_encoder::family::{EncoderNetwork, EncoderPass, EncoderSizes, ImageEmbedding};
 use super::limits::{MAX_COUNT, MAX_WIDTH, check_multiple, check_ranges};
 use crate::nn::attention::split_heads;
 use crate::nn::conv::Conv2dConfig;
@@ -298,17 +298,6 @@ struct Neck {
     norm2: LayerNorm2d,
 }
 
-/// Settings of a pass through the encoder.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Pass {
-    /// Source of batch normalisation's statistics.
-    pub statistics: BatchStatistics,
-    /// Number of first blocks, over all stages, with activation checkpointing: they save only their inputs and are
-    /// recomputed. The reduction after a stage is checkpointed if all blocks of the stage are. Ignored with batch
-    /// statistics, because a second run would update them twice.
-    pub checkpoint: usize,
-}
-
 /// Runs `part(xs)`, with activation checkpointing if `recompute`.
 fn maybe_checkpoint(recompute: bool, xs: &Tensor, part: impl Fn(&Tensor) -> Tensor + Send + Sync + 'static) -> Tensor {
     if recompute { checkpoint(&[xs], move |inputs| part(&inputs[0])) } else { part(xs) }
@@ -365,9 +354,13 @@ impl TinyVit {
         Stage { blocks, downsample }
     }
 
+    /// With activation checkpointing, the first blocks, over all stages, save only their inputs and are recomputed. The
+    /// reduction after a stage is checkpointed if all blocks of the stage are. Ignored with batch statistics, because a
+    /// second run would update them twice.
+    ///
     /// # Shapes
     /// `images [b, 3, s, s]`, normalised, in the compute dtype, to `[b, out_dim, s / 16, s / 16]`.
-    pub fn forward(&self, images: &Tensor, pass: Pass) -> Tensor {
+    pub fn forward(&self, images: &Tensor, pass: EncoderPass) -> Tensor {
         let [_b, _c, _h, _w] = dims(images);
         let statistics = pass.statistics;
         // channels-last memory, which all convolutions keep: oneDNN and cuDNN need not reorder their maps. Not with
@@ -399,16 +392,10 @@ impl TinyVit {
     }
 }
 
-impl Encoder for TinyVit {
-    fn embed(&self, images: &Tensor, pass: family::Pass) -> Embedding {
+impl EncoderNetwork for TinyVit {
+    fn embed(&self, images: &Tensor, pass: EncoderPass) -> ImageEmbedding {
         let [_b, _c, h, w] = dims(images);
-        let statistics = match pass.statistics {
-            Statistics::Running => BatchStatistics::Running,
-            Statistics::Batch => BatchStatistics::Batch { momentum: 0.1 },
-            Statistics::Measure => BatchStatistics::Batch { momentum: 1.0 },
-        };
-        let map = self.forward(images, Pass { statistics, checkpoint: pass.checkpoint });
-        Embedding { map, finer: Vec::new(), size: [h, w] }
+        ImageEmbedding { map: self.forward(images, pass), finer: Vec::new(), size: [h, w] }
     }
 }
 
@@ -427,10 +414,11 @@ mod tests {
             let store = Store::new(StoreOptions::cpu());
             let encoder = TinyVit::new(&store.root(Role::Trainable), &config);
             let images = Tensor::ones([2, 3, 32, 32], (Kind::Float, Device::Cpu));
-            no_grad(|| encoder.embed(&images, family::Pass { statistics, checkpoint: 0 }));
+            no_grad(|| encoder.embed(&images, EncoderPass { statistics, checkpoint: 0 }));
             store.get("patch_embed.seq.0.bn.running_mean").expect("a buffer")
         };
-        let [same, batch, measured] = [Statistics::Running, Statistics::Batch, Statistics::Measure].map(mean);
+        let [same, batch, measured] =
+            [BatchStatistics::Running, BatchStatistics::TRAIN, BatchStatistics::MEASURE].map(mean);
         let largest = |xs: Tensor| xs.abs().max().double_value(&[]);
         assert!(largest(same) == 0.0 && largest(measured.shallow_clone()) > 0.01);
         assert!(largest(batch * 10.0 - measured) < 1e-6);

@@ -42,9 +42,8 @@ pub enum Config {
 
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Clip(config) => config.fmt(f),
-        }
+        let Self::Clip(config) = self;
+        config.fmt(f)
     }
 }
 
@@ -58,16 +57,14 @@ impl<'de> serde::Deserialize<'de> for Config {
 impl Config {
     /// Width of the features.
     pub fn width(&self) -> i64 {
-        match self {
-            Self::Clip(config) => config.hidden_size,
-        }
+        let Self::Clip(config) = self;
+        config.hidden_size
     }
 
     /// Side of the square input in pixels.
     pub fn image_size(&self) -> i64 {
-        match self {
-            Self::Clip(config) => config.image_size,
-        }
+        let Self::Clip(config) = self;
+        config.image_size
     }
 
     /// Padding colour of images that are not square.
@@ -79,19 +76,15 @@ impl Config {
 
     /// Most tokens of an image.
     pub fn max_tokens(&self) -> i64 {
-        match self {
-            Self::Clip(config) => config.num_patches(),
-        }
+        let Self::Clip(config) = self;
+        config.num_patches()
     }
 
     /// The spans of so many images of a batch.
     pub fn spans(&self, images: usize) -> Vec<ImageSpan> {
-        match self {
-            Self::Clip(config) => {
-                let tokens = usize::try_from(config.num_patches()).expect("a count of tokens");
-                vec![ImageSpan::in_a_row(tokens); images]
-            }
-        }
+        let Self::Clip(config) = self;
+        let tokens = usize::try_from(config.num_patches()).expect("a count of tokens");
+        vec![ImageSpan::in_a_row(tokens); images]
     }
 
     /// Checks that the sizes are possible and fit together.
@@ -143,9 +136,8 @@ impl Tower {
 
     /// Frozen weights in host memory.
     pub fn host_weights(&self) -> &HostWeights {
-        match self {
-            Self::Clip { vision, .. } => vision.host_weights(),
-        }
+        let Self::Clip { vision, .. } = self;
+        vision.host_weights()
     }
 
     /// Features of images, before the projector.
@@ -163,8 +155,7 @@ impl Tower {
     /// # Shapes
     /// `features [b, p, w]` to `[b, p, d]`.
     pub fn tokens(&self, features: &Tensor) -> Tensor {
-        match self {
-            Self::Clip { projector, .. } => projector.forward(features),
-        }
+        let Self::Clip { projector, .. } = self;
+        projector.forward(features)
     }
 }

@@ -1,8 +1,9 @@
 //! A small image encoder of another family, for tests: stride 8, a finer map, and only its last layer is trained.
 
-use super::image_encoder::family::{Embedding, Encoder, EncoderSizes, Pass, Trained};
+use super::image_encoder::family::{EncoderNetwork, EncoderPass, EncoderSizes, ImageEmbedding, TrainedWeights};
 use super::limits::{MAX_WIDTH, check_ranges};
 use crate::Result;
+use crate::data::image::Fit;
 use crate::nn::Conv2d;
 use crate::nn::conv::Conv2dConfig;
 use crate::tensor::store::{Role, VarPath};
@@ -18,15 +19,15 @@ impl EncoderSizes for Config {
     fn stride(&self) -> i64 {
         8
     }
-
     fn channels(&self) -> i64 {
         self.width
     }
-
-    fn trained(&self) -> Trained {
-        Trained::Adapters
+    fn fit(&self) -> Fit {
+        Fit::Corner([124, 116, 104])
     }
-
+    fn trained(&self) -> TrainedWeights {
+        TrainedWeights::Adapters
+    }
     fn check(&self) -> Result<()> {
         check_ranges(&[("model.sizes.encoder.width", self.width, MAX_WIDTH)])
     }
@@ -49,10 +50,10 @@ impl ToyEncoder {
     }
 }
 
-impl Encoder for ToyEncoder {
-    fn embed(&self, images: &Tensor, _pass: Pass) -> Embedding {
+impl EncoderNetwork for ToyEncoder {
+    fn embed(&self, images: &Tensor, _pass: EncoderPass) -> ImageEmbedding {
         let [_b, _c, h, w] = dims(images);
         let finer = self.patches.forward(images).relu();
-        Embedding { map: self.merge.forward(&finer), finer: vec![finer], size: [h, w] }
+        ImageEmbedding { map: self.merge.forward(&finer), finer: vec![finer], size: [h, w] }
     }
 }

@@ -1,8 +1,8 @@
 //! A small mask head of another family, for tests: two masks of each question, from the finer map if there is one.
 
-use super::image_encoder::family::Embedding;
+use super::image_encoder::family::ImageEmbedding;
 use super::limits::{MAX_WIDTH, check_ranges};
-use super::mask_head::family::{Head, HeadSizes, Options, Prompts};
+use super::mask_head::family::{Head, HeadOptions, HeadPrompts, HeadSizes};
 use crate::Result;
 use crate::nn::Linear;
 use crate::tensor::store::VarPath;
@@ -28,7 +28,7 @@ impl HeadSizes for Config {
         2
     }
 
-    fn follow(&mut self, _options: &Options) {}
+    fn follow(&mut self, _options: &HeadOptions) {}
 
     fn check(&self) -> Result<()> {
         check_ranges(&[("model.sizes.head.image_dim", self.image_dim, MAX_WIDTH)])
@@ -45,7 +45,7 @@ impl ToyHead {
 }
 
 impl Head for ToyHead {
-    fn logits(&self, embedding: &Embedding, prompts: &Prompts, _train: bool) -> Tensor {
+    fn logits(&self, embedding: &ImageEmbedding, prompts: &HeadPrompts, _train: bool) -> Tensor {
         let map = embedding.finer.first().unwrap_or(&embedding.map);
         let [q, c, h, w] = dims(map);
         let question = prompts.states.mean_dim(1, false, prompts.states.kind());

@@ -74,15 +74,23 @@ impl Conv2d {
 }
 
 /// Source of batch normalisation's mean and variance.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum BatchStatistics {
     /// Running statistics, which stay unchanged.
+    #[default]
     Running,
     /// Statistics of the batch. They also update the running statistics.
     Batch {
         /// Weight of the batch in that update, 0..1 (PyTorch's `momentum`, default 0.1).
         momentum: f64,
     },
+}
+
+impl BatchStatistics {
+    /// Those of the batch, which change the running ones a little.
+    pub const TRAIN: Self = Self::Batch { momentum: 0.1 };
+    /// Those of the batch, which replace the running ones.
+    pub const MEASURE: Self = Self::Batch { momentum: 1.0 };
 }
 
 const EPSILON: f64 = 1e-5;

@@ -17,18 +17,8 @@ pub const HINT: &str = "merge the adapter into the model with peft, or train it 
 const DEFAULT: f64 = 8.0;
 /// Settings that do not change what a trained adapter computes, or that are read elsewhere. `eva_config` chooses first
 /// values and ranks, which are in the file and in `rank_pattern`; `qalora_group_size` needs `use_qalora`.
-const WITHOUT_EFFECT: [&str; 10] = [
-    "task_type",
-    "base_model_name_or_path",
-    "revision",
-    "inference_mode",
-    "auto_mapping",
-    "peft_version",
-    "megatron_core",
-    "runtime_config",
-    "eva_config",
-    "qalora_group_size",
-];
+const WITHOUT_EFFECT: &str = "task_type base_model_name_or_path revision inference_mode auto_mapping peft_version \
+                              megatron_core runtime_config eva_config qalora_group_size";
 /// Values of `init_lora_weights` that leave the weights of the model as they are. PiSSA, OLoRA, CorDA and LoftQ change
 /// them.
 const INITIALISATIONS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
@@ -83,41 +73,33 @@ impl PeftConfig {
     /// The name and value of the first setting that cannot be applied.
     pub fn parse(settings: &Map<String, Value>) -> Result<Self, String> {
         let mut config = Self { alpha: DEFAULT, ..Self::default() };
+        let keeps_weights = |value: &Value| value.as_str().is_some_and(|name| INITIALISATIONS.contains(&name));
         let mut patterns = Vec::new();
         for (key, value) in settings.iter().filter(|(_, value)| !value.is_null()) {
-            let wrong = |expected: &str| Err(format!("`{key}` is {value}, expected {expected}"));
+            let wrong = |expected: &str| format!("`{key}` is {value}, expected {expected}");
+            let number = || value.as_f64().ok_or_else(|| wrong("a number"));
             let unsupported = || Err(format!("`{key}` is {value}, which is not supported"));
             match key.as_str() {
                 "peft_type" if value != "LORA" => return unsupported(),
                 "bias" if value != "none" => return unsupported(),
-                "init_lora_weights" if !value.is_boolean() => {
-                    if !value.as_str().is_some_and(|name| INITIALISATIONS.contains(&name)) {
-                        return unsupported();
-                    }
-                }
+                "init_lora_weights" if !value.is_boolean() && !keeps_weights(value) => return unsupported(),
                 "peft_type" | "bias" | "init_lora_weights" => {}
-                "r" => match value.as_i64().filter(|rank| *rank > 0) {
-                    Some(rank) => config.rank = Some(rank),
-                    None => return wrong("a positive whole number"),
-                },
-                "lora_alpha" | "lora_dropout" => match (value.as_f64(), key.as_str()) {
-                    (Some(number), "lora_alpha") => {
-                        config.alpha = checked_alpha(number).map_err(|reason| format!("`{key}` {reason}"))?;
-                    }
-                    (Some(number), _) => config.dropout = number,
-                    (None, _) => return wrong("a number"),
-                },
-                "use_rslora" => match value.as_bool() {
-                    Some(value) => config.rslora = value,
-                    None => return wrong("`true` or `false`"),
-                },
+                "r" => {
+                    let rank = value.as_i64().filter(|rank| *rank > 0);
+                    config.rank = Some(rank.ok_or_else(|| wrong("a positive whole number"))?);
+                }
+                "lora_alpha" => {
+                    config.alpha = checked_alpha(number()?).map_err(|reason| format!("`{key}` {reason}"))?;
+                }
+                "lora_dropout" => config.dropout = number()?,
+                "use_rslora" => config.rslora = value.as_bool().ok_or_else(|| wrong("`true` or `false`"))?,
                 "rank_pattern" => config.ranks = numbers(key, value)?,
                 "alpha_pattern" => config.alphas = numbers(key, value)?,
                 "target_modules" => config.targets = Some(Modules::parse(key, value)?),
                 "exclude_modules" => config.excluded = Some(Modules::parse(key, value)?),
                 "layers_to_transform" => config.layers = layers(key, value)?,
                 "layers_pattern" => patterns = names(key, value)?,
-                other if WITHOUT_EFFECT.contains(&other) || is_off(value) => {}
+                other if is_off(value) || WITHOUT_EFFECT.split(' ').any(|name| name == other) => {}
                 "use_dora" => return Err("`use_dora` is true: DoRA adapters are not supported".into()),
                 _ => return unsupported(),
             }

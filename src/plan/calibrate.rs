@@ -2,9 +2,9 @@
 //! rates that operators reach.
 
 use super::detect::{self, Detected};
-use super::reading::{CONTEXT, CONVOLUTIONS, Identity, Level, PRODUCTS, Reading};
+use super::reading::{CONTEXT, CONVOLUTIONS, DeviceIdentity, DeviceReading, Level, PRODUCTS};
 use super::speed::{ProductRate, Speed};
-use super::{matmul, speed};
+use super::{matmul, matmul::fastest, speed};
 use crate::files;
 use crate::tensor::graph::{CudaGraph, GraphPool, SideStream};
 use crate::tensor::{self, Device, Kind, Tensor, async_copy, guard, kernels, ledger, memory, synchronize};
@@ -46,39 +46,30 @@ pub fn measure(
     gpu: Option<&Detected>,
     cache: Option<&Path>,
     on_step: &mut dyn FnMut(&str),
-) -> Result<Reading> {
+) -> Result<DeviceReading> {
     ledger::install();
     let others = gpu.map(Detected::in_use);
     let mut calibration = Calibration { device, others, levels: Vec::new(), on_step };
     calibration.memory()?;
     let speed = calibration.speed(cache)?;
     let identity = identity(device, gpu)?;
-    Ok(Reading::new(identity, today(), calibration.levels, speed))
+    Ok(DeviceReading::new(identity, today(), calibration.levels, speed))
 }
 
 /// The identity of `device`, for which a reading is made or looked up. `gpu`: what NVML says about it.
 ///
 /// # Errors
 /// [`Error::Torch`] for a GPU that libtorch cannot use.
-pub fn identity(device: Device, gpu: Option<&Detected>) -> Result<Identity> {
-    let libtorch = tensor::libtorch_version();
-    let num_threads = tensor::num_threads();
+pub fn identity(device: Device, gpu: Option<&Detected>) -> Result<DeviceIdentity> {
+    let (libtorch, num_threads) = (tensor::libtorch_version(), tensor::num_threads());
     if device == Device::Cpu {
-        return Ok(Identity {
-            name: cpu_name(),
-            bytes: 0,
-            capability: None,
-            driver: None,
-            libtorch,
-            cudnn: None,
-            num_threads,
-        });
+        return Ok(DeviceIdentity { name: cpu_name(), libtorch, num_threads, ..DeviceIdentity::default() });
     }
     let bytes = match gpu {
         Some(gpu) => gpu.offered(),
         None => memory::read(device)?.system.device_total.map_or(0, |total| total.0),
     };
-    Ok(Identity {
+    Ok(DeviceIdentity {
         name: gpu.map_or_else(|| "GPU".into(), |gpu| gpu.name.clone()),
         bytes,
         capability: gpu.and_then(|gpu| gpu.capability),
@@ -136,19 +127,11 @@ impl Calibration<'_> {
     fn memory(&mut self) -> Result<()> {
         let device = self.device;
         let half = Kind::BFloat16;
-        self.step(if self.is_gpu() { CONTEXT } else { "first tensor" }, || {
-            drop(Tensor::zeros([1], (Kind::Float, device)));
-            Ok(None)
-        })?;
-        self.step(PRODUCTS, || {
-            products(device, half);
-            Ok(None)
-        })?;
+        let first = if self.is_gpu() { CONTEXT } else { "first tensor" };
+        self.step(first, uncounted(|| drop(Tensor::zeros([1], (Kind::Float, device)))))?;
+        self.step(PRODUCTS, uncounted(|| products(device, half)))?;
         self.step(CONVOLUTIONS, || Ok(Some(convolutions(device, half))))?;
-        self.step("attention, forward and backward", || {
-            attention(device, half);
-            Ok(None)
-        })?;
+        self.step("attention, forward and backward", uncounted(|| attention(device, half)))?;
         if !self.is_gpu() {
             return Ok(());
         }
@@ -178,15 +161,20 @@ impl Calibration<'_> {
         } else {
             (operator, 0.0, None)
         };
-        let disk = match cache {
-            Some(folder) => {
-                (self.on_step)("disk");
-                Some(disk_rate(folder)?)
-            }
-            None => None,
-        };
+        let disk = cache.map(|folder| {
+            (self.on_step)("disk");
+            disk_rate(folder)
+        });
         memory::release_cache(self.device)?;
-        Ok(Speed { fp32, half, bandwidth, launch, host, bus, disk })
+        Ok(Speed { fp32, half, bandwidth, launch, host, bus, disk: disk.transpose()? })
+    }
+}
+
+/// A step of a calibration that does not know the bytes of its tensors.
+fn uncounted(work: impl FnOnce()) -> impl FnOnce() -> Result<Option<u64>> {
+    || {
+        work();
+        Ok(None)
     }
 }
 
@@ -251,26 +239,11 @@ fn product_rate(device: Device, kind: Kind, side: i64) -> Result<ProductRate> {
     Ok(ProductRate { flops: 2.0 * (side as f64).powi(3), flops_per_s })
 }
 
-/// Runs `work` again and again for [`SECONDS`]; the seconds of the fastest run.
-fn fastest(device: Device, mut work: impl FnMut()) -> f64 {
-    work();
-    synchronize(device);
-    let (start, mut best) = (Instant::now(), f64::INFINITY);
-    while start.elapsed().as_secs_f64() < SECONDS {
-        let begun = Instant::now();
-        work();
-        synchronize(device);
-        best = best.min(begun.elapsed().as_secs_f64());
-    }
-    // a fake GPU may need no time at all
-    best.max(1e-9)
-}
-
 /// Bytes that a copy within the device reads and writes, per second.
 fn copy_rate(device: Device) -> f64 {
     let bytes = if device == Device::Cpu { COPY.1 } else { COPY.0 };
     let (from, mut to) = (Tensor::ones([bytes], (Kind::Uint8, device)), Tensor::zeros([bytes], (Kind::Uint8, device)));
-    2.0 * bytes as f64 / fastest(device, || to.copy_(&from))
+    2.0 * bytes as f64 / fastest(device, SECONDS, || to.copy_(&from))
 }
 
 /// Seconds of a small operator with autograd, on the CPU's side: half of them run forward and half of them backward.
@@ -283,7 +256,7 @@ fn operator_seconds(device: Device) -> f64 {
         }
         ys.sum(Kind::Float).backward();
     };
-    fastest(device, chain) / CHAIN as f64
+    fastest(device, SECONDS, chain) / CHAIN as f64
 }
 
 /// Bytes per second from pinned memory of the host to the GPU.
@@ -292,7 +265,7 @@ fn bus_rate(device: Device) -> Result<f64> {
     let from = async_copy::pinned(&Tensor::ones([bytes], (Kind::Uint8, Device::Cpu)))?;
     guard::guard(|| {
         let mut to = Tensor::zeros([bytes], (Kind::Uint8, device));
-        Ok(bytes as f64 / fastest(device, || to.copy_(&from)))
+        Ok(bytes as f64 / fastest(device, SECONDS, || to.copy_(&from)))
     })
 }
 

@@ -25,7 +25,7 @@ pub struct Link {
 
 /// Gradients that processes add.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Gradients {
+pub struct AddedGradients {
     /// Size of all. Updated weights have the same.
     pub bytes: Bytes,
     /// `train.zero_stage`.
@@ -39,7 +39,7 @@ impl Link {
     }
 
     /// Seconds that a step of `micro_batches` on each of `ranks` GPUs needs for gradients and updated weights.
-    pub fn reduce_seconds(&self, gradients: Gradients, micro_batches: usize, ranks: usize) -> f64 {
+    pub fn reduce_seconds(&self, gradients: AddedGradients, micro_batches: usize, ranks: usize) -> f64 {
         let once = self.seconds(gradients.bytes);
         match gradients.zero_stage {
             _ if ranks < 2 => 0.0,
@@ -66,8 +66,9 @@ mod tests {
     #[test]
     fn a_ring_sends_what_its_operations_need() {
         let link = Link { name: "a link", bytes_per_s: 1e9 };
-        let of =
-            |zero_stage, ranks| link.reduce_seconds(Gradients { bytes: Bytes(2_000_000_000), zero_stage }, 3, ranks);
+        let of = |zero_stage, ranks| {
+            link.reduce_seconds(AddedGradients { bytes: Bytes(2_000_000_000), zero_stage }, 3, ranks)
+        };
         assert_eq!([0, 1, 2].map(|stage| of(stage, 1)), [0.0; 3], "one GPU sends nothing");
         assert_eq!([0, 1, 2].map(|stage| of(stage, 4)), [3.0, 4.0, 8.0]);
         assert_eq!([1, 2, 4].map(|ranks| link.collect_seconds(Bytes(4_000_000_000), ranks)), [0.0, 2.0, 3.0]);

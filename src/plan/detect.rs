@@ -7,7 +7,7 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use serde::Serialize;
 
-use crate::plan::gpus::{Budget, GIB, Gpu, MIB, by_name, find};
+use crate::plan::gpus::{GIB, Gpu, GpuBudget, MIB, by_name, find};
 use crate::plan::host::Host;
 use crate::tensor::{self, CudaSide};
 
@@ -65,7 +65,7 @@ impl Detected {
     }
 
     /// Memory as detected; rates of the listed GPU (for a slice, its share of them), else none.
-    pub fn budget(&self) -> Budget {
+    pub fn budget(&self) -> GpuBudget {
         let note = format!(
             "{}: {} MiB, of which the driver reserves {} MiB and other processes use {} MiB",
             self.name,
@@ -76,12 +76,12 @@ impl Detected {
         let gb = self.total.div_ceil(GIB).clamp(1, 1024);
         let slice = matches!(self.mig, Mig::Slice(_)).then(|| find(&self.name).ok()).flatten();
         let gpu = || self.gpu().map(|gpu| gpu.budget(String::new()));
-        let of_size = || Some(Budget { has_own_rates: false, ..find(&format!("{gb}gb")).ok()? });
+        let of_size = || Some(GpuBudget { has_own_rates: false, ..find(&format!("{gb}gb")).ok()? });
         let like = slice.or_else(gpu).or_else(of_size).expect("1 to 1024 GB are budgets");
         let host_free = Some(Host::detect().available);
         let capability = self.capability.unwrap_or(like.capability);
         let name = like.name.clone().or_else(|| Some(self.name.clone()));
-        Budget { total_bytes: self.offered(), name, capability, note, host_free, ..like }
+        GpuBudget { total_bytes: self.offered(), name, capability, note, host_free, ..like }
     }
 }
 

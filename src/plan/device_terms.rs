@@ -5,8 +5,8 @@
 //! count in its `reserved` figure: replay them as allocations (the cuBLAS workspace before Hopper, 8.125 MiB, opens a
 //! segment of 20 MiB) or add them to `reserved`. The other rows lie outside the allocator.
 
-use super::gpus::{Budget, MIB, gpus_of_size};
-use super::reading::Reading;
+use super::gpus::{GpuBudget, MIB, gpus_of_size};
+use super::reading::DeviceReading;
 use serde::Serialize;
 
 /// A named amount of memory.
@@ -76,7 +76,7 @@ pub fn cublas_workspace(capability: (u32, u32)) -> u64 {
 const DETERMINISTIC_CUBLAS: u64 = 32 * MIB;
 
 /// Memory of a device outside of tensors, in the order in which a run allocates it.
-pub fn device_terms(budget: &Budget, usage: &DeviceUsage) -> Vec<Term> {
+pub fn device_terms(budget: &GpuBudget, usage: &DeviceUsage) -> Vec<Term> {
     let row = |name, bytes, reserved, provenance: &str| Term { name, bytes, reserved, provenance: provenance.into() };
     let (context, context_source) = context(budget);
     let handles = usage.num_blas_threads;
@@ -144,7 +144,7 @@ fn nccl(ranks: usize) -> u64 {
 }
 
 /// Replaces the bytes of `terms` that `reading` has measured.
-fn replace_by_measured(terms: &mut [Term], reading: &Reading, usage: &DeviceUsage) {
+fn replace_by_measured(terms: &mut [Term], reading: &DeviceReading, usage: &DeviceUsage) {
     let (outside, products) = (reading.outside(), reading.product_workspaces());
     for term in terms {
         let bytes = match term.name {
@@ -167,7 +167,7 @@ fn replace_by_measured(terms: &mut [Term], reading: &Reading, usage: &DeviceUsag
 }
 
 /// The CUDA context of the GPU; for a bare size, the largest one among GPUs of that size.
-fn context(budget: &Budget) -> (u64, String) {
+fn context(budget: &GpuBudget) -> (u64, String) {
     let gpus = budget.gpu.map_or_else(|| gpus_of_size(budget.marketing_bytes), |gpu| vec![gpu]);
     let known = gpus.iter().filter_map(|gpu| Some((gpu.context_mib?, gpu))).max_by_key(|(mib, _)| *mib);
     match known {

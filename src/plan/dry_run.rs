@@ -2,7 +2,7 @@
 //!
 //! Every phase calls the engine's own functions. This module contains no formulas.
 
-use super::communication::Gradients;
+use super::communication::AddedGradients;
 use crate::Result;
 use crate::event::Silent;
 use crate::tensor::trace::{Trace, TraceBuilder};
@@ -37,18 +37,23 @@ pub enum Job {
 impl Job {
     /// The phase whose time is reported.
     pub fn timed_phase(self) -> &'static str {
+        self.timed().0
+    }
+
+    /// The phase whose time is reported, and its work in words.
+    pub(super) fn timed(self) -> (&'static str, &'static str) {
         match self {
-            Self::Train | Self::Step => "step",
-            Self::Eval => "evaluate",
-            Self::Predict => "predict",
-            Self::Augment => "denoise",
+            Self::Train | Self::Step => ("step", "an optimizer step"),
+            Self::Eval => ("evaluate", "a validation batch"),
+            Self::Predict => ("predict", "a prediction"),
+            Self::Augment => ("denoise", "denoising a batch"),
         }
     }
 }
 
 /// Measured memory of one phase; [`crate::replay::PhaseMemory`] is the planned one.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
-pub struct Phase {
+pub struct RealPhase {
     /// `load`, `first step` (allocates the optimizer state), `capture` (steps until they are captured as CUDA graphs),
     /// `new images` (a step that fills a cache for `step`), `step`, `evaluate`, `save`, `resume`, `predict`.
     pub name: &'static str,
@@ -82,14 +87,14 @@ impl Meter for TraceBuilder {
 
 /// Measures a device's memory while a task really runs.
 #[derive(Debug)]
-pub struct Measured {
+pub struct PhaseMeter {
     device: Device,
-    before: memory::Reading,
+    before: memory::MemoryReading,
     current: Option<(&'static str, Instant)>,
-    phases: Vec<Phase>,
+    phases: Vec<RealPhase>,
 }
 
-impl Measured {
+impl PhaseMeter {
     /// Measures from the memory allocated now on `device`. Nothing else may allocate tensors there during the
     /// measurement.
     ///
@@ -108,7 +113,7 @@ impl Measured {
     ///
     /// # Errors
     /// As [`Self::begin`].
-    pub fn finish(mut self) -> Result<Vec<Phase>> {
+    pub fn finish(mut self) -> Result<Vec<RealPhase>> {
         self.end()?;
         Ok(self.phases)
     }
@@ -120,7 +125,7 @@ impl Measured {
         let now = memory::read(self.device)?;
         let above = |now: Bytes, before: Bytes| Bytes(now.0.saturating_sub(before.0));
         let categories = now.categories_at_peak.iter().zip(&self.before.categories);
-        self.phases.push(Phase {
+        self.phases.push(RealPhase {
             name,
             allocated_peak: above(now.allocated_peak, self.before.allocated),
             reserved_peak: now.reserved_peak,
@@ -132,7 +137,7 @@ impl Measured {
     }
 }
 
-impl Meter for Measured {
+impl Meter for PhaseMeter {
     fn begin(&mut self, phase: &'static str) -> Result<()> {
         self.end()?;
         memory::begin_window(self.device)?;
@@ -173,7 +178,7 @@ pub struct StepFacts {
     /// that ran in the phase whose time is predicted.
     pub host_weights: HostUse,
     /// Gradients that several processes add.
-    pub gradients: Gradients,
+    pub gradients: AddedGradients,
 }
 
 /// Host memory of a run besides tensors: bytes of its input pipeline, and which kernels it needs.
@@ -204,7 +209,7 @@ impl DryRun {
 
 /// Denoising steps of a batch, and how many of them a dry run runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Steps {
+pub struct PlannedSteps {
     /// Steps of a whole trajectory.
     pub whole: usize,
     /// Steps of the dry run.
@@ -218,15 +223,14 @@ pub struct Steps {
 /// Those of the job.
 pub fn plan_walk(
     job: Job,
-    steps: Steps,
-    target: meta::Target,
+    steps: PlannedSteps,
+    target: meta::PlanTarget,
     costs: bool,
     walk: impl FnOnce(&mut dyn FnMut(&'static str) -> Result<()>) -> Result<()>,
 ) -> Result<DryRun> {
     meta::install()?;
     let _target = meta::enter_target(target);
-    let options = trace::Options { counts_host: target == meta::Target::Cpu, costs };
-    let mut tracer = trace::begin(options)?;
+    let mut tracer = trace::begin(target, costs)?;
     walk(&mut |phase| tracer.begin(phase))?;
     let trace = tracer.finish();
     let micro_batches = (steps.whole, steps.shown);
@@ -235,22 +239,22 @@ pub fn plan_walk(
 
 /// Where a dry run takes place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct DryRunPlace {
     /// The device that it models.
-    pub target: meta::Target,
+    pub target: meta::PlanTarget,
     /// Number of the process that it models, from 0.
     pub rank: usize,
     /// Number of processes that train together.
     pub ranks: usize,
 }
 
-impl From<meta::Target> for Place {
-    fn from(target: meta::Target) -> Self {
+impl From<meta::PlanTarget> for DryRunPlace {
+    fn from(target: meta::PlanTarget) -> Self {
         Self { target, rank: 0, ranks: 1 }
     }
 }
 
-impl Place {
+impl DryRunPlace {
     /// The processes without connections, of which this one runs `shown` of its micro-batches; `None` for one process.
     fn world(self, accumulation: usize, shown: usize) -> Option<World> {
         let count = |rank: usize| Shard::new(rank, self.ranks).range(accumulation).len();
@@ -276,7 +280,7 @@ const PLANNED_MICRO_BATCHES: usize = 2;
 pub fn plan<T: DryRunTask>(
     job: Job,
     config: &TrainConfig,
-    place: impl Into<Place>,
+    place: impl Into<DryRunPlace>,
     costs: bool,
     build: impl Fn(Ranks) -> Result<T>,
 ) -> Result<DryRun> {
@@ -290,24 +294,23 @@ pub fn plan<T: DryRunTask>(
 pub fn plan_after<T: DryRunTask>(
     job: Job,
     config: &TrainConfig,
-    place: impl Into<Place>,
+    place: impl Into<DryRunPlace>,
     costs: bool,
     before: impl FnOnce(&mut dyn FnMut(&'static str) -> Result<()>) -> Result<()>,
     build: impl Fn(Ranks) -> Result<T>,
 ) -> Result<DryRun> {
-    let place: Place = place.into();
+    let place: DryRunPlace = place.into();
     let target = place.target;
     meta::install()?;
-    let _deterministic = tensor::Deterministic::enter(config.deterministic);
+    let _deterministic = tensor::enter_deterministic(config.deterministic);
     config.prepare_process();
     let _target = meta::enter_target(target);
-    let options = trace::Options { counts_host: target == meta::Target::Cpu, costs };
-    let mut tracer = trace::begin(options)?;
+    let mut tracer = trace::begin(target, costs)?;
     before(&mut |phase| tracer.begin(phase))?;
     let whole = Shard::new(place.rank, place.ranks).range(config.accumulation).len();
     let shown = whole.min(PLANNED_MICRO_BATCHES);
     // batches wait on the host; on the CPU, where the host is the device, all of them count
-    let loaded = if target == meta::Target::Cpu { whole } else { shown };
+    let loaded = if target == meta::PlanTarget::Cpu { whole } else { shown };
     let world = place.world(config.accumulation, shown);
     let ranks = Ranks::of_some(world.as_ref());
     let steps = run_phases(job, config, Batches { whole, loaded, shown, ranks }, &build, &mut tracer)?;
@@ -356,21 +359,17 @@ fn run_phases<T: DryRunTask>(
             Ok(facts)
         }
         Job::Step => train(config, count, false, build, meter).map(|(_, facts)| facts),
-        Job::Eval => {
+        Job::Eval | Job::Predict => {
             meter.begin("load")?;
             // each process answers with the whole model
             let task = build(Ranks::default())?;
-            meter.begin("evaluate")?;
+            meter.begin(job.timed_phase())?;
             let before = task.host_weights();
-            no_grad(|| task.validate(&Silent, count.ranks))?;
-            Ok(StepFacts { host_weights: task.host_weights().since(&before), ..StepFacts::default() })
-        }
-        Job::Predict => {
-            meter.begin("load")?;
-            let task = build(Ranks::default())?;
-            meter.begin("predict")?;
-            let before = task.host_weights();
-            task.predict()?;
+            if job == Job::Predict {
+                task.predict()?;
+            } else {
+                no_grad(|| task.validate(&Silent, count.ranks))?;
+            }
             Ok(StepFacts { host_weights: task.host_weights().since(&before), ..StepFacts::default() })
         }
         Job::Augment => unreachable!("augmentation defines its own phases"),
@@ -420,7 +419,7 @@ fn train<T: DryRunTask>(
     let gradients = Bytes(stepper.optimizer.params().iter().map(bytes).sum());
     let facts = StepFacts {
         deterministic: config.deterministic,
-        gradients: Gradients { bytes: gradients, zero_stage: config.zero_stage },
+        gradients: AddedGradients { bytes: gradients, zero_stage: config.zero_stage },
         // of the last phase, which is one step
         host_weights: task.host_weights().since(&before),
         captured_inputs: captures.then(|| stepper.graphs.input_bytes()),
@@ -470,7 +469,7 @@ fn resume<T: DryRunTask>(
     let device = stepper.optimizer.params().first().map_or(META, |param| param.tensor.device());
     let target = if config.offload_optimizer && matches!(device, Device::Cuda(_)) { Device::Cpu } else { device };
     // in a planned GPU run, offloaded optimizer state is in host memory, which the plan does not count
-    let is_offloaded = config.offload_optimizer && device == META && meta::target() == meta::Target::Cuda;
+    let is_offloaded = config.offload_optimizer && device == META && meta::target() == meta::PlanTarget::Cuda;
     let read = |(shape, kind): &(Vec<i64>, Kind)| {
         if is_offloaded && !shape.is_empty() {
             return Tensor::zeros(vec![1; shape.len()], (*kind, Device::Cpu)).expand(shape, false);

@@ -1,11 +1,11 @@
 //! Table of GPUs: usable memory and speed.
 //!
 //! The table is `data/gpus.toml`. Each row names the sources of its numbers and marks those that were not verified.
-//! [`find`] turns user input (`24gb`, `rtx4090`, `NVIDIA A100-SXM4-80GB`) into a [`Budget`].
+//! [`find`] turns user input (`24gb`, `rtx4090`, `NVIDIA A100-SXM4-80GB`) into a [`GpuBudget`].
 
-use super::reading::Reading;
+use super::reading::DeviceReading;
 use super::speed::{LARGE_PRODUCTS, PRODUCTS, Rates, Speed};
-use super::unsupported::{other_vendor, refusal, too_old};
+use super::unsupported::{OldGpu, other_vendor, refusal, too_old};
 use crate::units::Bytes;
 use serde::Deserialize;
 use std::sync::LazyLock;
@@ -124,9 +124,9 @@ impl Gpu {
     }
 
     /// The budget of this GPU when idle.
-    pub(crate) fn budget(&'static self, note: String) -> Budget {
+    pub(crate) fn budget(&'static self, note: String) -> GpuBudget {
         let rates = self.rates();
-        Budget {
+        GpuBudget {
             gpu: Some(self),
             name: Some(self.name.clone()),
             marketing_bytes: self.marketing_bytes(),
@@ -144,7 +144,7 @@ impl Gpu {
 
 /// Memory and speed that a plan may use.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Budget {
+pub struct GpuBudget {
     /// The listed GPU, when one was named or detected.
     pub gpu: Option<&'static Gpu>,
     /// Name of the GPU, listed or not; `None` for a bare size.
@@ -164,12 +164,12 @@ pub struct Budget {
     /// Bandwidth of NVLink to the other GPUs of its machine, bytes/s; `None` without it, or if that is not known.
     pub nvlink: Option<f64>,
     /// What `prsmed calibrate` measured on this GPU, if it did.
-    pub reading: Option<Box<Reading>>,
+    pub reading: Option<Box<DeviceReading>>,
     /// Free memory of the host, if the GPU is one of this machine.
     pub host_free: Option<Bytes>,
 }
 
-impl Budget {
+impl GpuBudget {
     /// Speed for time predictions: measured, else shares of the rates.
     pub fn speed(&self) -> Speed {
         self.reading.as_ref().map_or_else(|| Speed::assumed(&self.rates), |reading| reading.speed.clone())
@@ -242,18 +242,22 @@ static GPUS: LazyLock<Vec<Gpu>> = LazyLock::new(|| {
         stands_for_size,
         ..gpu
     };
-    let Table { gpu, by_name } =
-        toml::from_str(include_str!("../../data/gpus.toml")).expect("the embedded table is parsed by a test");
+    let GpuTable { gpu, by_name, .. } = TABLE.clone();
     let sized = gpu.into_iter().map(|gpu| complete(gpu, true));
     sized.chain(by_name.into_iter().map(|gpu| complete(gpu, false))).collect()
 });
 
-/// The GPUs of `data/gpus.toml`.
-#[derive(Deserialize)]
-struct Table {
+/// The content of `data/gpus.toml`.
+#[derive(Clone, Deserialize)]
+pub(super) struct GpuTable {
     gpu: Vec<Gpu>,
     by_name: Vec<Gpu>,
+    pub(super) too_old: Vec<OldGpu>,
 }
+
+pub(super) static TABLE: LazyLock<GpuTable> = LazyLock::new(|| {
+    toml::from_str(include_str!("../../data/gpus.toml")).expect("the embedded table is parsed by a test")
+});
 
 /// Every GPU of the table.
 pub fn all() -> &'static [Gpu] {
@@ -297,7 +301,7 @@ fn after_driver(gb: f64) -> u64 {
 ///
 /// # Errors
 /// [`NotFound`] with the most similar known names, or with the reason why a GPU cannot be used.
-pub fn find(text: &str) -> Result<Budget, NotFound> {
+pub fn find(text: &str) -> Result<GpuBudget, NotFound> {
     if let Some(gpu) = by_name(text) {
         return listed(gpu, text);
     }
@@ -312,7 +316,7 @@ pub fn find(text: &str) -> Result<Budget, NotFound> {
         return Ok(bare(gb));
     }
     let (name, gb) = sized_name(text).map_or((text.trim(), None), |(name, gb)| (name, Some(gb)));
-    if let Some((gpu, reason)) = too_old(&compact(name)) {
+    if let Some((gpu, reason)) = too_old(&TABLE.too_old, &compact(name)) {
         return unsupported(gpu, reason);
     }
     match gb {
@@ -330,7 +334,7 @@ fn counted(text: &str) -> Option<(&str, &str)> {
 }
 
 /// The budget of a listed GPU, named by `text`.
-fn listed(gpu: &'static Gpu, text: &str) -> Result<Budget, NotFound> {
+fn listed(gpu: &'static Gpu, text: &str) -> Result<GpuBudget, NotFound> {
     if let Some(reason) = refusal(gpu.capability) {
         return Err(NotFound::Unsupported { gpu: gpu.name.clone(), reason });
     }
@@ -350,12 +354,12 @@ fn listed(gpu: &'static Gpu, text: &str) -> Result<Budget, NotFound> {
     let budget = gpu.budget(format!("{}{choice}: {memory}{remark}{without}", gpu.name));
     // A100s exist with and without it
     let has_nvlink = gpu.capability != (8, 0) || text.to_lowercase().contains("sxm");
-    Ok(Budget { nvlink: gpu.nvlink.filter(|_| has_nvlink).map(|rate| rate * 1e9), ..budget })
+    Ok(GpuBudget { nvlink: gpu.nvlink.filter(|_| has_nvlink).map(|rate| rate * 1e9), ..budget })
 }
 
 /// A GPU that is not listed, or not with this size: the memory of the size, and the compute capability of the listed GPU
 /// of that name.
-fn named(name: &str, gb: f64) -> Result<Budget, NotFound> {
+fn named(name: &str, gb: f64) -> Result<GpuBudget, NotFound> {
     let of_size = bare(gb);
     let capability = by_name(name).map_or(of_size.capability, |gpu| gpu.capability);
     if let Some(reason) = refusal(capability) {
@@ -364,7 +368,7 @@ fn named(name: &str, gb: f64) -> Result<Budget, NotFound> {
     let (major, minor) = capability;
     let known = if by_name(name).is_some() { "its compute capability is" } else { "assumed: compute capability" };
     let note = format!("`{name}` with {gb} GB is not in the table of GPUs; {known} {major}.{minor}; {}", of_size.note);
-    Ok(Budget { name: Some(format!("{name} {gb} GB")), capability, has_own_rates: false, note, ..of_size })
+    Ok(GpuBudget { name: Some(format!("{name} {gb} GB")), capability, has_own_rates: false, note, ..of_size })
 }
 
 /// The listed GPU of this name, the smallest one if several have the name.
@@ -421,7 +425,7 @@ pub fn gpus_of_size(bytes: u64) -> Vec<&'static Gpu> {
     typical().filter(|gpu| Some(gpu.gb) == gb).collect()
 }
 
-fn bare(gb: f64) -> Budget {
+fn bare(gb: f64) -> GpuBudget {
     let bytes = after_driver(gb) + driver_loss(gb);
     let not_below: Vec<&Gpu> = typical().filter(|gpu| gpu.marketing_bytes() >= bytes).collect();
     let stand_ins = gpus_of_size(bytes);
@@ -433,7 +437,7 @@ fn bare(gb: f64) -> Budget {
         }
         _ => (after_driver(gb), format!("no GPU of this size is listed; the size minus {} MiB", driver_loss(gb) / MIB)),
     };
-    Budget {
+    GpuBudget {
         gpu: None,
         name: None,
         marketing_bytes: bytes,
@@ -465,7 +469,7 @@ fn slowest(gpus: &[&Gpu]) -> Rates {
 }
 
 /// A MIG slice of a GPU, such as `NVIDIA A100 80GB PCIe MIG 1g.10gb`.
-fn slice(text: &str) -> Option<Budget> {
+fn slice(text: &str) -> Option<GpuBudget> {
     let lower = text.to_lowercase();
     let (parent, profile) = lower.split_once("mig")?;
     let gpu = by_name(parent)?;
@@ -474,13 +478,9 @@ fn slice(text: &str) -> Option<Budget> {
     let gb: u32 = memory.split('+').next()?.strip_suffix("gb")?.parse().ok()?;
     let share = (sevenths / 7.0).min(1.0);
     let rates = gpu.rates()?;
-    Some(Budget {
-        gpu: Some(gpu),
-        name: Some(gpu.name.clone()),
-        has_own_rates: true,
+    Some(GpuBudget {
         marketing_bytes: u64::from(gb) * GIB,
         total_bytes: u64::from(gb) * GIB * 95 / 100,
-        capability: gpu.capability,
         rates: Rates {
             half: rates.half * share,
             products: rates.products * share,
@@ -489,10 +489,7 @@ fn slice(text: &str) -> Option<Budget> {
             bandwidth: rates.bandwidth * (f64::from(gb) / f64::from(gpu.gb)).min(1.0),
             of: format!("{}, {sevenths} of its 7 slices", gpu.name),
         },
-        note: format!("slice {} of {}: 95 % of {gb} GB", profile.trim(), gpu.name),
-        nvlink: None,
-        reading: None,
-        host_free: None,
+        ..gpu.budget(format!("slice {} of {}: 95 % of {gb} GB", profile.trim(), gpu.name))
     })
 }
 

@@ -188,7 +188,7 @@ fn a_bare_size_offers_the_least_memory_of_gpus_of_that_size() {
 
 #[test]
 fn a_larger_size_never_offers_less_and_is_never_slower() {
-    let budgets: Vec<Budget> = (2..=200).map(|gb| find(&format!("{gb}gb")).unwrap()).collect();
+    let budgets: Vec<GpuBudget> = (2..=200).map(|gb| find(&format!("{gb}gb")).unwrap()).collect();
     for (small, large) in budgets.iter().zip(&budgets[1..]) {
         assert!(large.total_bytes >= small.total_bytes, "{} {}", small.note, large.note);
         assert!(large.rates.half >= small.rates.half && large.rates.bandwidth >= small.rates.bandwidth);

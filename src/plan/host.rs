@@ -17,7 +17,7 @@
 
 use super::device_terms::Term;
 use super::dry_run::Buffers;
-use super::reading::Reading;
+use super::reading::DeviceReading;
 use crate::tensor::{self, memory};
 use crate::units::Bytes;
 
@@ -49,7 +49,7 @@ pub struct Host {
     /// Number of compute threads.
     pub num_threads: u64,
     /// What `prsmed calibrate` measured on this CPU, if it did.
-    pub reading: Option<Box<Reading>>,
+    pub reading: Option<Box<DeviceReading>>,
     /// Processes of this host that train together and share its memory.
     pub num_ranks: usize,
     /// Number of this process among them, from 0.
@@ -60,19 +60,14 @@ impl Host {
     /// This machine.
     pub fn detect() -> Self {
         let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        let kib = |key: &str| {
-            let line = info.lines().find(|line| line.starts_with(key))?;
-            line.split_whitespace().nth(1)?.parse::<u64>().ok()
-        };
-        let available = kib("MemAvailable:").map_or(u64::MAX >> 1, |kib| kib << 10);
+        let available = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+        let kib = available.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+        let available = kib.map_or(u64::MAX >> 1, |kib| kib << 10);
         Self {
-            available: Bytes(available),
             note: "available now".into(),
             libraries: Some(memory::resident_at_start()).filter(|bytes| bytes.0 > 0).unwrap_or(Bytes(LIBRARIES)),
             num_threads: tensor::num_threads(),
-            reading: None,
-            num_ranks: 1,
-            rank: 0,
+            ..Self::of_size(Bytes(available))
         }
     }
 

@@ -3,16 +3,16 @@
 use super::communication::Link;
 use super::detect;
 use super::device_terms::{DeviceUsage, Term, device_terms};
-use super::dry_run::{DryRun, Job, Place};
-use super::gpus::{self, Budget};
+use super::dry_run::{DryRun, DryRunPlace, Job};
+use super::gpus::{self, GpuBudget};
 use super::host::Host;
-use super::reading::Reading;
+use super::reading::DeviceReading;
 use super::speed::Speed;
 use super::time::{self, PhaseTime};
 use super::unsupported::refusal;
 use crate::replay;
 use crate::tensor::Device;
-use crate::tensor::meta::{self, Target};
+use crate::tensor::meta::{self, PlanTarget};
 use crate::trainer::HostUse;
 use crate::trainer::graph::MAX_GRAPHS;
 use crate::trainer::precision::Precision;
@@ -23,7 +23,7 @@ use crate::{Error, Result};
 #[derive(Debug, Clone, PartialEq)]
 pub enum Machine {
     /// A CUDA GPU and how it is used.
-    Cuda(Budget, DeviceUsage),
+    Cuda(GpuBudget, DeviceUsage),
     /// The CPU of this host.
     Cpu(Host),
 }
@@ -65,19 +65,15 @@ impl Machine {
 
     /// Whether this machine has room for `weights` bytes of pinned memory; true if the host is not known.
     pub(super) fn has_host_memory(&self, weights: Bytes) -> bool {
-        let Self::Cuda(Budget { host_free: Some(_), .. }, _) = self else { return true };
+        let Self::Cuda(GpuBudget { host_free: Some(_), .. }, _) = self else { return true };
         self.host_limit().is_none_or(|limit| weights <= limit)
     }
 
     /// Memory of the host that frozen weights may take in a search: three quarters of what is free on this machine, and
     /// 5/4 of the GPU's memory where the host is not known. `None` for a CPU, where it would save nothing.
     pub fn host_limit(&self) -> Option<Bytes> {
-        match self {
-            Self::Cuda(budget, _) => {
-                Some(budget.host_free.map_or(Bytes(budget.marketing_bytes / 4 * 5), |free| Bytes(free.0 / 4 * 3)))
-            }
-            Self::Cpu(_) => None,
-        }
+        let Self::Cuda(budget, _) = self else { return None };
+        Some(budget.host_free.map_or(Bytes(budget.marketing_bytes / 4 * 5), |free| Bytes(free.0 / 4 * 3)))
     }
 
     /// This machine, or one of several alike, for process `rank` of `ranks` that train together.
@@ -99,19 +95,19 @@ impl Machine {
     }
 
     /// The device and the processes of a dry run.
-    pub fn place(&self) -> Place {
+    pub fn place(&self) -> DryRunPlace {
         let rank = match self {
             Self::Cuda(_, usage) => usage.rank,
             Self::Cpu(host) => host.rank,
         };
-        Place { target: self.target(), rank, ranks: self.num_ranks() }
+        DryRunPlace { target: self.target(), rank, ranks: self.num_ranks() }
     }
 
     /// The device whose operators a dry run models.
-    pub fn target(&self) -> Target {
+    pub fn target(&self) -> PlanTarget {
         match self {
-            Self::Cuda(..) => Target::Cuda,
-            Self::Cpu(_) => Target::Cpu,
+            Self::Cuda(..) => PlanTarget::Cuda,
+            Self::Cpu(_) => PlanTarget::Cpu,
         }
     }
 
@@ -120,7 +116,7 @@ impl Machine {
     /// # Errors
     /// [`Error::Config`].
     pub fn check_gpu(&self) -> Result<()> {
-        let Self::Cuda(Budget { name: Some(name), capability, .. }, _) = self else { return Ok(()) };
+        let Self::Cuda(GpuBudget { name: Some(name), capability, .. }, _) = self else { return Ok(()) };
         refusal(*capability).map_or(Ok(()), |reason| {
             let hint = "use a newer GPU, or the CPU (`CUDA_VISIBLE_DEVICES= prsmed ...` hides GPUs)";
             Err(Error::config("GPU", format!("{name}: {reason}"), hint))
@@ -133,13 +129,11 @@ impl Machine {
     /// [`Error::Config`].
     pub fn check_precision(&self, key: &str, precision: Precision) -> Result<()> {
         self.check_gpu()?;
-        match self {
-            Self::Cuda(..) if precision == Precision::Bf16 && !self.has_bf16() => {
-                let reason = format!("{} has no bf16", self.offer().device);
-                Err(Error::config(key, reason, format!("set `{key}=fp16`, or leave it out")))
-            }
-            _ => Ok(()),
+        if precision != Precision::Bf16 || self.has_bf16() {
+            return Ok(());
         }
+        let reason = format!("{} has no bf16", self.offer().device);
+        Err(Error::config(key, reason, format!("set `{key}=fp16`, or leave it out")))
     }
 
     /// Whether it computes in bf16.
@@ -149,7 +143,7 @@ impl Machine {
 
     /// Sets the GPU whose kernel choices CUDA plans of this thread model.
     pub fn set_planned_gpu(&self) {
-        if let Self::Cuda(Budget { capability, .. }, _) = self {
+        if let Self::Cuda(GpuBudget { capability, .. }, _) = self {
             let number = i32::try_from(10 * capability.0 + capability.1).unwrap_or(i32::MAX);
             meta::set_gpu(number, most_multiprocessors(*capability));
         }
@@ -172,7 +166,7 @@ impl Machine {
     }
 
     /// What `prsmed calibrate` measured on it.
-    pub fn reading(&self) -> Option<&Reading> {
+    pub fn reading(&self) -> Option<&DeviceReading> {
         match self {
             Self::Cuda(budget, _) => budget.reading.as_deref(),
             Self::Cpu(host) => host.reading.as_deref(),
@@ -181,7 +175,7 @@ impl Machine {
 
     /// The same machine with a reading.
     #[must_use]
-    pub fn with_reading(mut self, reading: Option<Reading>) -> Self {
+    pub fn with_reading(mut self, reading: Option<DeviceReading>) -> Self {
         let place = match &mut self {
             Self::Cuda(budget, _) => &mut budget.reading,
             Self::Cpu(host) => &mut host.reading,
@@ -198,10 +192,7 @@ impl Machine {
 
     /// Whether its own rates are known, published or measured.
     pub(super) fn knows_rates(&self) -> bool {
-        match self {
-            Self::Cuda(budget, _) => budget.has_own_rates || budget.reading.is_some(),
-            Self::Cpu(_) => true,
-        }
+        matches!(self, Self::Cuda(GpuBudget { has_own_rates: true, .. }, _) | Self::Cpu(_)) || self.reading().is_some()
     }
 
     /// The speed of operators; `None` for a CPU without a reading.

@@ -1,13 +1,13 @@
 //! Measured beside planned memory.
 
-use super::dry_run::Phase;
+use super::dry_run::RealPhase;
 use super::report::Plan;
 use crate::units::{Bytes, signed};
 use crate::{Error, Result};
 use serde_json::{Value, json};
 
 /// Measured and planned bytes of each phase as text.
-pub fn text(plan: &Plan, measured: &[Phase]) -> String {
+pub fn text(plan: &Plan, measured: &[RealPhase]) -> String {
     let mut lines = vec!["measured with random weights (planned, error of the plan):".to_owned()];
     for phase in measured {
         let parts = compared(plan, phase).into_iter().map(|(label, measured, planned)| {
@@ -26,9 +26,9 @@ pub fn text(plan: &Plan, measured: &[Phase]) -> String {
 ///
 /// # Errors
 /// [`Error::Internal`] for values that JSON does not have.
-pub fn record(plan: &Plan, measured: &[Phase]) -> Result<Value> {
+pub fn record(plan: &Plan, measured: &[RealPhase]) -> Result<Value> {
     let internal = |error: serde_json::Error| Error::Internal { reason: error.to_string() };
-    let phase = |phase: &Phase| {
+    let phase = |phase: &RealPhase| {
         let errors = compared(plan, phase)
             .into_iter()
             .map(|(label, measured, planned)| (label.to_owned(), json!(relative_error(planned, measured))));
@@ -40,7 +40,7 @@ pub fn record(plan: &Plan, measured: &[Phase]) -> Result<Value> {
 }
 
 /// Measured and planned bytes of a phase: of tensors, of the allocator and, on a GPU, of the device.
-fn compared(plan: &Plan, phase: &Phase) -> Vec<(&'static str, Bytes, Bytes)> {
+fn compared(plan: &Plan, phase: &RealPhase) -> Vec<(&'static str, Bytes, Bytes)> {
     let Some(planned) = plan.phases.iter().find(|planned| planned.memory.name == phase.name) else { return Vec::new() };
     let device = phase.device_used.map(|used| ("device", used, planned.device_peak));
     let tensors = ("allocated", phase.allocated_peak, planned.memory.allocated_peak);

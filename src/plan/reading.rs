@@ -15,9 +15,9 @@ const FORMAT: u32 = 1;
 const MAX_BYTES: u64 = 1 << 20;
 
 /// Device and software on which a reading was made.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Identity {
+pub struct DeviceIdentity {
     /// NVML's name of the GPU, or `CPU` and its model.
     pub name: String,
     /// Memory of the GPU that CUDA offers, bytes; 0 for the CPU.
@@ -34,7 +34,7 @@ pub struct Identity {
     pub num_threads: u64,
 }
 
-impl Identity {
+impl DeviceIdentity {
     /// True if a reading taken on `self` applies to `other`: the same device, libtorch and, on the CPU, number of threads.
     fn holds_for(&self, other: &Self) -> bool {
         let is_cpu = self.bytes == 0;
@@ -67,12 +67,12 @@ pub struct Level {
 /// A reading of one device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Reading {
+pub struct DeviceReading {
     /// Version of this format.
     pub format: u32,
     /// Where it was made.
     #[serde(rename = "device")]
-    pub identity: Identity,
+    pub identity: DeviceIdentity,
     /// Day, as 2026-11-22.
     pub date: String,
     /// Memory after each step.
@@ -81,9 +81,9 @@ pub struct Reading {
     pub speed: Speed,
 }
 
-impl Reading {
+impl DeviceReading {
     /// A reading made on `date`.
-    pub fn new(identity: Identity, date: String, memory: Vec<Level>, speed: Speed) -> Self {
+    pub fn new(identity: DeviceIdentity, date: String, memory: Vec<Level>, speed: Speed) -> Self {
         Self { format: FORMAT, identity, date, memory, speed }
     }
 
@@ -122,13 +122,13 @@ pub(super) const PRODUCTS: &str = "matrix products, forward and backward";
 /// Convolutions of the image encoders' sizes.
 pub(super) const CONVOLUTIONS: &str = "convolutions, forward and backward";
 
-static SHIPPED: LazyLock<Vec<Reading>> = LazyLock::new(|| {
+static SHIPPED: LazyLock<Vec<DeviceReading>> = LazyLock::new(|| {
     let text = include_str!("../../data/gpu-readings.json");
     serde_json::from_str(text).expect("the embedded readings are parsed by a test")
 });
 
 /// The file of readings of `identity` below the cache folder `cache`.
-pub fn file(cache: &Path, identity: &Identity) -> PathBuf {
+pub fn file(cache: &Path, identity: &DeviceIdentity) -> PathBuf {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
     let name: String = identity.name.chars().take(80).map(plain).collect();
     let threads = if identity.bytes == 0 { format!("-{}-threads", identity.num_threads) } else { String::new() };
@@ -139,7 +139,7 @@ pub fn file(cache: &Path, identity: &Identity) -> PathBuf {
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn save(cache: &Path, reading: &Reading) -> Result<PathBuf> {
+pub fn save(cache: &Path, reading: &DeviceReading) -> Result<PathBuf> {
     let path = file(cache, &reading.identity);
     let text = serde_json::to_string_pretty(reading).map_err(|error| Error::Internal { reason: error.to_string() })?;
     if let Some(folder) = path.parent() {
@@ -151,32 +151,24 @@ pub fn save(cache: &Path, reading: &Reading) -> Result<PathBuf> {
 
 /// The reading for `identity`: this machine's from the cache folder, else a shipped one. A file that cannot be used is
 /// described in the second value.
-pub fn find(cache: Option<&Path>, identity: &Identity) -> (Option<Reading>, Option<String>) {
+pub fn find(cache: Option<&Path>, identity: &DeviceIdentity) -> (Option<DeviceReading>, Option<String>) {
     let shipped = || SHIPPED.iter().find(|reading| reading.identity.holds_for(identity)).cloned();
     let Some(path) = cache.map(|cache| file(cache, identity)).filter(|path| path.exists()) else {
         return (shipped(), None);
     };
-    match load(&path) {
-        Ok(reading) if reading.identity.holds_for(identity) => (Some(reading), None),
-        Ok(reading) => {
-            let text = format!(
-                "{}: made with libtorch {} on {}, which is not this machine's; run `prsmed calibrate` again",
-                path.display(),
-                reading.identity.libtorch,
-                reading.identity.name
-            );
-            (shipped(), Some(text))
+    let reason = match load(&path) {
+        Ok(reading) if reading.identity.holds_for(identity) => return (Some(reading), None),
+        Ok(DeviceReading { identity: DeviceIdentity { libtorch, name, .. }, .. }) => {
+            format!("made with libtorch {libtorch} on {name}, which is not this machine's")
         }
-        Err(reason) => {
-            let text = format!("{}: {reason}; run `prsmed calibrate` again", path.display());
-            (shipped(), Some(text))
-        }
-    }
+        Err(reason) => reason,
+    };
+    (shipped(), Some(format!("{}: {reason}; run `prsmed calibrate` again", path.display())))
 }
 
-fn load(path: &Path) -> std::result::Result<Reading, String> {
+fn load(path: &Path) -> std::result::Result<DeviceReading, String> {
     let text = files::read_to_string(path, MAX_BYTES).map_err(|error| error.to_string())?;
-    let reading: Reading = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+    let reading: DeviceReading = serde_json::from_str(&text).map_err(|error| error.to_string())?;
     if reading.format != FORMAT {
         return Err(format!("format {}, and this program reads {FORMAT}", reading.format));
     }
@@ -193,7 +185,7 @@ pub(super) mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    pub(in crate::plan) fn gpu() -> Reading {
+    pub(in crate::plan) fn gpu() -> DeviceReading {
         let level = |step: &str, used: u64, reserved: u64, allocated: u64, workspace: u64| Level {
             step: step.into(),
             used: Some(used * MIB),
@@ -206,7 +198,7 @@ pub(super) mod tests {
             level(PRODUCTS, 720, 80, 65, 64),
             level(CONVOLUTIONS, 1010, 110, 65, 30),
         ];
-        let identity = Identity {
+        let identity = DeviceIdentity {
             name: "NVIDIA H200".into(),
             bytes: 140_000 * MIB,
             capability: Some((9, 0)),
@@ -215,7 +207,7 @@ pub(super) mod tests {
             cudnn: Some(90_100),
             num_threads: 8,
         };
-        Reading::new(identity, "2026-11-22".into(), memory, measured())
+        DeviceReading::new(identity, "2026-11-22".into(), memory, measured())
     }
 
     #[test]
@@ -226,7 +218,7 @@ pub(super) mod tests {
         let path = save(cache, &reading).unwrap();
         assert_eq!(path, cache.join("readings/nvidia-h200.json"));
         assert_eq!(find(Some(cache), &reading.identity), (Some(reading.clone()), None));
-        let other = |change: fn(&mut Identity)| {
+        let other = |change: fn(&mut DeviceIdentity)| {
             let mut identity = reading.identity.clone();
             change(&mut identity);
             find(Some(cache), &identity)
@@ -261,7 +253,7 @@ pub(super) mod tests {
 
     #[test]
     fn readings_of_cpus_belong_to_a_number_of_threads() {
-        let cpu = |num_threads| Identity { name: "CPU".into(), bytes: 0, num_threads, ..gpu().identity };
+        let cpu = |num_threads| DeviceIdentity { name: "CPU".into(), bytes: 0, num_threads, ..gpu().identity };
         assert!(cpu(2).holds_for(&cpu(2)));
         assert!(!cpu(2).holds_for(&cpu(4)));
         assert_ne!(file(Path::new("c"), &cpu(2)), file(Path::new("c"), &cpu(4)));

@@ -188,8 +188,8 @@ impl Plan {
         }
         if let Some(GraphPlan { device_peak, fits, seconds, .. }) = self.with_graphs {
             let then = if fits { "tried in the first steps" } else { "not used: does not fit" };
-            let time =
-                seconds.map_or_else(String::new, |seconds| format!(", {} per step predicted", time::text(seconds)));
+            let time = seconds.map(|seconds| format!(", {} per step predicted", time::text(seconds)));
+            let time = time.unwrap_or_default();
             lines.push(format!("with CUDA graphs (train.graph=auto): {device_peak}{time}; {then}"));
         }
         lines.push(self.summary());
@@ -214,13 +214,7 @@ impl Plan {
 
     /// The time of its work in words.
     fn timed(&self, time: &PhaseTime) -> String {
-        let what = match self.job {
-            Job::Train | Job::Step => "an optimizer step",
-            Job::Eval => "a validation batch",
-            Job::Predict => "a prediction",
-            Job::Augment => "denoising a batch",
-        };
-        format!("{what}: {}", time::text(time.seconds))
+        format!("{}: {}", self.job.timed().1, time::text(time.seconds))
     }
 
     /// Whether it fits, in one sentence.

@@ -1,7 +1,7 @@
 //! Searches for the fastest settings that fit a device, and for the largest value of one setting that fits.
 //!
 //! The search knows settings as `key=value` assignments only, separated by spaces. A job says which assignments to try
-//! ([`Space`], [`Ladder`]) and plans them ([`Problem`]). Every candidate is planned by a full dry run; nothing is
+//! ([`Space`], [`Ladder`]) and plans them ([`SearchProblem`]). Every candidate is planned by a full dry run; nothing is
 //! interpolated. The search tries memory savings in this order:
 //!
 //! 1. [`Ladder::savings`]: change no result (activation checkpointing, frozen weights and optimizer state in host memory).
@@ -53,7 +53,7 @@ pub struct Ladder {
     /// Assignments that save memory and cost time, the cheapest first.
     pub savings: Vec<Saving>,
     /// Batches, each list with the smallest first.
-    pub batches: Vec<Vec<Batch>>,
+    pub batches: Vec<Vec<BatchChoice>>,
 }
 
 /// A memory saving that costs time and does not change results.
@@ -69,7 +69,7 @@ pub struct Saving {
 
 /// Samples of a step.
 #[derive(Debug, Clone)]
-pub struct Batch {
+pub struct BatchChoice {
     /// Its assignments.
     pub sets: String,
     /// Images of a forward and backward pass.
@@ -90,7 +90,7 @@ pub enum Effort {
 }
 
 /// A job whose settings are searched.
-pub trait Problem: Sync {
+pub trait SearchProblem: Sync {
     /// The plan of the job with these assignments.
     ///
     /// # Errors
@@ -125,12 +125,12 @@ pub trait Problem: Sync {
     }
 
     /// Sorts candidates, the best first.
-    fn sort(&self, candidates: &mut [Candidate]) {
+    fn sort(&self, candidates: &mut [PlannedSettings]) {
         candidates.sort_by(faster);
     }
 
     /// Whether an [`Extra`] can be tried on a candidate.
-    fn may_try(&self, _extra: &Extra, _candidate: &Candidate) -> bool {
+    fn may_try(&self, _extra: &Extra, _candidate: &PlannedSettings) -> bool {
         true
     }
 }
@@ -163,11 +163,11 @@ pub struct Extra {
 
 /// Settings with their plan.
 #[derive(Debug, Clone)]
-pub struct Candidate {
+pub struct PlannedSettings {
     /// The settings as assignments; the last one of a key counts.
     pub sets: String,
     /// Its batch.
-    pub batch: Batch,
+    pub batch: BatchChoice,
     /// Its saving.
     pub saving: Saving,
     /// Whether steps are captured as CUDA graphs.
@@ -202,9 +202,9 @@ pub const HEADROOM_FRAC: f64 = 0.03;
 /// A compromise is preferred to copying weights from host memory if that takes more than this many times as long.
 pub const MUCH_FASTER: f64 = 1.3;
 
-impl Candidate {
+impl PlannedSettings {
     /// The candidate with `extra`, if that fits and saves enough; else this one.
-    fn or(self, extra: &Extra, problem: &dyn Problem, headroom_frac: f64) -> Result<Self> {
+    fn or(self, extra: &Extra, problem: &dyn SearchProblem, headroom_frac: f64) -> Result<Self> {
         let sets = format!("{} {}", self.sets, extra.sets);
         let plan = problem.plan(&sets, Effort::Whole)?;
         let then = Self { sets, plan, captures: self.captures || extra.captures, ..self.clone() };
@@ -247,13 +247,13 @@ impl Candidate {
 
 /// Result of a search.
 #[derive(Debug, Clone, Default)]
-pub struct Found {
+pub struct FoundPlans {
     /// The fastest settings that fit, and the runner-up with another micro-batch.
-    pub fitting: Vec<Candidate>,
+    pub fitting: Vec<PlannedSettings>,
     /// If nothing fits: the settings that need the least memory.
-    pub smallest: Option<Candidate>,
+    pub smallest: Option<PlannedSettings>,
     /// Settings with a compromise that are faster than these, but not [`MUCH_FASTER`].
-    pub a_little_faster: Option<Candidate>,
+    pub a_little_faster: Option<PlannedSettings>,
     /// Number of settings in the search space.
     pub num_considered: usize,
     /// Number of settings that were planned.
@@ -273,12 +273,12 @@ fn leaves(peak: Bytes, plan: &Plan, headroom_frac: f64) -> bool {
 struct Grid<'a> {
     stage: &'a Stage<'a>,
     savings: &'a [Saving],
-    batches: &'a [Batch],
+    batches: &'a [BatchChoice],
     known: Mutex<HashMap<(usize, usize), (Effort, Plan)>>,
 }
 
 impl Grid<'_> {
-    fn candidate(&self, point: GridPoint, effort: Effort) -> Result<Candidate> {
+    fn candidate(&self, point: GridPoint, effort: Effort) -> Result<PlannedSettings> {
         let (stage, key) = (self.stage, (point.micro_batch, point.saving));
         stage.planned.fetch_add(1, Ordering::Relaxed);
         let (batch, saving) = (self.batches[point.micro_batch].clone(), self.savings[point.saving].clone());
@@ -290,14 +290,14 @@ impl Grid<'_> {
         if is_new {
             lock(&self.known).insert(key, (effort, plan.clone()));
         }
-        Ok(Candidate { sets, batch, saving, captures: false, point, plan, tried: Vec::new() })
+        Ok(PlannedSettings { sets, batch, saving, captures: false, point, plan, tried: Vec::new() })
     }
 
     fn fits(&self, point: GridPoint) -> Result<bool> {
         Ok(self.has_headroom(&self.candidate(point, Effort::Memory)?))
     }
 
-    fn has_headroom(&self, candidate: &Candidate) -> bool {
+    fn has_headroom(&self, candidate: &PlannedSettings) -> bool {
         has_headroom(&candidate.plan, self.stage.space.headroom_frac)
     }
 
@@ -311,7 +311,7 @@ impl Grid<'_> {
     }
 
     /// The cheapest saving with which a micro-batch fits, with its time. The micro-batch fits with the last saving.
-    fn cheapest(&self, micro_batch: usize, needs_none: bool) -> Result<Candidate> {
+    fn cheapest(&self, micro_batch: usize, needs_none: bool) -> Result<PlannedSettings> {
         let (mut low, mut high) = (1, if needs_none { 0 } else { self.savings.len() - 1 });
         while low < high {
             let saving = usize::midpoint(low, high);
@@ -321,7 +321,7 @@ impl Grid<'_> {
     }
 
     /// The whole plan of `point`. If a phase other than the step does not fit, that of the next saving that does.
-    fn whole(&self, point: GridPoint) -> Result<Option<Candidate>> {
+    fn whole(&self, point: GridPoint) -> Result<Option<PlannedSettings>> {
         for saving in point.saving..self.savings.len() {
             let candidate = self.candidate(GridPoint { saving, ..point }, Effort::Whole)?;
             if self.has_headroom(&candidate) {
@@ -341,14 +341,14 @@ impl Grid<'_> {
     }
 
     /// The fastest settings, fastest first.
-    fn best(&self) -> Result<Vec<Candidate>> {
+    fn best(&self) -> Result<Vec<PlannedSettings>> {
         let (problem, last) = (self.stage.problem, self.savings.len() - 1);
         let possible = self.num_fitting(self.batches.len(), last)?;
         let unhindered = self.num_fitting(possible, 0)?;
         let (worthwhile, kept) = (problem.compared(unhindered, possible), problem.num_kept());
         let fastest = Mutex::new(f64::INFINITY);
         // `None` for a micro-batch that is slower with the first saving than settings that are known to fit
-        let cheapest = |&micro_batch: &usize| -> Result<Option<Candidate>> {
+        let cheapest = |&micro_batch: &usize| -> Result<Option<PlannedSettings>> {
             let needs_none = micro_batch < unhindered;
             if !needs_none {
                 let bound = self.candidate(GridPoint { micro_batch, saving: 1 }, Effort::Time)?.seconds();
@@ -362,12 +362,12 @@ impl Grid<'_> {
             Ok(Some(found))
         };
         let (first, rest) = worthwhile.split_at(worthwhile.len().min(kept));
-        let mut found: Vec<Candidate> = self.each(first, cheapest)?.into_iter().flatten().collect();
+        let mut found: Vec<PlannedSettings> = self.each(first, cheapest)?.into_iter().flatten().collect();
         found.extend(self.each(rest, cheapest)?.into_iter().flatten());
         problem.sort(&mut found);
         let (first, rest) = found.split_at(found.len().min(kept));
         let whole = self.each(first, |one| self.whole(one.point))?;
-        let mut whole: Vec<Candidate> = whole.into_iter().flatten().collect();
+        let mut whole: Vec<PlannedSettings> = whole.into_iter().flatten().collect();
         for one in rest {
             if whole.len() == kept {
                 break;
@@ -389,8 +389,8 @@ impl Grid<'_> {
 const MARGIN: f64 = 0.05;
 
 /// Orders by time; on the CPU, whose rates are unknown, by operations and then by the number of passes.
-fn faster(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
-    let seconds = |one: &Candidate| one.seconds() * if one.saving.copies_weights { 1.0 + MARGIN } else { 1.0 };
+fn faster(a: &PlannedSettings, b: &PlannedSettings) -> std::cmp::Ordering {
+    let seconds = |one: &PlannedSettings| one.seconds() * if one.saving.copies_weights { 1.0 + MARGIN } else { 1.0 };
     let time = seconds(a).total_cmp(&seconds(b)).then_with(|| a.flops().total_cmp(&b.flops()));
     time.then_with(|| b.batch.micro_batch.cmp(&a.batch.micro_batch))
 }
@@ -408,7 +408,7 @@ pub(super) struct GridPoint {
 
 /// A search with one image size and one compromise.
 struct Stage<'a> {
-    problem: &'a dyn Problem,
+    problem: &'a dyn SearchProblem,
     space: &'a Space,
     sets: String,
     ladders: Vec<Ladder>,
@@ -416,20 +416,25 @@ struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    fn new(problem: &'a dyn Problem, space: &'a Space, chosen: [&str; 2], planned: &'a AtomicUsize) -> Result<Self> {
-        let [size, compromise] = chosen;
+    fn new(
+        problem: &'a dyn SearchProblem,
+        space: &'a Space,
+        pair: [&str; 2],
+        planned: &'a AtomicUsize,
+    ) -> Result<Self> {
+        let [size, compromise] = pair;
         let sets = format!("{} {size} {compromise}", space.base);
         Ok(Self { problem, space, sets, ladders: problem.ladders(compromise)?, planned })
     }
 
-    fn grid<'b>(&'b self, savings: &'b [Saving], batches: &'b [Batch]) -> Grid<'b> {
+    fn grid<'b>(&'b self, savings: &'b [Saving], batches: &'b [BatchChoice]) -> Grid<'b> {
         Grid { stage: self, savings, batches, known: Mutex::default() }
     }
 
     /// The fastest settings that fit, fastest first, and the number of settings in the search space. A later ladder is
     /// tried only if an earlier one recomputes layers.
-    fn best(&self) -> Result<(Vec<Candidate>, usize)> {
-        let (mut found, mut considered): (Vec<Candidate>, usize) = (Vec::new(), 0);
+    fn best(&self) -> Result<(Vec<PlannedSettings>, usize)> {
+        let (mut found, mut considered): (Vec<PlannedSettings>, usize) = (Vec::new(), 0);
         for ladder in &self.ladders {
             if found.first().is_some_and(|best| !best.saving.recomputes) {
                 break;
@@ -448,16 +453,16 @@ impl<'a> Stage<'a> {
 ///
 /// # Errors
 /// Errors of planning.
-pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
+pub fn search(problem: &dyn SearchProblem, space: &Space) -> Result<FoundPlans> {
     let planned = AtomicUsize::new(0);
-    let mut found = Found::default();
+    let mut found = FoundPlans::default();
     for size in &space.sizes {
         for compromise in &space.compromises {
             let (fitting, count) = Stage::new(problem, space, [size, compromise], &planned)?.best()?;
             found.num_considered += count;
             let Some(best) = fitting.first() else { continue };
             let copies_weights = best.saving.copies_weights;
-            let slow = found.fitting.first().map(Candidate::seconds);
+            let slow = found.fitting.first().map(PlannedSettings::seconds);
             if slow.is_none_or(|slow| slow > MUCH_FASTER * best.seconds()) {
                 (found.fitting, found.a_little_faster) = (fitting, None);
             } else if found.a_little_faster.is_none() && slow.is_some_and(|slow| slow > best.seconds()) {
@@ -490,7 +495,7 @@ pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
 ///
 /// # Errors
 /// Errors of planning.
-pub fn smallest(problem: &dyn Problem, space: &Space) -> Result<Option<Candidate>> {
+pub fn smallest(problem: &dyn SearchProblem, space: &Space) -> Result<Option<PlannedSettings>> {
     let (Some(size), Some(compromise)) = (space.sizes.last(), space.compromises.last()) else { return Ok(None) };
     let planned = AtomicUsize::new(0);
     let stage = Stage::new(problem, space, [size, compromise], &planned)?;
@@ -502,7 +507,7 @@ pub fn smallest(problem: &dyn Problem, space: &Space) -> Result<Option<Candidate
 }
 
 /// Tries the extras on `candidate`, one after another.
-fn try_last(problem: &dyn Problem, space: &Space, mut candidate: Candidate) -> Result<Candidate> {
+fn try_last(problem: &dyn SearchProblem, space: &Space, mut candidate: PlannedSettings) -> Result<PlannedSettings> {
     for extra in &space.extras {
         if problem.may_try(extra, &candidate) {
             candidate = candidate.or(extra, problem, space.headroom_frac)?;

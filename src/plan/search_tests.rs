@@ -39,7 +39,7 @@ fn ladder(copies_weights: bool) -> Ladder {
         recomputes: saved > 1,
         copies_weights: copies_weights && saved > 1,
     };
-    let batch = |micro_batch: usize| Batch { sets: format!("micro={micro_batch}"), micro_batch, samples: 4 };
+    let batch = |micro_batch: usize| BatchChoice { sets: format!("micro={micro_batch}"), micro_batch, samples: 4 };
     Ladder { savings: (0..5).map(saving).collect(), batches: vec![[1, 2, 4].map(batch).to_vec()] }
 }
 
@@ -51,7 +51,7 @@ struct Rule {
     tower: f64,
 }
 
-impl Problem for Rule {
+impl SearchProblem for Rule {
     fn plan(&self, sets: &str, _effort: Effort) -> Result<Plan> {
         let saved = number(sets, "saved");
         let peak = Bytes(number(sets, "micro") * (10 - 3 * saved.min(3)) * number(sets, "size") / 64);
@@ -95,7 +95,7 @@ impl Problem for Rule {
         2
     }
 
-    fn may_try(&self, extra: &Extra, candidate: &Candidate) -> bool {
+    fn may_try(&self, extra: &Extra, candidate: &PlannedSettings) -> bool {
         !extra.captures || candidate.plan.compared_time.is_some_and(|time| time.host_bound)
     }
 }
@@ -110,7 +110,7 @@ fn space() -> Space {
     }
 }
 
-fn found(rule: &Rule) -> Candidate {
+fn found(rule: &Rule) -> PlannedSettings {
     search(rule, &space()).unwrap().fitting.remove(0)
 }
 
@@ -159,7 +159,7 @@ struct Tight {
     planned: Mutex<Vec<(String, Effort)>>,
 }
 
-impl Problem for Tight {
+impl SearchProblem for Tight {
     fn plan(&self, sets: &str, effort: Effort) -> Result<Plan> {
         self.planned.lock().unwrap().push((sets.to_owned(), effort));
         let device_peak = Bytes(if number(sets, "saved") == 4 { 1 } else { 1000 });
@@ -190,7 +190,7 @@ struct Weights {
     slowdown: f64,
 }
 
-impl Problem for Weights {
+impl SearchProblem for Weights {
     fn plan(&self, sets: &str, effort: Effort) -> Result<Plan> {
         let rule = Rule { budget: self.budget, host_bound: false, tower: 0.0 };
         let mut plan = rule.plan(&format!("{sets} saved=0"), effort)?;
@@ -211,7 +211,7 @@ impl Problem for Weights {
 fn weights_lose_bits_rather_than_being_copied_only_if_that_is_much_faster() {
     let space = Space { compromises: vec!["bits=16".into(), "bits=4".into()], ..space() };
     let found = |budget: u64, slowdown: f64| search(&Weights { budget, slowdown }, &space).unwrap();
-    let of = |one: &Candidate| ["bits", "copied"].map(|key| number(&one.sets, key));
+    let of = |one: &PlannedSettings| ["bits", "copied"].map(|key| number(&one.sets, key));
     let chosen = |budget: u64, slowdown: f64| of(&found(budget, slowdown).fitting[0]);
     let named = |budget: u64, slowdown: f64| found(budget, slowdown).a_little_faster.as_ref().map(of);
     assert_eq!([named(8, 1.0), named(4, 1.2), named(4, 1.4), named(1, 1.4)], [None, Some([4, 0]), None, None]);

@@ -2,21 +2,14 @@
 
 use crate::tensor::{self, GpuCode};
 use serde::Deserialize;
-use std::sync::LazyLock;
 
 /// Oldest GPUs of libtorch's build for CUDA 13, the wheel on PyPI (NVIDIA's release notes: CUDA 13 has no Volta and older).
 const OLDEST: (u32, u32) = (7, 5);
 
-/// A part of `data/gpus.toml`.
-#[derive(Deserialize)]
-struct Table {
-    too_old: Vec<OldGpu>,
-}
-
 /// GPUs that are known by name only to say why they cannot be used.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct OldGpu {
+pub(super) struct OldGpu {
     name: String,
     aliases: Vec<String>,
     capability: (u32, u32),
@@ -48,14 +41,10 @@ fn refusal_by((major, minor): (u32, u32), code: &[GpuCode], cuda: Option<(i64, i
     Some(format!("compute capability {major}.{minor}; this libtorch{cuda} has code for {}: {needs}", built.join(", ")))
 }
 
-/// Name of a GPU that is too old, and why, by its compact name.
-pub(super) fn too_old(compact: &str) -> Option<(&'static str, String)> {
-    static OLD: LazyLock<Vec<OldGpu>> = LazyLock::new(|| {
-        let table: Table = toml::from_str(include_str!("../../data/gpus.toml")).expect("parsed by a test");
-        table.too_old
-    });
+/// Name of one of the GPUs that are too old, and why, by its compact name.
+pub(super) fn too_old<'a>(known: &'a [OldGpu], compact: &str) -> Option<(&'a str, String)> {
     let name = compact.strip_suffix("pcie").unwrap_or(compact);
-    let gpu = OLD.iter().find(|gpu| gpu.aliases.iter().any(|alias| alias == name))?;
+    let gpu = known.iter().find(|gpu| gpu.aliases.iter().any(|alias| alias == name))?;
     Some((&gpu.name, refusal(gpu.capability)?))
 }
 

@@ -101,7 +101,7 @@ impl Cache {
                 self.blocks[block] = Some(self.allocator.allocate(bytes));
             }
             BlockChange::Release => {
-                if let Some(block) = self.blocks[block].take() {
+                if let Some(block) = self.blocks.get_mut(block).and_then(Option::take) {
                     self.allocator.free(block);
                 }
             }
@@ -172,22 +172,13 @@ pub fn graph_pool(trace: &Trace) -> Bytes {
     let end = trace.marks.get(step + 1).map_or(trace.events.len(), |mark| mark.1);
     let is_captured =
         |category: u8| [Category::Activations, Category::Workspace].iter().any(|kind| *kind as u8 == category);
-    let mut allocator = CachingAllocator::default();
-    let mut blocks: HashMap<u32, Block> = HashMap::new();
+    let mut pool = Cache::new(&[]);
     for event in &trace.events[start..end] {
-        match event.change {
-            BlockChange::Allocate(bytes) if is_captured(event.category) => {
-                blocks.insert(event.block, allocator.allocate(bytes));
-            }
-            BlockChange::Release => {
-                if let Some(block) = blocks.remove(&event.block) {
-                    allocator.free(block);
-                }
-            }
-            BlockChange::Allocate(_) | BlockChange::Move => {}
+        if is_captured(event.category) || !matches!(event.change, BlockChange::Allocate(_)) {
+            pool.apply(event);
         }
     }
-    Bytes(allocator.reserved())
+    Bytes(pool.allocator.reserved())
 }
 
 /// Bytes that are live after event `at`, by module, largest first.

@@ -1,10 +1,9 @@
 //! Comparison of several runs that were scored on the same questions: a text table, files and a report.
 
-use super::evaluation::{MeanCell, mean_cell, range};
-use super::{Page, REPORT_FILE, heading, number};
+use super::{Page, REPORT_FILE, number};
 use crate::Result;
 use crate::front::evaluate::files::{write_csv, write_json};
-use crate::metrics::estimates::{self, Difference, Estimates, Item, differences, keys_in_order, title};
+use crate::metrics::estimates::{self, Difference, Estimates, QuestionScores, differences, keys_in_order, title};
 use crate::metrics::paired::Interval;
 use crate::metrics::table::EvalSummary;
 use crate::metrics::text_table::aligned;
@@ -23,12 +22,12 @@ pub struct Compared {
     /// Its scores.
     pub summary: EvalSummary,
     /// Its scores question by question.
-    pub items: Vec<Item>,
+    pub items: Vec<QuestionScores>,
 }
 
 /// Scores of several runs on the same questions. Its [`Display`](fmt::Display) is a table.
 #[derive(Debug, Clone)]
-pub struct Comparison {
+pub struct RunComparison {
     runs: Vec<Compared>,
     /// Differences of each run but the first from the first.
     pub differences: Vec<RunDifferences>,
@@ -45,7 +44,7 @@ pub struct RunDifferences {
     pub scores: Vec<Difference>,
 }
 
-impl Comparison {
+impl RunComparison {
     /// Compares runs with the first one.
     ///
     /// # Errors
@@ -106,25 +105,16 @@ impl Comparison {
         self.runs.first().map_or("px", |run| &run.summary.protocol.length)
     }
 
-    fn page(&self, subtitle: &str) -> ComparisonPage {
-        let length = self.length();
+    fn page<'a>(&'a self, subtitle: &str) -> ComparisonPage<'a> {
         let names: BTreeSet<&str> = self.runs.iter().map(|run| run.name.as_str()).collect();
-        let row = |key: &'static str| Row {
-            title: heading(key, length),
-            cells: self.runs.iter().map(|run| mean_cell(run.summary.all_images.estimates.get(key))).collect(),
-        };
-        let part = |(i, run): (usize, &RunDifferences)| Part {
-            id: format!("run-{}", i + 2),
-            name: run.run.clone(),
-            rows: run.scores.iter().map(|difference| difference_row(difference, length)).collect(),
-        };
         ComparisonPage {
             page: Page::new(&format!("Comparison of {} runs", names.len()), subtitle),
-            baseline: self.runs.first().map_or_else(String::new, |run| run.name.clone()),
-            links: self.runs.iter().map(|run| Link { name: run.name.clone(), href: href(&run.name) }).collect(),
-            rows: self.keys().into_iter().map(row).collect(),
+            baseline: self.runs.first().map_or("", |run| &run.name),
+            length: self.length(),
+            runs: &self.runs,
+            keys: self.keys(),
             notes: self.notes(),
-            parts: self.differences.iter().enumerate().map(part).collect(),
+            differences: &self.differences,
         }
     }
 }
@@ -138,62 +128,34 @@ fn href(name: &str) -> String {
     format!("./{}/{REPORT_FILE}", name.bytes().map(encode).collect::<String>())
 }
 
-fn difference_row(row: &Difference, length: &str) -> DifferenceRow {
-    let sign = |value: f64| format!("{}{}", if value > 0.0 { "+" } else { "" }, number(Some(value)));
-    DifferenceRow {
-        title: heading(&row.score, length),
-        baseline: number(Some(row.baseline)),
-        other: number(Some(row.other)),
-        difference: sign(row.difference),
-        range: range(row.interval.as_ref()),
-        result: match row.interval {
-            Some(Interval { low, .. }) if low > 0.0 => "higher",
-            Some(Interval { high, .. }) if high < 0.0 => "lower",
-            Some(_) => "no difference shown",
-            None => "no interval",
-        },
-        count: row.count,
+/// A difference with its sign.
+fn with_sign(value: f64) -> String {
+    format!("{}{}", if value > 0.0 { "+" } else { "" }, number(Some(value)))
+}
+
+/// What an interval of a difference shows.
+fn result(interval: Option<Interval>) -> &'static str {
+    match interval {
+        Some(Interval { low, .. }) if low > 0.0 => "higher",
+        Some(Interval { high, .. }) if high < 0.0 => "lower",
+        Some(_) => "no difference shown",
+        None => "no interval",
     }
 }
 
 #[derive(Template)]
 #[template(path = "comparison.html")]
-struct ComparisonPage {
+struct ComparisonPage<'a> {
     page: Page,
-    baseline: String,
-    links: Vec<Link>,
-    rows: Vec<Row>,
+    baseline: &'a str,
+    length: &'a str,
+    runs: &'a [Compared],
+    keys: Vec<&'static str>,
     notes: Vec<String>,
-    parts: Vec<Part>,
+    differences: &'a [RunDifferences],
 }
 
-struct Link {
-    name: String,
-    href: String,
-}
-
-struct Row {
-    title: String,
-    cells: Vec<MeanCell>,
-}
-
-struct Part {
-    id: String,
-    name: String,
-    rows: Vec<DifferenceRow>,
-}
-
-struct DifferenceRow {
-    title: String,
-    baseline: String,
-    other: String,
-    difference: String,
-    range: String,
-    result: &'static str,
-    count: u64,
-}
-
-impl fmt::Display for Comparison {
+impl fmt::Display for RunComparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let length = self.length();
         // wider tables do not fit a terminal; the report has all intervals

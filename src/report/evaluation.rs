@@ -1,15 +1,15 @@
 //! Report of one evaluation.
 
-use super::picture::{self, Layer};
-use super::spread::{Spread, round_up};
-use super::svg::{self, Axis};
-use super::{Page, heading, number, sort_key};
+use super::spread::{ScoreSpread, round_up};
+use super::svg::{self, ChartAxis};
+use super::{Page, heading, number, range};
 use crate::Result;
 use crate::data::agreement::Positions;
 use crate::data::manifest::Presence;
 use crate::front::evaluate::{Case, Evaluation, SampleScore};
-use crate::metrics::estimates::{AUROC, Estimate, Estimates, keys_in_order};
+use crate::metrics::estimates::{AUROC, Estimate, keys_in_order};
 use crate::metrics::paired::Interval;
+use crate::metrics::reliability::ReliabilityCurve;
 use crate::metrics::table::EvalRow;
 use crate::segment::setup::Description;
 use askama::Template;
@@ -45,8 +45,6 @@ const CLASS_COLUMNS: [&str; 8] = [
     "position_right",
     "mask_position_right",
 ];
-/// Scores of the table of questions.
-const ROW_COLUMNS: [&str; 3] = ["dice", "surface_dice", "hd95"];
 
 /// Writes `report.html` into `folder`. `(name, subtitle)` are the run and what it was scored on.
 ///
@@ -80,23 +78,27 @@ pub fn model_facts(description: &Description) -> Facts {
 
 #[derive(Template)]
 #[template(path = "evaluation.html")]
-struct EvaluationPage {
+struct EvaluationPage<'a> {
     page: Page,
     unknown_classes: String,
     /// Why the locations in the answers should not be believed.
     doubt: Option<String>,
-    length: String,
+    length: &'a str,
     cards: Vec<Card>,
     notes: Vec<String>,
-    scores: Vec<ScoreRow>,
-    class_columns: Vec<String>,
-    classes: Vec<ClassRow>,
-    charts: Vec<Chart>,
-    calibration: Option<CalibrationView>,
-    groups: Vec<Group>,
-    rows: Vec<Row>,
-    hidden: usize,
-    facts: Facts,
+    /// Title of a score, its mean over all questions, and the mean of classes.
+    scores: Vec<(String, &'a Estimate, Option<&'a Estimate>)>,
+    class_columns: Vec<&'static str>,
+    classes: &'a [EvalRow],
+    /// Titles and SVG.
+    charts: Vec<(String, String)>,
+    calibration: Option<CalibrationView<'a>>,
+    /// Titles, notes and cases.
+    groups: Vec<(&'static str, &'static str, &'a Vec<Case>)>,
+    samples: &'a [SampleScore],
+    /// The first of them.
+    rows: &'a [SampleScore],
+    facts: &'a Facts,
 }
 
 struct Card {
@@ -114,93 +116,14 @@ struct Meter {
     mean: f64,
 }
 
-struct ScoreRow {
-    title: String,
-    mean: String,
-    range: String,
-    macro_mean: String,
-    macro_range: String,
-    count: u64,
-}
-
-struct ClassRow {
-    name: String,
-    questions: u64,
-    patients: u64,
-    cells: Vec<MeanCell>,
-}
-
-/// A mean with its interval.
-pub(super) struct MeanCell {
-    pub(super) mean: String,
-    pub(super) range: String,
-    pub(super) sort: String,
-}
-
-/// A number in a table that can be sorted.
-pub(super) struct Cell {
-    pub(super) shown: String,
-    pub(super) sort: String,
-}
-
-struct Chart {
-    title: String,
+struct CalibrationView<'a> {
     svg: String,
-}
-
-struct CalibrationView {
-    svg: String,
-    raw: String,
+    raw: &'a ReliabilityCurve,
     scaled: Option<String>,
-    bins: Vec<BinRow>,
 }
 
-struct BinRow {
-    from: String,
-    pixels: u64,
-    probability: String,
-    foreground: String,
-}
-
-struct Group {
-    title: &'static str,
-    note: &'static str,
-    cases: Vec<CaseView>,
-}
-
-struct CaseView {
-    number: usize,
-    image: String,
-    prediction: String,
-    truth: String,
-    score: String,
-    is_withheld: bool,
-    presence: String,
-    class: String,
-    question: String,
-    generated: String,
-    positions: String,
-}
-
-struct Row {
-    number: usize,
-    class: String,
-    group: String,
-    target: &'static str,
-    /// `yes` if the painted mask has foreground, else `no`.
-    mask: &'static str,
-    is_withheld: bool,
-    cells: Vec<Cell>,
-    question: String,
-    answer: String,
-    generated: String,
-    mask_position: String,
-    /// Whether words and mask name different locations.
-    differ: bool,
-}
-
-impl EvaluationPage {
-    fn new((name, subtitle): (&str, &str), evaluation: &Evaluation, facts: &Facts) -> Self {
+impl<'a> EvaluationPage<'a> {
+    fn new((name, subtitle): (&str, &str), evaluation: &'a Evaluation, facts: &'a Facts) -> Self {
         let Evaluation { summary, samples, cases, .. } = evaluation;
         let length = summary.protocol.length.as_str();
         let (all, mean) = (&summary.all_images.estimates, &summary.macro_mean.estimates);
@@ -213,47 +136,24 @@ impl EvaluationPage {
                 &cases.false_masks,
             ),
         ];
-        let groups = groups.into_iter().filter(|group| !group.2.is_empty()).map(|(title, note, cases)| Group {
-            title,
-            note,
-            cases: cases.iter().map(|case| case_view(case, &samples[case.sample])).collect(),
-        });
+        let scores = keys_in_order(all).into_iter().map(|key| (heading(key, length), &all[key], mean.get(key)));
         Self {
             page: Page::new(&format!("Evaluation of {name}"), subtitle),
             unknown_classes: summary.protocol.unknown_classes.join(", "),
-            length: length.to_owned(),
+            length,
             doubt: summary.positions().filter(|_| summary.doubts_words()),
             cards: cards(&summary.all_images, length),
             notes: summary.notes(),
-            scores: keys_in_order(all).into_iter().map(|key| score_row(key, all, mean, length)).collect(),
-            class_columns: class_keys(all).map(|key| heading(key, length)).collect(),
-            classes: summary.modalities.iter().map(|row| class_row(row, all)).collect(),
+            scores: scores.collect(),
+            class_columns: CLASS_COLUMNS.into_iter().filter(|key| all.contains_key(*key)).collect(),
+            classes: &summary.modalities,
             charts: charts(samples, length),
             calibration: calibration(evaluation),
-            groups: groups.collect(),
-            rows: samples.iter().take(MAX_ROWS).enumerate().map(|(i, sample)| row(i + 1, sample)).collect(),
-            hidden: samples.len().saturating_sub(MAX_ROWS),
-            facts: facts.clone(),
+            groups: groups.into_iter().filter(|(.., cases)| !cases.is_empty()).collect(),
+            samples,
+            rows: &samples[..samples.len().min(MAX_ROWS)],
+            facts,
         }
-    }
-}
-
-/// `0.712 – 0.846`, or `–`.
-pub(super) fn range(interval: Option<&Interval>) -> String {
-    interval.map_or_else(
-        || "–".to_owned(),
-        |Interval { low, high }| format!("{} to {}", number(Some(*low)), number(Some(*high))),
-    )
-}
-
-/// Cell of a score in a table of means.
-pub(super) fn mean_cell(estimate: Option<&Estimate>) -> MeanCell {
-    let mean = estimate.map(|estimate| estimate.mean);
-    let interval = estimate.and_then(|estimate| estimate.interval.as_ref());
-    MeanCell {
-        mean: number(mean),
-        range: interval.map_or_else(String::new, |interval| range(Some(interval))),
-        sort: sort_key(mean),
     }
 }
 
@@ -269,9 +169,8 @@ fn cards(all: &EvalRow, length: &str) -> Vec<Card> {
             width: 100.0 * (high.min(1.0) - low.max(0.0)).max(0.0),
             mean: (100.0 * mean - 0.6).clamp(0.0, 98.8),
         };
-        let interval_text = interval
-            .as_ref()
-            .map_or_else(|| "no interval".to_owned(), |interval| format!("95 %: {}", range(Some(interval))));
+        let interval_text =
+            interval.map_or_else(|| "no interval".to_owned(), |_| format!("95 %: {}", range(*interval)));
         Some(Card {
             title: heading(key, length),
             value: number(Some(*mean)),
@@ -283,43 +182,18 @@ fn cards(all: &EvalRow, length: &str) -> Vec<Card> {
     CARDS.into_iter().filter_map(card).collect()
 }
 
-fn score_row(key: &str, all: &Estimates, macro_mean: &Estimates, length: &str) -> ScoreRow {
-    let (estimate, mean) = (&all[key], macro_mean.get(key));
-    ScoreRow {
-        title: heading(key, length),
-        mean: number(Some(estimate.mean)),
-        range: range(estimate.interval.as_ref()),
-        macro_mean: number(mean.map(|mean| mean.mean)),
-        macro_range: range(mean.and_then(|mean| mean.interval.as_ref())),
-        count: estimate.count,
-    }
-}
-
-fn class_keys(all: &Estimates) -> impl Iterator<Item = &'static str> {
-    CLASS_COLUMNS.into_iter().filter(|key| all.contains_key(*key))
-}
-
-fn class_row(row: &EvalRow, all: &Estimates) -> ClassRow {
-    ClassRow {
-        name: row.name.clone(),
-        questions: row.questions,
-        patients: row.patients,
-        cells: class_keys(all).map(|key| mean_cell(row.estimates.get(key))).collect(),
-    }
-}
-
 /// Quartiles of Dice and HD95 by class, and of presence scores by target.
-fn charts(samples: &[SampleScore], length: &str) -> Vec<Chart> {
+fn charts(samples: &[SampleScore], length: &str) -> Vec<(String, String)> {
     let classes: BTreeSet<&str> = samples.iter().map(|sample| sample.modality.as_str()).collect();
-    let of_classes = |key: &str| -> Vec<Spread> {
+    let of_classes = |key: &str| -> Vec<ScoreSpread> {
         let values = |class: &str| -> Vec<f64> {
             samples.iter().filter(|s| s.modality == class).filter_map(|sample| sample.value(key)).collect()
         };
-        classes.iter().filter_map(|class| Spread::new(class, &values(class))).collect()
+        classes.iter().filter_map(|class| ScoreSpread::new(class, &values(class))).collect()
     };
     let presence = |target: Presence, name: &str| {
         let scores: Vec<f64> = samples.iter().filter(|s| s.target == target).map(|s| s.presence).collect();
-        Spread::new(name, &scores)
+        ScoreSpread::new(name, &scores)
     };
     let absent = presence(Presence::Absent, "absent");
     // without absent targets there is nothing to tell apart
@@ -330,50 +204,31 @@ fn charts(samples: &[SampleScore], length: &str) -> Vec<Chart> {
         (&*format!("HD95 ({length})"), "by class", of_classes("hd95")),
         ("Presence score", "by target", of_targets.collect()),
     ];
-    let chart = |(label, by, spreads): (&str, &str, Vec<Spread>)| {
+    let chart = |(label, by, spreads): (&str, &str, Vec<ScoreSpread>)| {
         let most = spreads.iter().map(|spread| spread.five[4]).fold(0.0, f64::max);
         let high = if label.starts_with("HD95") { round_up(most) } else { 1.0 };
-        Chart { title: format!("{label} {by}"), svg: svg::spreads(&spreads, Axis { low: 0.0, high, label }) }
+        (format!("{label} {by}"), svg::spreads(&spreads, ChartAxis { low: 0.0, high, label }))
     };
     groups.into_iter().filter(|(.., spreads)| !spreads.is_empty()).map(chart).collect()
 }
 
-fn calibration(evaluation: &Evaluation) -> Option<CalibrationView> {
+fn calibration(evaluation: &Evaluation) -> Option<CalibrationView<'_>> {
     let calibration = evaluation.summary.calibration.as_ref()?;
     let mut curves = vec![("series-0", &calibration.raw)];
     curves.extend(calibration.scaled.as_ref().map(|curve| ("series-1", curve)));
     let scaled = calibration.scaled.as_ref().zip(calibration.temperature);
-    let bins = calibration.raw.bins.iter().map(|bin| BinRow {
-        from: format!("{:.2}", bin.from),
-        pixels: bin.pixels,
-        probability: number(bin.probability),
-        foreground: number(bin.foreground),
-    });
     Some(CalibrationView {
         svg: svg::reliability(&curves),
-        raw: format!("{:.4}", calibration.raw.ece),
+        raw: &calibration.raw,
         scaled: scaled.map(|(curve, t)| format!("at the run's temperature {t:.3}, error {:.4}", curve.ece)),
-        bins: bins.collect(),
     })
 }
 
-fn case_view(case: &Case, sample: &SampleScore) -> CaseView {
-    let score = match sample.dice {
+/// The score by which a case was chosen.
+fn case_score(sample: &SampleScore) -> String {
+    match sample.dice {
         Some(_) => format!("Dice {}", number(sample.dice)),
         None => format!("Presence {}", number(Some(sample.presence))),
-    };
-    CaseView {
-        number: case.sample + 1,
-        image: picture::photo(&case.image),
-        prediction: picture::layer(&case.prediction, Layer::Prediction),
-        truth: picture::layer(&case.truth, Layer::Truth),
-        score,
-        is_withheld: sample.is_withheld,
-        presence: number(Some(sample.presence)),
-        class: sample.modality.clone(),
-        question: sample.question.clone(),
-        generated: sample.generated.clone(),
-        positions: positions(sample),
     }
 }
 
@@ -383,27 +238,21 @@ fn positions(sample: &SampleScore) -> String {
     Positions { mask_position, answer_position, positions_agree, position_warning: None }.line()
 }
 
-fn row(number_of_row: usize, sample: &SampleScore) -> Row {
-    let cell = |value: Option<f64>| Cell { shown: number(value), sort: sort_key(value) };
-    let mut cells: Vec<Cell> = ROW_COLUMNS.into_iter().map(|key| cell(sample.value(key))).collect();
-    cells.push(cell(Some(sample.presence)));
+/// The patient, or the name of the image.
+fn patient(sample: &SampleScore) -> String {
     let name = |path: &str| Path::new(path).file_name().map_or_else(String::new, |name| name.to_string_lossy().into());
-    Row {
-        number: number_of_row,
-        class: sample.modality.clone(),
-        group: sample.patient.clone().unwrap_or_else(|| name(&sample.image)),
-        target: match sample.target {
-            Presence::Present => "present",
-            Presence::Absent => "absent",
-            Presence::Unknown => "unknown",
-        },
-        mask: if sample.has_mask { "yes" } else { "no" },
-        is_withheld: sample.is_withheld,
-        cells,
-        question: sample.question.clone(),
-        answer: sample.answer.clone(),
-        generated: sample.generated.clone(),
-        mask_position: sample.mask_position.clone().unwrap_or_else(|| "–".to_owned()),
-        differ: sample.positions_agree == Some(false),
+    sample.patient.clone().unwrap_or_else(|| name(&sample.image))
+}
+
+fn target(sample: &SampleScore) -> &'static str {
+    match sample.target {
+        Presence::Present => "present",
+        Presence::Absent => "absent",
+        Presence::Unknown => "unknown",
     }
+}
+
+/// Scores of the table of questions.
+fn row_scores(sample: &SampleScore) -> [Option<f64>; 4] {
+    [sample.dice, sample.surface_dice, sample.hd95, Some(sample.presence)]
 }

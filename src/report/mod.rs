@@ -13,7 +13,8 @@ mod spread;
 mod svg;
 pub mod training;
 
-use crate::metrics::estimates;
+use crate::metrics::estimates::{self, Estimate};
+use crate::metrics::paired::Interval;
 use crate::units::fixed;
 use crate::{Error, Result, files};
 use askama::Template;
@@ -71,6 +72,22 @@ fn heading(key: &str, length: &str) -> String {
     let title = estimates::title(key, length);
     let mut letters = title.chars();
     letters.next().map_or_else(String::new, |first| first.to_uppercase().collect::<String>() + letters.as_str())
+}
+
+/// `0.712 to 0.846`, or `–`.
+fn range(interval: Option<Interval>) -> String {
+    let shown = |Interval { low, high }| format!("{} to {}", number(Some(low)), number(Some(high)));
+    interval.map_or_else(|| "–".to_owned(), shown)
+}
+
+/// The interval below a mean; empty without one.
+fn small_range(estimate: Option<&Estimate>) -> String {
+    estimate.and_then(|estimate| estimate.interval).map_or_else(String::new, |interval| range(Some(interval)))
+}
+
+/// The mean, if there is one.
+fn mean(estimate: Option<&Estimate>) -> Option<f64> {
+    estimate.map(|estimate| estimate.mean)
 }
 
 /// The value by which a table sorts a cell; empty values come last.

@@ -1,10 +1,11 @@
 //! Report of a data root of generated pairs: how many were accepted, which tests rejected the others, and pictures.
 
-use super::picture::{self, Layer};
-use super::{Page, number};
+use super::Page;
+use super::picture::{self, MaskLayer};
 use crate::augment::export::{Export, Record};
 use crate::augment::filter::Thresholds;
 use crate::augment::pipeline_config::RANDOM_DIGEST;
+use crate::augment::settings::word;
 use crate::data::decode;
 use crate::data::image::foreground;
 use crate::data::split::spread;
@@ -20,6 +21,7 @@ const SHOWN: usize = 12;
 /// Longer side of a picture in the page, in pixels.
 const SIDE_PX: u32 = 384;
 
+const SIGMA: &str = "standard deviations from real images, at most filter.sigma";
 /// The tests of the filter, in the order of their use: name, what it measures, what a pair needs to pass.
 const TESTS: [[&str; 3]; 10] = [
     ["spread", "Standard deviation of the brightness, 0 to 1. A blank image has 0.", "at least filter.spread_min"],
@@ -28,18 +30,10 @@ const TESTS: [[&str; 3]; 10] = [
         "Part of the image that is black or white, beyond that of the source.",
         "at most filter.clipped_max",
     ],
-    ["median", "Median brightness inside the label.", "standard deviations from real images, at most filter.sigma"],
+    ["median", "Median brightness inside the label.", SIGMA],
     ["repainted", "Part of the image that was painted anew.", "at least 0.01"],
-    [
-        "seam_jump",
-        "Jump of the brightness at the border of the painted region.",
-        "standard deviations from real images, at most filter.sigma",
-    ],
-    [
-        "seam_step",
-        "Change of the brightness from pixel to pixel there.",
-        "standard deviations from real images, at most filter.sigma",
-    ],
+    ["seam_jump", "Jump of the brightness at the border of the painted region.", SIGMA],
+    ["seam_step", "Change of the brightness from pixel to pixel there.", SIGMA],
     ["dice", "Dice of the label and of the mask that a filter model finds, 0 to 1.", "at least filter.dice_min"],
     [
         "outside",
@@ -64,54 +58,39 @@ const TESTS: [[&str; 3]; 10] = [
 /// # Errors
 /// [`Error::Io`].
 pub fn write(export: &Export, limits: &Thresholds) -> Result<()> {
-    super::write(export.root(), &PairsPage::new(export, limits))
+    super::write(&export.root, &PairsPage::new(export, limits))
 }
 
 #[derive(Template)]
 #[template(path = "pairs.html")]
-struct PairsPage {
+struct PairsPage<'a> {
     page: Page,
     is_noise: bool,
     accepted: usize,
     rejected: usize,
-    classes: Vec<ClassRow>,
-    tests: Vec<TestRow>,
-    groups: Vec<Group>,
+    /// Pairs and accepted pairs of each class.
+    classes: BTreeMap<&'a str, (usize, usize)>,
+    tests: Vec<TestRow<'a>>,
+    groups: Vec<Group<'a>>,
 }
 
-struct ClassRow {
-    name: String,
-    pairs: usize,
-    accepted: usize,
-    rejected: usize,
-}
-
-struct TestRow {
-    name: String,
-    measures: String,
+struct TestRow<'a> {
+    name: &'a str,
+    measures: &'a str,
     needs: String,
     failed: usize,
 }
 
-struct Group {
+struct Group<'a> {
     title: &'static str,
     note: String,
-    pairs: Vec<PairView>,
+    pairs: Vec<PairView<'a>>,
 }
 
-struct PairView {
-    name: String,
-    class: String,
+struct PairView<'a> {
+    record: &'a Record,
     /// The source and the generated image.
     pictures: [Picture; 2],
-    /// Empty for an accepted pair.
-    reason: String,
-    mode: &'static str,
-    source_file: String,
-    prompt: String,
-    question: String,
-    answer: String,
-    scores: Vec<(String, String)>,
 }
 
 /// An image and the outline of its label as data URIs; or why it cannot be shown.
@@ -122,9 +101,9 @@ struct Picture {
     problem: String,
 }
 
-impl PairsPage {
-    fn new(export: &Export, limits: &Thresholds) -> Self {
-        let records = export.journal().records();
+impl<'a> PairsPage<'a> {
+    fn new(export: &'a Export, limits: &Thresholds) -> Self {
+        let records = &export.journal.records;
         let group = |title, is_accepted: bool| {
             let all: Vec<usize> = (0..records.len()).filter(|&i| records[i].accepted == is_accepted).collect();
             let count = all.len();
@@ -155,33 +134,27 @@ impl PairsPage {
 /// Modes and generators of the pairs.
 fn made_by(records: &[Record]) -> String {
     let ways: BTreeSet<String> =
-        records.iter().map(|record| format!("{} by {}", record.mode.name(), record.model)).collect();
+        records.iter().map(|record| format!("{} by {}", word(record.mode), record.model)).collect();
     Vec::from_iter(ways).join(", ")
 }
 
-fn classes(records: &[Record]) -> Vec<ClassRow> {
-    let mut counts: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+fn classes(records: &[Record]) -> BTreeMap<&str, (usize, usize)> {
+    let mut counts = BTreeMap::new();
     for record in records {
-        let (pairs, accepted) = counts.entry(&record.class).or_default();
+        let (pairs, accepted) = counts.entry(record.class.as_str()).or_default();
         *pairs += 1;
         *accepted += usize::from(record.accepted);
     }
-    let row = |(name, (pairs, accepted)): (&str, (usize, usize))| ClassRow {
-        name: name.to_owned(),
-        pairs,
-        accepted,
-        rejected: pairs - accepted,
-    };
-    counts.into_iter().map(row).collect()
+    counts
 }
 
 /// The tests that gave a score or rejected a pair, also those of other versions, without their words.
-fn tests(records: &[Record], limits: &Thresholds) -> Vec<TestRow> {
+fn tests<'a>(records: &'a [Record], limits: &Thresholds) -> Vec<TestRow<'a>> {
     let limits = serde_json::to_value(limits).unwrap_or_default();
     let failed = |record: &Record, name: &str| record.reason.split("; ").any(|r| r.split(' ').next() == Some(name));
-    let row = |[name, measures, needs]: [&str; 3]| TestRow {
-        name: name.to_owned(),
-        measures: measures.to_owned(),
+    let row = |[name, measures, needs]: [&'a str; 3]| TestRow {
+        name,
+        measures,
         needs: match needs.split_once(" filter.") {
             Some((words, key)) => format!("{words} {} (filter.{key})", limits[key]),
             None => needs.to_owned(),
@@ -189,30 +162,16 @@ fn tests(records: &[Record], limits: &Thresholds) -> Vec<TestRow> {
         failed: records.iter().filter(|record| failed(record, name)).count(),
     };
     let used: BTreeSet<&str> = records.iter().flat_map(|record| record.scores.keys().map(String::as_str)).collect();
-    let others = used.iter().filter(|name| TESTS.iter().all(|test| test[0] != **name)).map(|name| [name, "", ""]);
+    let others = used.iter().filter(|name| TESTS.iter().all(|test| test[0] != **name)).map(|name| [*name, "", ""]);
     TESTS.into_iter().filter(|test| used.contains(test[0])).chain(others).map(row).collect()
 }
 
-impl PairView {
-    fn new(export: &Export, record: &Record) -> Self {
+impl<'a> PairView<'a> {
+    fn new(export: &Export, record: &'a Record) -> Self {
         let (image, mask) = export.paths(record);
         let label = decode::mask(&mask).map(|mask| foreground(&mask));
-        let text = record.texts.first();
-        Self {
-            name: record.name.clone(),
-            class: record.class.clone(),
-            pictures: [
-                Picture::of("Source image", &record.source_image, label.as_ref()),
-                Picture::of("Generated image", &image, label.as_ref()),
-            ],
-            reason: record.reason.clone(),
-            mode: record.mode.name(),
-            source_file: record.source_image.display().to_string(),
-            prompt: record.prompt.clone(),
-            question: text.map_or_else(String::new, |text| text.question.clone()),
-            answer: text.map_or_else(String::new, |text| text.answer.clone()),
-            scores: record.scores.iter().map(|(name, score)| (name.clone(), number(Some(*score)))).collect(),
-        }
+        let pictures = [("Source image", &record.source_image), ("Generated image", &image)];
+        Self { record, pictures: pictures.map(|(shows, image)| Picture::of(shows, image, label.as_ref())) }
     }
 }
 
@@ -220,7 +179,7 @@ impl Picture {
     fn of(shows: &'static str, image: &Path, label: std::result::Result<&GrayImage, &Error>) -> Self {
         let drawn = decode::image(image).map_err(|error| error.to_string()).and_then(|image| {
             let (image, label) = smaller(&image.to_rgb8(), label.map_err(ToString::to_string)?);
-            Ok((picture::photo(&image), picture::layer(&label, Layer::Truth)))
+            Ok((picture::photo(&image), picture::layer(&label, MaskLayer::Truth)))
         });
         let problem = drawn.as_ref().err().cloned().unwrap_or_default();
         let (image, outline) = drawn.unwrap_or_default();
@@ -261,7 +220,7 @@ mod tests {
         let repainted = TESTS.iter().find(|test| test[0] == "repainted").expect("a test");
         assert_eq!(repainted[2], format!("at least {REPAINTED_MIN}"));
         write(&export, &Thresholds::default()).unwrap();
-        let page = std::fs::read_to_string(export.root().join(REPORT_FILE)).unwrap();
+        let page = std::fs::read_to_string(export.root.join(REPORT_FILE)).unwrap();
         for part in [
             "12 of 15, spread over all of them.",
             "rejected: dice 0.1 is below 0.8",
@@ -278,7 +237,7 @@ mod tests {
         // sources may be on another machine
         std::fs::remove_file(&source).unwrap();
         write(&export, &Thresholds::default()).unwrap();
-        let page = std::fs::read_to_string(export.root().join(REPORT_FILE)).unwrap();
+        let page = std::fs::read_to_string(export.root.join(REPORT_FILE)).unwrap();
         assert!(page.contains("<p>Source image: ") && page.contains("Generated image of pair"));
     }
 }

@@ -20,7 +20,7 @@ pub(super) fn photo(image: &RgbImage) -> String {
 
 /// Which mask a layer shows.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Layer {
+pub(super) enum MaskLayer {
     /// Filled, with an outline inside of its border.
     Prediction,
     /// An outline outside of its border.
@@ -28,7 +28,7 @@ pub(super) enum Layer {
 }
 
 /// `data:image/png;base64,..` of a transparent image of a mask, foreground from level 128 on.
-pub(super) fn layer(mask: &GrayImage, layer: Layer) -> String {
+pub(super) fn layer(mask: &GrayImage, layer: MaskLayer) -> String {
     let (width, height) = mask.dimensions();
     let thickness = i64::from(width.max(height) / 200 + 1);
     let is_set = |x: i64, y: i64| match (u32::try_from(x), u32::try_from(y)) {
@@ -41,9 +41,9 @@ pub(super) fn layer(mask: &GrayImage, layer: Layer) -> String {
             let own = is_set(x, y);
             let is_border = (-thickness..=thickness).any(|d| is_set(x + d, y) != own || is_set(x, y + d) != own);
             let (color, alpha) = match layer {
-                Layer::Prediction if own && is_border => (PREDICTION_COLOR, 255),
-                Layer::Prediction if own => (PREDICTION_COLOR, FILL_ALPHA),
-                Layer::Truth if !own && is_border => (TRUTH_COLOR, 255),
+                MaskLayer::Prediction if own && is_border => (PREDICTION_COLOR, 255),
+                MaskLayer::Prediction if own => (PREDICTION_COLOR, FILL_ALPHA),
+                MaskLayer::Truth if !own && is_border => (TRUTH_COLOR, 255),
                 _ => (image::Rgb([0; 3]), 0),
             };
             pixels.extend([color[0], color[1], color[2], alpha]);
@@ -68,9 +68,9 @@ mod tests {
         assert!(uri.starts_with("data:image/jpeg;base64,/9j/"), "{uri}");
         let mut mask = GrayImage::new(9, 7);
         mask.put_pixel(4, 3, image::Luma([255]));
-        for kind in [Layer::Prediction, Layer::Truth] {
+        for kind in [MaskLayer::Prediction, MaskLayer::Truth] {
             assert!(layer(&mask, kind).starts_with("data:image/png;base64,iVBOR"));
         }
-        assert_ne!(layer(&mask, Layer::Prediction), layer(&mask, Layer::Truth));
+        assert_ne!(layer(&mask, MaskLayer::Prediction), layer(&mask, MaskLayer::Truth));
     }
 }

@@ -2,14 +2,14 @@
 
 /// Quartiles and ends of a group of values.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Spread {
+pub(super) struct ScoreSpread {
     pub(super) name: String,
     pub(super) count: usize,
     /// Minimum, first quartile, median, third quartile, maximum.
     pub(super) five: [f64; 5],
 }
 
-impl Spread {
+impl ScoreSpread {
     /// `None` without values.
     pub(super) fn new(name: &str, values: &[f64]) -> Option<Self> {
         let at = |q: f64| crate::metrics::order::quantile(values, q);
@@ -40,7 +40,7 @@ mod tests {
         for (value, expected) in [(0.0, 1.0), (3.4, 4.0), (5.0, 5.0), (76.0, 100.0), (0.013, 0.015), (f64::NAN, 1.0)] {
             assert!((round_up(value) - expected).abs() < 1e-12, "{value}: {}", round_up(value));
         }
-        assert_eq!(Spread::new("a", &[]), None);
-        assert_eq!(Spread::new("a", &[3.0, 1.0, 2.0]).unwrap().five, [1.0, 1.5, 2.0, 2.5, 3.0]);
+        assert_eq!(ScoreSpread::new("a", &[]), None);
+        assert_eq!(ScoreSpread::new("a", &[3.0, 1.0, 2.0]).unwrap().five, [1.0, 1.5, 2.0, 2.5, 3.0]);
     }
 }

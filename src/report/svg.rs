@@ -1,8 +1,8 @@
 //! Charts as SVG: spread by class, reliability curve, lines over steps. Colours come from the page's style
 //! sheet, so that they fit light and dark pages.
 
-use super::spread::{Spread, round_up};
-use crate::metrics::reliability::Curve;
+use super::spread::{ScoreSpread, round_up};
+use crate::metrics::reliability::ReliabilityCurve;
 use askama::filters::{Escaper, Html};
 use std::fmt::Write as _;
 
@@ -16,7 +16,7 @@ const BOTTOM: f64 = 40.0;
 
 /// An axis: ends and label.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Axis<'a> {
+pub(super) struct ChartAxis<'a> {
     pub(super) low: f64,
     pub(super) high: f64,
     pub(super) label: &'a str,
@@ -25,15 +25,15 @@ pub(super) struct Axis<'a> {
 /// A chart that is being drawn.
 struct Chart<'a> {
     text: String,
-    x: Axis<'a>,
-    y: Axis<'a>,
+    x: ChartAxis<'a>,
+    y: ChartAxis<'a>,
     height: f64,
     left: f64,
 }
 
 impl<'a> Chart<'a> {
     /// Starts a chart with its description for people who cannot see it.
-    fn new(description: &str, x: Axis<'a>, y: Axis<'a>, height: f64, left: f64) -> Self {
+    fn new(description: &str, x: ChartAxis<'a>, y: ChartAxis<'a>, height: f64, left: f64) -> Self {
         let description = escaped(description);
         let text = format!(
             "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{description}\">\
@@ -103,15 +103,15 @@ impl<'a> Chart<'a> {
 
 /// Quartiles of a score by class: a box from the first to the third quartile, a line at the median, whiskers to the
 /// ends.
-pub(super) fn spreads(spreads: &[Spread], axis: Axis) -> String {
+pub(super) fn spreads(spreads: &[ScoreSpread], axis: ChartAxis) -> String {
     const ROW: f64 = 30.0;
     const NAMES: f64 = 150.0;
     let description = format!("{} by class: quartiles, median and ends", axis.label);
     let height = TOP + BOTTOM + ROW * spreads.len() as f64;
-    let y = Axis { low: 0.0, high: 1.0, label: "" };
+    let y = ChartAxis { low: 0.0, high: 1.0, label: "" };
     let mut chart = Chart::new(&description, axis, y, height, NAMES);
     chart.x_axis((axis.high - axis.low) / 5.0);
-    for (i, Spread { name, count, five }) in spreads.iter().enumerate() {
+    for (i, ScoreSpread { name, count, five }) in spreads.iter().enumerate() {
         let middle = TOP + ROW * (i as f64 + 0.5);
         let [low, first, median, third, high] = five.map(|value| chart.x(value.clamp(axis.low, axis.high)));
         let short: String = name.chars().take(18).collect();
@@ -138,9 +138,9 @@ pub(super) fn spreads(spreads: &[Spread], axis: Axis) -> String {
 }
 
 /// Reliability curves over the diagonal, with a CSS class for each.
-pub(super) fn reliability(curves: &[(&str, &Curve)]) -> String {
-    let x = Axis { low: 0.0, high: 1.0, label: "probability of foreground" };
-    let y = Axis { low: 0.0, high: 1.0, label: "share of foreground" };
+pub(super) fn reliability(curves: &[(&str, &ReliabilityCurve)]) -> String {
+    let x = ChartAxis { low: 0.0, high: 1.0, label: "probability of foreground" };
+    let y = ChartAxis { low: 0.0, high: 1.0, label: "share of foreground" };
     let mut chart = Chart::new("Reliability curve of the pixel probabilities", x, y, 340.0, LEFT);
     chart.y_axis(5);
     chart.x_axis(0.2);
@@ -162,7 +162,7 @@ pub(super) fn reliability(curves: &[(&str, &Curve)]) -> String {
 }
 
 /// One curve of [`lines`].
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Series {
     /// Name in the legend.
     pub(super) name: String,
@@ -179,8 +179,8 @@ pub(super) fn lines(series: &[Series], label: &str) -> String {
     let low = if low >= 0.0 || !low.is_finite() { 0.0 } else { -round_up(-low) };
     let high = if high > 0.0 { round_up(high) } else { low + 1.0 };
     let description = format!("{label} over {last} steps");
-    let x = Axis { low: 0.0, high: last, label: "step" };
-    let mut chart = Chart::new(&description, x, Axis { low, high, label }, HEIGHT, LEFT);
+    let x = ChartAxis { low: 0.0, high: last, label: "step" };
+    let mut chart = Chart::new(&description, x, ChartAxis { low, high, label }, HEIGHT, LEFT);
     chart.y_axis(5);
     chart.x_axis(round_up(last / 5.0).ceil());
     for (index, series) in series.iter().enumerate() {
@@ -229,8 +229,8 @@ mod tests {
 
     #[test]
     fn hostile_names_are_text() {
-        let spread = Spread::new("<script>alert(1)</script>", &[0.1, 0.9]).unwrap();
-        let chart = spreads(&[spread], Axis { low: 0.0, high: 1.0, label: "Dice \"<b>\"" });
+        let spread = ScoreSpread::new("<script>alert(1)</script>", &[0.1, 0.9]).unwrap();
+        let chart = spreads(&[spread], ChartAxis { low: 0.0, high: 1.0, label: "Dice \"<b>\"" });
         assert!(!chart.contains("<script") && !chart.contains("<b>"), "{chart}");
         assert!(chart.contains("&#60;script&#62;"), "{chart}");
     }

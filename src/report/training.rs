@@ -1,8 +1,9 @@
 //! Report of a training: its curves, from `metrics.jsonl`, and its settings.
 
-use super::evaluation::{Cell, Facts};
-use super::svg::{self, Series};
-use super::{Page, number, sort_key};
+use super::evaluation::Facts;
+use super::svg::Series;
+use super::{Page, number};
+use crate::metrics::order;
 use crate::trainer::checkpoint;
 use crate::trainer::records::METRICS_FILE;
 use crate::{Error, Result, files};
@@ -80,11 +81,8 @@ impl Curves {
 
 /// At most [`MAX_POINTS`] points: means of equal numbers of steps. A mean leaves out values that are not finite.
 fn thinned(points: &[(f64, Option<f64>)]) -> Vec<(f64, Option<f64>)> {
-    let mean = |part: &[(f64, Option<f64>)]| {
-        let values: Vec<f64> = part.iter().filter_map(|point| point.1).collect();
-        let value = (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64);
-        (part[part.len() - 1].0, value)
-    };
+    let mean =
+        |part: &[(f64, Option<f64>)]| (part[part.len() - 1].0, order::mean(part.iter().filter_map(|point| point.1)));
     points.chunks(points.len().div_ceil(MAX_POINTS).max(1)).map(mean).collect()
 }
 
@@ -94,24 +92,17 @@ struct TrainingPage {
     page: Page,
     /// Title, value, note.
     cards: Vec<(String, String, String)>,
-    charts: Vec<Chart>,
+    /// Titles with at most four curves each.
+    charts: Vec<(&'static str, Vec<Series>)>,
     columns: Vec<String>,
     validations: Vec<ValidationRow>,
     facts: Facts,
 }
 
-struct Chart {
-    title: String,
-    svg: String,
-    /// CSS class and name of each curve.
-    legend: Vec<(String, String)>,
-    note: String,
-}
-
 struct ValidationRow {
     step: u64,
     is_best: bool,
-    cells: Vec<Cell>,
+    cells: Vec<Option<f64>>,
 }
 
 impl TrainingPage {
@@ -139,7 +130,7 @@ impl TrainingPage {
     }
 }
 
-fn charts(curves: &Curves) -> Vec<Chart> {
+fn charts(curves: &Curves) -> Vec<(&'static str, Vec<Series>)> {
     let of = |from: &BTreeMap<String, Vec<_>>, test: &dyn Fn(&str) -> bool, prefix: &str| -> Vec<Series> {
         let kept = from.iter().filter(|(name, _)| test(name));
         let series = |(name, points): (&String, &Vec<_>)| Series {
@@ -158,25 +149,12 @@ fn charts(curves: &Curves) -> Vec<Chart> {
         ("Images per second", of(&curves.steps, &|name| name == "images_per_s", "")),
     ];
     // the style sheet has four colours
-    let split = |(title, series): (&'static str, Vec<Series>)| {
-        let mut parts = Vec::new();
-        let mut left = series.into_iter().peekable();
-        while left.peek().is_some() {
-            parts.push((title, left.by_ref().take(4).collect::<Vec<_>>()));
-        }
-        parts
-    };
-    groups.into_iter().flat_map(split).map(|(title, series)| chart(title, &series)).collect()
+    groups.iter().flat_map(|(title, series)| series.chunks(4).map(|part| (*title, part.to_vec()))).collect()
 }
 
-fn chart(title: &str, series: &[Series]) -> Chart {
-    let most = series.iter().map(|series| series.points.len()).max().unwrap_or(0);
-    Chart {
-        title: title.to_owned(),
-        svg: svg::lines(series, title),
-        legend: series.iter().enumerate().map(|(i, series)| (format!("series-{i}"), series.name.clone())).collect(),
-        note: if most >= MAX_POINTS / 2 { "Means over several steps.".to_owned() } else { String::new() },
-    }
+/// Whether a curve has so many points that they are means.
+fn has_means(series: &[Series]) -> bool {
+    series.iter().any(|series| series.points.len() >= MAX_POINTS / 2)
 }
 
 fn validation_rows(curves: &Curves) -> Vec<ValidationRow> {
@@ -190,10 +168,7 @@ fn validation_rows(curves: &Curves) -> Vec<ValidationRow> {
     let row = |(step, values): (u64, BTreeMap<&str, Option<f64>>)| ValidationRow {
         step,
         is_best: curves.best == Some(step),
-        cells: (curves.validations.keys())
-            .map(|name| values.get(name.as_str()).copied().flatten())
-            .map(|value| Cell { shown: number(value), sort: sort_key(value) })
-            .collect(),
+        cells: curves.validations.keys().map(|name| values.get(name.as_str()).copied().flatten()).collect(),
     };
     rows.into_iter().map(row).collect()
 }

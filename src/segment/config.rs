@@ -99,8 +99,8 @@ settings! {
 
 impl ModelConfig {
     /// Options of the mask head.
-    pub(super) fn head_options(&self) -> mask_head::Options {
-        mask_head::Options {
+    pub(super) fn head_options(&self) -> mask_head::HeadOptions {
+        mask_head::HeadOptions {
             version: self.decoder,
             dropout: self.decoder_dropout,
             attention_dropout: self.semantics.drops_attention(),

@@ -6,22 +6,22 @@ pub use super::example::Example;
 
 use super::example::Largest;
 use super::layout::{Layout, Sizes};
+use super::measures::validation;
 use super::setup::{self, ModelConfig};
 use super::step::{self, Inputs, Prepared};
 use super::vision_features::{VisionInput, feature_shape};
-use super::{generate, task, validation, weights};
+use super::{generate, task, weights};
 use crate::Result;
 use crate::data::features::FeatureShape;
 use crate::data::text::IMAGE_TOKEN;
 use crate::event::Observer;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
 use crate::segment::batch::{TowerInput, View};
-use crate::tensor::collective::Peers;
 use crate::tensor::host_weights::HostWeights;
 use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, META, Tensor, guard, ledger, meta, no_grad};
 use crate::trainer::graph::Capturable;
-use crate::trainer::profile::Component;
+use crate::trainer::profile::ModelPart;
 use crate::trainer::{
     BatchSize, Batches, DryRunTask, HostUse, Loss, Parameter, Ranks, Shard, Task, TrainConfig, Validation,
 };
@@ -95,12 +95,12 @@ impl SegmentDryRun {
             host_layers: settings.stream_layers.count(),
             host_vision: settings.stream_vision,
             packed_attention: settings.packed_attention,
-            ranks: peers.as_ref().map_or(1, Peers::size),
-            reads_layers: peers.as_ref().is_none_or(|peers| peers.rank() == 0),
+            ranks: peers.as_ref().map_or(1, |peers| peers.size),
+            reads_layers: peers.as_ref().is_none_or(|peers| peers.rank == 0),
         };
         let mut model = guard::guard(|| Ok(PrsMed::new(sizes, options)))?;
         // for a GPU, the host quantizes
-        let is_gpu = matches!(device, Device::Cuda(_)) || device == META && meta::target() == meta::Target::Cuda;
+        let is_gpu = matches!(device, Device::Cuda(_)) || device == META && meta::target() == meta::PlanTarget::Cuda;
         if !options.initialise && !is_gpu {
             let stored = weights::stored_kind(settings).unwrap_or(kind);
             guard::guard(|| {
@@ -189,7 +189,7 @@ impl SegmentDryRun {
     /// Device of loaded batches: the CPU; in a planned CPU run, the meta device.
     fn input_device(&self) -> Device {
         match self.model.options().device {
-            META if meta::target() == meta::Target::Cpu => META,
+            META if meta::target() == meta::PlanTarget::Cpu => META,
             _ => Device::Cpu,
         }
     }
@@ -265,7 +265,7 @@ fn example_text(vocab_size: i64, tokens: usize) -> Vec<i64> {
 
 /// An image of zeros. In a planned GPU run, where host memory is not counted, one expanded number represents it.
 fn blank<const N: usize>(shape: [i64; N], kind: Kind, device: Device) -> Tensor {
-    let is_dry_run = meta::target() == meta::Target::Cuda && device == Device::Cpu;
+    let is_dry_run = meta::target() == meta::PlanTarget::Cuda && device == Device::Cpu;
     if is_dry_run {
         Tensor::zeros([1_i64; N], (kind, device)).expand(shape, false)
     } else {
@@ -288,7 +288,7 @@ impl Task for SegmentDryRun {
         all
     }
 
-    fn components(&self) -> Vec<Component> {
+    fn components(&self) -> Vec<ModelPart> {
         task::components(&self.model)
     }
 
@@ -377,7 +377,7 @@ impl DryRunTask for SegmentDryRun {
 
     fn sends_whole_steps(&self) -> bool {
         match self.model.options().device {
-            META => meta::target() == meta::Target::Cuda,
+            META => meta::target() == meta::PlanTarget::Cuda,
             device => device != Device::Cpu,
         }
     }

@@ -4,16 +4,16 @@
 //! from its key-value cache. The encoders run once for each image: [`encode`] keeps their outputs.
 
 use super::layout::Layout;
-use super::loaded::LoadedModel;
+use super::measures::validation::values;
 use super::pass::{self, Images, Outputs, Pass, Segmented};
+use super::run_folder::loaded::LoadedModel;
 use super::semantics::Semantics;
-use super::validation::values;
-use crate::data::image::{sam_pixels, tower_pixels};
+use crate::data::image::{Fit, sam_pixels, tower_pixels};
 use crate::data::text::{self, AnswerStream};
 use crate::models::decoder::KvCache;
-use crate::models::image_encoder::{self, Embedding};
+use crate::models::image_encoder::{self, ImageEmbedding};
 use crate::models::prsmed::PrsMed;
-use crate::tensor::{Kind, Tensor, guard, ledger, meta, no_grad};
+use crate::tensor::{Kind, Tensor, dims, guard, ledger, meta, no_grad};
 use crate::{Error, Result};
 use image::DynamicImage;
 use std::ops::ControlFlow;
@@ -24,7 +24,7 @@ pub struct Encoding {
     /// Vision features `[1, p, w]`, see [`PrsMed::vision_features`].
     features: Tensor,
     /// Image embedding, see [`PrsMed::embed_image`].
-    embedding: Embedding,
+    embedding: ImageEmbedding,
 }
 
 impl Encoding {
@@ -97,7 +97,7 @@ impl LoadedModel {
         let _category = ledger::enter(ledger::Category::Inputs);
         let config = self.description.pixels;
         let tower = tower_pixels(image, config.tower_size, config.pad_offset, config.padding)?;
-        let sam = sam_pixels(image, config.sam_size)?;
+        let sam = sam_pixels(image, config.sam_size, config.fit)?;
         let device = self.model.options().device;
         let square = |side: u32| [1, 3, i64::from(side), i64::from(side)];
         Ok([
@@ -110,7 +110,7 @@ impl LoadedModel {
 /// Runs the encoders on an image, given as [`PrsMed::image_tokens`] and [`PrsMed::embed_image`] take it.
 pub(super) fn encode(model: &PrsMed, [tower, sam]: &[Tensor; 2]) -> Encoding {
     let features = model.vision_features(tower);
-    let embedding = model.embed_image(sam, image_encoder::Pass::default());
+    let embedding = model.embed_image(sam, image_encoder::EncoderPass::default());
     Encoding { features, embedding }
 }
 
@@ -138,7 +138,7 @@ pub(super) fn answer(
     let images = Images { tower_input: &image.features, segmented: Segmented::Embedding(&image.embedding) };
     let Outputs { states, mask_logits, class_logits, .. } =
         pass::forward(model, &layout, images, Pass::evaluation(), Some(&mut cache));
-    let masks = masks_at(&mask_logits, size)?;
+    let masks = masks_at(&mask_logits, size, model.config().encoder.fit())?;
     let classes = probabilities(&class_logits)?;
     drop((mask_logits, class_logits));
 
@@ -156,10 +156,15 @@ pub(super) fn answer(
 }
 
 /// Mask probabilities at `(width, height)`, row by row, of logits at the model's own size, `[m, 1, s, s]`.
-fn masks_at(logits: &Tensor, (width, height): (u32, u32)) -> Result<Vec<Vec<f32>>> {
+fn masks_at(logits: &Tensor, (width, height): (u32, u32), fit: Fit) -> Result<Vec<Vec<f32>>> {
     Error::check_finite("mask logits", &values(logits))?;
-    let own_size = [i64::from(height), i64::from(width)];
-    let masks = values(&logits.upsample_bilinear2d(own_size, false, None, None).sigmoid());
+    let [_m, _one, side, _side] = dims(logits);
+    let [cells, enlarged] = fit.way_back(u32::try_from(side).expect("a side"), (width, height));
+    let first =
+        |tensor: &Tensor, (columns, rows): (u32, u32)| tensor.narrow(2, 0, rows.into()).narrow(3, 0, columns.into());
+    let enlarged = [i64::from(enlarged.1), i64::from(enlarged.0)];
+    let masks = first(logits, cells).upsample_bilinear2d(enlarged, false, None, None);
+    let masks = values(&first(&masks, (width, height)).sigmoid());
     let pixels = (width as usize * height as usize).max(1);
     Ok(masks.chunks(pixels).map(<[f32]>::to_vec).collect())
 }
@@ -186,11 +191,20 @@ mod tests {
     use crate::data::text::IMAGE_TOKEN;
     use crate::models::decoder::PackedAttention;
     use crate::models::llava;
-    use crate::models::mask_head::{self, Prompts};
+    use crate::models::mask_head::{self, HeadPrompts};
     use crate::models::prsmed::BuildOptions;
     use crate::nn::Quantization;
     use crate::tensor::{Device, rng};
     use std::path::Path;
+
+    #[test]
+    fn masks_of_images_in_a_corner_are_cut_there() {
+        let logits = Tensor::from_slice(&[9_f32, -9.0, -9.0, -9.0]).view([1, 1, 2, 2]);
+        let masks = masks_at(&logits, (4, 2), Fit::Corner([0; 3])).unwrap();
+        let found: Vec<bool> = masks[0].iter().map(|value| *value > 0.5).collect();
+        assert_eq!(found, [true, true, false, false, true, true, false, false]);
+        assert_ne!(masks, masks_at(&logits, (4, 2), Fit::Stretch).unwrap());
+    }
 
     #[test]
     fn an_answer_ends_at_the_limit_or_when_the_caller_says_so() {
@@ -273,10 +287,13 @@ mod tests {
                 let layout = layout.to_device(Device::Cpu);
                 let embeds = llava::splice(&model.llm().embed(&layout.ids), &model.image_tokens(&tower), &layout.index);
                 let states = model.llm().forward_cached(&embeds, None, &mut KvCache::new(model.llm().config(), 1000));
-                let embedding = model.embed_image(&sam, image_encoder::Pass::default());
-                let prompts = Prompts { states: &states, keep: None };
-                let logits = model.masks(&embedding, prompts, mask_head::Pass::default()).logits;
-                (masks_at(&logits, (40, 30)).unwrap(), probabilities(&model.class_logits(&embedding)).unwrap())
+                let embedding = model.embed_image(&sam, image_encoder::EncoderPass::default());
+                let prompts = HeadPrompts { states: &states, keep: None };
+                let logits = model.masks(&embedding, prompts, mask_head::HeadPass::default()).logits;
+                (
+                    masks_at(&logits, (40, 30), Fit::Stretch).unwrap(),
+                    probabilities(&model.class_logits(&embedding)).unwrap(),
+                )
             });
             assert_eq!((reply.masks, reply.classes), (mask, classes));
         }
@@ -315,7 +332,7 @@ mod tests {
         let map: Vec<f32> = (0..16_u8).map(|i| f32::from(i * 7 % 16) - 8.0).collect();
         let logits = Tensor::from_slice(&map).view([1, 1, 4, 4]);
         for (width, height) in [(6_u32, 3_u32), (3, 6), (9, 2), (4, 4)] {
-            let mask = masks_at(&logits, (width, height)).unwrap().remove(0);
+            let mask = masks_at(&logits, (width, height), Fit::Stretch).unwrap().remove(0);
             assert_eq!(mask.len(), (width * height) as usize);
             for (i, found) in mask.iter().enumerate() {
                 let (x, y) = (i % width as usize, i / width as usize);
@@ -330,7 +347,7 @@ mod tests {
     fn logits_that_are_not_finite_are_refused_by_name() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let logits = Tensor::from_slice(&[0.5, bad, 1.5, -2.0_f32]);
-            let mask = masks_at(&logits.view([1, 1, 2, 2]), (8, 8)).unwrap_err();
+            let mask = masks_at(&logits.view([1, 1, 2, 2]), (8, 8), Fit::Stretch).unwrap_err();
             let class = probabilities(&logits.view([1, 4])).unwrap_err();
             for (error, part) in [(mask, "mask"), (class, "class")] {
                 let error = error.of_image(Path::new("a/b.png"));

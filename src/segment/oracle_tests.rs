@@ -9,13 +9,13 @@ use super::layout::Layout;
 use super::setup::{Build, RunOverrides};
 use super::step::{self, Inputs, Pass};
 use super::{LoadedModel, Semantics, setup, weights};
-use crate::models::image_encoder::{self, Statistics};
 use crate::models::prsmed::PrsMed;
-use crate::models::{decoder, mask_head};
+use crate::models::{decoder, image_encoder, mask_head};
+use crate::nn::BatchStatistics;
 use crate::tensor::store::Role;
 use crate::tensor::weights::{Archive, Staged};
 use crate::tensor::{Device, Kind, Tensor, guard, no_grad, rng};
-use crate::trainer::step::Mark;
+use crate::trainer::step::StepMark;
 use crate::trainer::{
     BatchSize, Batches, Loss, Parameter, Shard, StepInfo, StepResult, Stepper, Switch, Task, TrainConfig,
 };
@@ -79,7 +79,7 @@ fn run(loaded: &LoadedModel, inputs: Inputs, steps: usize, config: &TrainConfig)
     for number in 1..=steps as u64 {
         let info = StepInfo { number, epoch: 0, learning_rate: config.learning_rate };
         results.push(stepper.step(&inputs, info, &mut |mark, params| {
-            if (mark, number) == (Mark::Gradients, 1) {
+            if (mark, number) == (StepMark::Gradients, 1) {
                 let with_gradient = params.iter().filter(|param| param.tensor.grad().defined());
                 let copy = |param: &Parameter| no_grad(|| param.tensor.grad().copy());
                 gradients.extend(with_gradient.map(|param| (format!("grad.{}", param.name), copy(param))));
@@ -133,9 +133,9 @@ impl Task for TraceTask<'_> {
     fn loss(&self, inputs: &Inputs, effective_batch: BatchSize, _epoch: u64) -> Result<Loss> {
         let LoadedModel { model, description, .. } = self.loaded;
         let pass = Pass {
-            llm: decoder::Pass { train: false, checkpoint: 0 },
-            encoder: image_encoder::Pass { statistics: Statistics::Batch, checkpoint: 0 },
-            decoder: mask_head::Pass::default(),
+            llm: decoder::DecoderPass { train: false, checkpoint: 0 },
+            encoder: image_encoder::EncoderPass { statistics: BatchStatistics::TRAIN, checkpoint: 0 },
+            decoder: mask_head::HeadPass::default(),
         };
         let prepared = inputs.to_device(inputs.vision.resolve(model), effective_batch);
         let outputs = step::forward(model, &prepared, pass);

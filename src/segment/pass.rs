@@ -6,9 +6,9 @@
 
 use super::layout::DeviceLayout;
 use crate::models::decoder::{self, KvCache};
-use crate::models::image_encoder::{self, Embedding};
+use crate::models::image_encoder::{self, ImageEmbedding};
 use crate::models::llava;
-use crate::models::mask_head::{self, Prompts};
+use crate::models::mask_head::{self, HeadPrompts};
 use crate::models::prsmed::PrsMed;
 use crate::tensor::{Tensor, dims};
 
@@ -16,11 +16,11 @@ use crate::tensor::{Tensor, dims};
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Pass {
     /// Options of the language model.
-    pub llm: decoder::Pass,
+    pub llm: decoder::DecoderPass,
     /// Options of the image encoder.
-    pub encoder: image_encoder::Pass,
+    pub encoder: image_encoder::EncoderPass,
     /// Options of the mask head.
-    pub decoder: mask_head::Pass,
+    pub decoder: mask_head::HeadPass,
 }
 
 impl Pass {
@@ -45,7 +45,7 @@ pub enum Segmented<'a> {
     /// Images `[b, 3, s, s]` u8.
     Pixels(&'a Tensor),
     /// Their embedding, [`PrsMed::embed_image`].
-    Embedding(&'a Embedding),
+    Embedding(&'a ImageEmbedding),
 }
 
 /// Outputs of a pass.
@@ -54,7 +54,7 @@ pub struct Outputs {
     /// States after the final norm, `[s, t, d]`.
     pub states: Tensor,
     /// Of b images.
-    pub embedding: Embedding,
+    pub embedding: ImageEmbedding,
     /// `[m, 1, s, s]` fp32.
     pub mask_logits: Tensor,
     /// `[q, classes]` fp32.
@@ -89,10 +89,10 @@ pub fn forward(
             Some(prompt) if layout.prompt_keep.is_some() || dims(prompt) != [s, t] => {
                 let [q, l] = dims(prompt);
                 let prompt = states.flatten(0, 1).index_select(0, &prompt.flatten(0, 1)).view([q, l, d]);
-                let prompts = Prompts { states: &prompt, keep: layout.prompt_keep.as_ref() };
+                let prompts = HeadPrompts { states: &prompt, keep: layout.prompt_keep.as_ref() };
                 model.masks(&embedding, prompts, pass.decoder)
             }
-            _ => model.masks(&embedding, Prompts { states: &states, keep: None }, pass.decoder),
+            _ => model.masks(&embedding, HeadPrompts { states: &states, keep: None }, pass.decoder),
         }
     };
     let class_logits = of_questions(&model.class_logits(&embedding), layout);

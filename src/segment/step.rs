@@ -232,7 +232,7 @@ fn text_loss(model: &PrsMed, inputs: &Prepared, states: &Tensor) -> Tensor {
 }
 
 /// Text loss of a pass through the language model only, with zeros for `images`.
-pub fn language_loss(model: &PrsMed, inputs: &Prepared, images: usize, pass: decoder::Pass) -> Tensor {
+pub fn language_loss(model: &PrsMed, inputs: &Prepared, images: usize, pass: decoder::DecoderPass) -> Tensor {
     let options = model.options();
     let count = i64::try_from(images).expect("a small batch");
     let shape = [count, model.config().tower.max_tokens(), model.llm().config().hidden_size];

@@ -3,41 +3,38 @@
 pub use super::config::{CacheVision, DataConfig};
 
 use super::batch::Batch;
-use super::batches::Steps;
+use super::batch::batches::Steps;
 use super::calibration::{Calibration, Calibrator};
 use super::config::{BatchNorm, ModelConfig, RANDOM};
 use super::example::Example;
 use super::layout::Sizes;
-use super::loaded::{Description, LoadedModel};
+use super::measures::validation::{Sums, score};
 use super::resume;
-use super::rows::{grouped, longest, questions_of, source_of, texts_of, training_rows};
+use super::rows::{describe, grouped, longest, source_of, texts_of, training_rows};
+use super::run_folder::loaded::{Description, LoadedModel};
 use super::step::{self, Inputs, Pass, Prepared};
-use super::validation::{Sums, score};
 use super::vision_features::FeatureCache;
 use super::weights;
-use crate::data::agreement;
 use crate::data::classical::Augment;
-use crate::data::familiarity::images::KnownImages;
 use crate::data::identity::{DataIdentity, SeenImages};
 use crate::data::length_sampler;
 use crate::data::loader::{Loader, LoaderOptions, Source, TextLength, single_rows};
 use crate::data::manifest::{Manifest, Row, Split};
 use crate::data::marks::Marks;
 use crate::data::mixing_sampler::{Lengths, MixingSampler};
-use crate::data::prepared;
 use crate::data::split::spread;
 use crate::data::unreadable::Unreadable;
 use crate::event::{Event, Observer};
 use crate::models::base::Keys;
-use crate::models::image_encoder::{self, Statistics};
 use crate::models::prsmed::{MASK_HEAD, PrsMed};
-use crate::models::{decoder, mask_head};
+use crate::models::{decoder, image_encoder, mask_head};
+use crate::nn::BatchStatistics;
 use crate::segment::Semantics;
-use crate::tensor::store::{Entry, Role};
+use crate::tensor::store::{Role, StoreEntry};
 use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Tensor, guard, no_grad};
 use crate::trainer::graph::{Bucket, Capturable};
-use crate::trainer::profile::Component;
+use crate::trainer::profile::ModelPart;
 use crate::trainer::recovery::Fitting;
 use crate::trainer::{BatchSize, Batches, Loss, Parameter, Ranks, Shard, Task, TrainConfig, Validation};
 use crate::{Error, Result};
@@ -90,8 +87,6 @@ impl SegmentTask {
         resolved: String,
         feature_cache: Option<FeatureCache>,
     ) -> Result<Self> {
-        loaded.description.intensity = prepared::intensities(manifest)?;
-        loaded.description.zones = agreement::zones_of_rows(manifest);
         let feature_cache = feature_cache.map(Arc::new);
         let unreadable = Arc::new(Unreadable::new(data.max_bad_samples));
         let source = || source_of(&loaded, manifest, data.cache_mib << 20, feature_cache.as_deref(), &unreadable);
@@ -121,8 +116,7 @@ impl SegmentTask {
         let val_texts: Vec<_> = plain.text_lengths(&val_rows)?.into_iter().map(|text| vec![text]).collect();
         let questions = groups.iter().map(Vec::len).max().unwrap_or(1);
         let longest = longest(manifest, &texts, questions, [&train_texts, &val_texts], config.micro_batch);
-        loaded.known_questions = Some(Arc::new(questions_of(manifest, [&rows.rows, &synthetic.rows])));
-        loaded.known_images = Some(Arc::new(KnownImages::of(manifest, &rows.rows)));
+        describe(&mut loaded, manifest, [&rows.rows, &synthetic.rows])?;
         let identity = DataIdentity::of(manifest)?;
         let validated_at_once = Fitting::new(config.micro_batch);
         let calibration = Mutex::new(loaded.description.calibration);
@@ -233,7 +227,7 @@ impl Task for SegmentTask {
         parameters(&self.loaded.model)
     }
 
-    fn components(&self) -> Vec<Component> {
+    fn components(&self) -> Vec<ModelPart> {
         components(&self.loaded.model)
     }
 
@@ -380,7 +374,7 @@ pub(super) fn calibration_images(model: &ModelConfig) -> Option<usize> {
 /// Sets the encoder's running statistics to those of `sam_image`.
 pub(super) fn calibrate(model: &PrsMed, sam_image: &Tensor) -> Result<()> {
     guard::guard(|| {
-        let pass = image_encoder::Pass { statistics: Statistics::Measure, checkpoint: 0 };
+        let pass = image_encoder::EncoderPass { statistics: BatchStatistics::MEASURE, checkpoint: 0 };
         let _embedding = no_grad(|| model.embed_image(sam_image, pass));
         Ok(())
     })
@@ -389,13 +383,13 @@ pub(super) fn calibrate(model: &PrsMed, sam_image: &Tensor) -> Result<()> {
 /// Options of training passes.
 pub(super) fn training_pass(model: &ModelConfig, train: &TrainConfig) -> Pass {
     let statistics = match model.batch_norm {
-        BatchNorm::Frozen => Statistics::Running,
-        BatchNorm::Batch => Statistics::Batch,
+        BatchNorm::Frozen => BatchStatistics::Running,
+        BatchNorm::Batch => BatchStatistics::TRAIN,
     };
     Pass {
-        llm: decoder::Pass { train: true, checkpoint: train.checkpointing.count() },
-        encoder: image_encoder::Pass { statistics, checkpoint: train.checkpoint_encoder.count() },
-        decoder: mask_head::Pass { train: true, checkpoint: train.checkpoint_decoder },
+        llm: decoder::DecoderPass { train: true, checkpoint: train.checkpointing.count() },
+        encoder: image_encoder::EncoderPass { statistics, checkpoint: train.checkpoint_encoder.count() },
+        decoder: mask_head::HeadPass { train: true, checkpoint: train.checkpoint_decoder },
     }
 }
 
@@ -422,12 +416,12 @@ fn part_of<'a>(file: &'a str, key: &str, keys: &Keys) -> &'a str {
 }
 
 /// All tensors of `model` by part, named as [`parameters`] are.
-pub(super) fn components(model: &PrsMed) -> Vec<Component> {
-    let mut components: Vec<Component> = PARTS.map(|name| Component { name, entries: Vec::new() }).into();
+pub(super) fn components(model: &PrsMed) -> Vec<ModelPart> {
+    let mut components: Vec<ModelPart> = PARTS.map(|name| ModelPart { name, entries: Vec::new() }).into();
     for (file, store) in model.stores().parts() {
         for entry in store.entries() {
             let part = part_of(file, &entry.name, &model.config().family.keys);
-            let entry = Entry { name: format!("{file}/{}", entry.name), ..entry };
+            let entry = StoreEntry { name: format!("{file}/{}", entry.name), ..entry };
             if let Some(component) = components.iter_mut().find(|component| component.name == part) {
                 component.entries.push(entry);
             }

@@ -14,7 +14,7 @@ use crate::nn::Quantization;
 use crate::runtime::Runtime;
 use crate::tensor::weights::{readable_folder, verify_folder};
 use crate::tensor::{Device, META, guard, ledger, meta};
-use crate::trainer::{self, FirstLayers, Outcome, Ranks, Session, profile};
+use crate::trainer::{self, FirstLayers, Ranks, Session, TrainingOutcome, profile};
 use crate::{Error, Result, files};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -237,7 +237,7 @@ pub struct PreparedTraining<'r> {
     folder: PathBuf,
     runtime: &'r Runtime,
     resumes: bool,
-    profile: Option<&'r profile::Settings>,
+    profile: Option<&'r profile::ProfileSettings>,
     has_room_for_graphs: bool,
     ranks: Ranks<'r>,
 }
@@ -245,7 +245,7 @@ pub struct PreparedTraining<'r> {
 impl<'r> PreparedTraining<'r> {
     /// Writes a memory profile.
     #[must_use]
-    pub fn with_profile(mut self, profile: Option<&'r profile::Settings>) -> Self {
+    pub fn with_profile(mut self, profile: Option<&'r profile::ProfileSettings>) -> Self {
         self.profile = profile;
         self
     }
@@ -287,7 +287,7 @@ impl<'r> PreparedTraining<'r> {
 /// A finished training run.
 pub struct Run {
     /// Steps, time and best score.
-    pub outcome: Outcome,
+    pub outcome: TrainingOutcome,
     /// The run folder with `last/` and `best/`.
     pub folder: PathBuf,
     /// The task with the weights after the last step.

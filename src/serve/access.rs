@@ -4,7 +4,7 @@
 //! (refused), and it can let its own host name point to this machine (DNS rebinding; its `Host` is refused).
 
 use super::app::App;
-use super::failure::Failure;
+use super::failure::{HttpFailure, HttpResult};
 use crate::{Error, Result};
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;
@@ -52,7 +52,7 @@ pub(super) async fn check(State(app): State<App>, request: Request, next: Next) 
     }
 }
 
-fn allowed(app: &App, request: &Request) -> std::result::Result<(), Failure> {
+fn allowed(app: &App, request: &Request) -> HttpResult<()> {
     let headers = request.headers();
     let host = check_host(headers, &app.options.hosts)?;
     check_origin(headers, host, &app.options.hosts)?;
@@ -63,7 +63,7 @@ fn allowed(app: &App, request: &Request) -> std::result::Result<(), Failure> {
             let error =
                 if headers.contains_key(header::AUTHORIZATION) { "the token is wrong" } else { "a token is needed" };
             let hint = "send `Authorization: Bearer TOKEN` with the token that the server was started with";
-            Err(Failure::new(StatusCode::UNAUTHORIZED, error, hint))
+            Err(HttpFailure::new(StatusCode::UNAUTHORIZED, error, hint))
         }
         _ => Ok(()),
     }
@@ -73,15 +73,12 @@ fn allowed(app: &App, request: &Request) -> std::result::Result<(), Failure> {
 const OPEN: [&str; 2] = ["/api/health", "/api/openapi.json"];
 
 /// The host of a request: an IP address, `localhost`, or one of `names`.
-fn check_host<'a>(headers: &'a HeaderMap, names: &[String]) -> std::result::Result<&'a str, Failure> {
+fn check_host<'a>(headers: &'a HeaderMap, names: &[String]) -> HttpResult<&'a str> {
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     let authority: Option<Authority> = host.parse().ok();
     let name = authority.as_ref().map_or("", Authority::host);
-    let is_address = name.parse::<IpAddr>().is_ok()
-        || name
-            .strip_prefix('[')
-            .and_then(|name| name.strip_suffix(']'))
-            .is_some_and(|ip| ip.parse::<Ipv6Addr>().is_ok());
+    let inner = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
+    let is_address = name.parse::<IpAddr>().is_ok() || inner.is_some_and(|ip| ip.parse::<Ipv6Addr>().is_ok());
     let is_named = |known: &str| name.eq_ignore_ascii_case(known);
     if is_address || is_named("localhost") || names.iter().any(|known| is_named(known)) {
         return Ok(host);
@@ -89,12 +86,12 @@ fn check_host<'a>(headers: &'a HeaderMap, names: &[String]) -> std::result::Resu
     let shown: String = name.chars().filter(char::is_ascii_graphic).take(100).collect();
     let error = format!("the host name `{shown}` is not allowed");
     let hint = "use the IP address of the server, or start it with `--allow-host NAME`";
-    Err(Failure::new(StatusCode::FORBIDDEN, error, hint))
+    Err(HttpFailure::new(StatusCode::FORBIDDEN, error, hint))
 }
 
 /// Refuses requests that a page of another site makes. The page of the server has its own host, or one of `names`: a proxy
 /// may send another `Host` than the browser.
-fn check_origin(headers: &HeaderMap, host: &str, names: &[String]) -> std::result::Result<(), Failure> {
+fn check_origin(headers: &HeaderMap, host: &str, names: &[String]) -> HttpResult<()> {
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("null"));
     let is_own = text("origin").is_none_or(|origin| {
         let own = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
@@ -109,7 +106,7 @@ fn check_origin(headers: &HeaderMap, host: &str, names: &[String]) -> std::resul
         return Ok(());
     }
     let hint = "open the page of this server itself; scripts need no `Origin` header";
-    Err(Failure::new(StatusCode::FORBIDDEN, "requests from other sites are not allowed", hint))
+    Err(HttpFailure::new(StatusCode::FORBIDDEN, "requests from other sites are not allowed", hint))
 }
 
 /// Compares hashes in constant time, so that the time tells nothing about the token.

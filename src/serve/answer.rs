@@ -1,14 +1,13 @@
 //! An answered question: about one slice, with a text and a mask, or about all slices, with the mask of a volume.
 
-use super::failure::{Failure, Reply};
-use super::picture::{Picture, View};
+use super::failure::{HttpFailure, HttpResult};
+use super::picture::{ServedImage, SliceView};
 use crate::data::agreement::Positions;
 use crate::data::familiarity::Familiarity;
 use crate::data::position::Zones;
 use crate::data::volume::Axis;
 use crate::front::volume::{SlicePrediction, VolumeSettings};
 use crate::segment::calibration::Confidence;
-use axum::http::StatusCode;
 use image::GrayImage;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -28,20 +27,20 @@ pub(super) struct Answer {
     /// Time of the model.
     pub(super) seconds: f64,
     #[serde(flatten)]
-    pub(super) content: Content,
+    pub(super) content: AnswerContent,
 }
 
 /// What an answer is about.
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "scope", rename_all = "lowercase")]
-pub(super) enum Content {
+pub(super) enum AnswerContent {
     Slice(SliceAnswer),
     Volume(VolumeAnswer),
 }
 
 /// A class and its probability.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Class {
+pub(super) struct LikelyClass {
     pub(super) name: String,
     pub(super) probability: f32,
 }
@@ -50,12 +49,12 @@ pub(super) struct Class {
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct SliceAnswer {
     #[serde(flatten)]
-    pub(super) view: View,
+    pub(super) view: SliceView,
     /// The model's answer.
     pub(super) answer: String,
     pub(super) new_tokens: usize,
     /// The most likely class.
-    pub(super) class: Option<Class>,
+    pub(super) class: Option<LikelyClass>,
     /// Fraction of the pixels in the model's mask.
     pub(super) area_frac: f64,
     /// Area of the model's mask, if the size of a pixel is known.
@@ -122,57 +121,46 @@ impl Answer {
     /// The answer as clients see it.
     pub(super) fn json(&self) -> Value {
         let mut value = json!(self);
-        value["corrected"] = json!(matches!(&self.content, Content::Slice(answer) if answer.corrected.is_some()));
+        value["corrected"] = json!(matches!(&self.content, AnswerContent::Slice(answer) if answer.corrected.is_some()));
         value
     }
 
     /// The answer about one slice.
-    pub(super) fn of_slice(&self) -> Reply<&SliceAnswer> {
-        match &self.content {
-            Content::Slice(answer) => Ok(answer),
-            Content::Volume(_) => Err(about_all_slices()),
-        }
+    pub(super) fn of_slice(&self) -> HttpResult<&SliceAnswer> {
+        if let AnswerContent::Slice(answer) = &self.content { Ok(answer) } else { Err(about_all_slices()) }
     }
 
     /// The answer about one slice, to change it.
-    pub(super) fn of_slice_mut(&mut self) -> Reply<&mut SliceAnswer> {
-        match &mut self.content {
-            Content::Slice(answer) => Ok(answer),
-            Content::Volume(_) => Err(about_all_slices()),
-        }
+    pub(super) fn of_slice_mut(&mut self) -> HttpResult<&mut SliceAnswer> {
+        if let AnswerContent::Slice(answer) = &mut self.content { Ok(answer) } else { Err(about_all_slices()) }
     }
 
-    /// A slice of the answer as it is shown, and its mask. An answer about all slices needs the number of the slice.
-    pub(super) fn slice(&self, picture: &Picture, slice: Option<usize>) -> Reply<(View, Arc<GrayImage>)> {
+    /// A slice of the answer as it is shown, and its mask. An answer about all slices needs the number of the slice, and has
+    /// masks along other axes than that of the image too.
+    pub(super) fn slice(
+        &self,
+        picture: &ServedImage,
+        slice: Option<usize>,
+        axis: Option<Axis>,
+    ) -> HttpResult<(SliceView, Arc<GrayImage>)> {
         match (&self.content, slice) {
-            (Content::Slice(answer), None) => Ok((answer.view, Arc::clone(answer.current_mask()))),
-            (Content::Slice(answer), Some(slice)) if slice == answer.view.slice => {
-                Ok((answer.view, Arc::clone(answer.current_mask())))
-            }
-            (Content::Slice(answer), Some(_)) => {
-                let error = format!("the answer is about slice {}", answer.view.slice);
-                Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, error, "leave `slice` out"))
-            }
-            (Content::Volume(answer), Some(slice)) => {
-                let window = picture.window().map(|_| answer.settings.window);
-                let view = View { slice, window };
-                picture.check(view)?;
-                Ok((view, Arc::new(picture.slice_of_mask(&answer.mask, None, slice)?)))
-            }
-            (Content::Volume(_), None) => Err(without_slice()),
-        }
-    }
-
-    /// The mask of an answer about all slices in a slice along another axis than that of the image.
-    pub(super) fn slice_along(&self, picture: &Picture, axis: Axis, slice: Option<usize>) -> Reply<Arc<GrayImage>> {
-        match (&self.content, slice) {
-            (Content::Volume(answer), Some(slice)) => {
-                Ok(Arc::new(picture.slice_of_mask(&answer.mask, Some(axis), slice)?))
-            }
-            (Content::Volume(_), None) => Err(without_slice()),
-            (Content::Slice(answer), _) => {
+            (AnswerContent::Slice(answer), _) if axis.is_some() => {
                 let error = format!("the answer is about slice {} of the image only", answer.view.slice);
-                Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, error, "leave `axis` out"))
+                Err(HttpFailure::unprocessable(error, "leave `axis` out"))
+            }
+            (AnswerContent::Slice(answer), Some(slice)) if slice != answer.view.slice => {
+                let error = format!("the answer is about slice {}", answer.view.slice);
+                Err(HttpFailure::unprocessable(error, "leave `slice` out"))
+            }
+            (AnswerContent::Slice(answer), _) => Ok((answer.view, Arc::clone(answer.current_mask()))),
+            (AnswerContent::Volume(answer), Some(slice)) => {
+                let view = SliceView { slice, window: picture.window().map(|_| answer.settings.window) };
+                Ok((view, Arc::new(picture.slice_of_mask(&answer.mask, axis, slice)?)))
+            }
+            (AnswerContent::Volume(_), None) => {
+                let hint = "add `?slice=N`, or download the mask of the volume as `mask.nii.gz`";
+                let error = "the answer is about all slices, and the request names no slice";
+                Err(HttpFailure::unprocessable(error, hint))
             }
         }
     }
@@ -180,19 +168,13 @@ impl Answer {
     /// Bytes of the masks in memory.
     pub(super) fn bytes(&self) -> usize {
         match &self.content {
-            Content::Slice(answer) => answer.mask.len() + answer.corrected.as_ref().map_or(0, |mask| mask.len()),
-            Content::Volume(answer) => answer.mask.len(),
+            AnswerContent::Slice(answer) => answer.mask.len() + answer.corrected.as_ref().map_or(0, |mask| mask.len()),
+            AnswerContent::Volume(answer) => answer.mask.len(),
         }
     }
 }
 
-fn without_slice() -> Failure {
-    let hint = "add `?slice=N`, or download the mask of the volume as `mask.nii.gz`";
-    let error = "the answer is about all slices, and the request names no slice";
-    Failure::new(StatusCode::UNPROCESSABLE_ENTITY, error, hint)
-}
-
-fn about_all_slices() -> Failure {
+fn about_all_slices() -> HttpFailure {
     let error = "the answer is about all slices; only an answer about one slice can be corrected or be a pair";
-    Failure::new(StatusCode::CONFLICT, error, "ask the question about one slice")
+    HttpFailure::conflict(error, "ask the question about one slice")
 }

@@ -1,22 +1,21 @@
 //! Routes of questions and answers: ask, show, mask, overlay, corrections.
 
 use super::app::{App, enqueue};
-use super::failure::{Failure, Reply, query_of};
+use super::failure::{HttpFailure, HttpResult, JsonResult, Params};
 use super::images::png;
 use super::model::Question;
 use super::options::{ALIVE_EVERY, MAX_TEXT};
-use super::picture::{Picture, View};
+use super::picture::{ServedImage, SliceView};
 use super::upload::{self, refused, uploaded};
-use super::volume_question::{VolumeOptions, without};
-use super::worker::{Job, Progress, Task};
+use super::volume_question::{VolumeRequest, without};
+use super::worker::{QuestionProgress, QuestionScope, Queued};
 use crate::Error;
-use crate::data::decode::{self, Refusal, StoredMask};
+use crate::data::decode::{self, MaskRefusal, StoredMask};
 use crate::data::labels::Labels;
 use crate::data::sheet;
 use crate::data::volume::{Axis, Window};
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -39,13 +38,13 @@ pub(super) struct Asked {
     window: Option<Window>,
     max_new_tokens: Option<usize>,
     /// Ask about all slices of a volume.
-    volume: Option<VolumeOptions>,
+    volume: Option<VolumeRequest>,
 }
 
 /// Query of the mask of an answer.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct MaskQuery {
+pub(super) struct AnswerMaskQuery {
     /// The slice, for an answer about all slices.
     slice: Option<usize>,
     /// The axis of the slice, if it is not that of the image.
@@ -63,23 +62,25 @@ pub(super) struct SliceQuery {
 /// A change of an answer.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Change {
+pub(super) struct AnswerChange {
     /// The answer for training; `null` is the model's.
     corrected_answer: Option<String>,
 }
 
-fn too_long(what: &str) -> Failure {
+/// Ids of an image and of an answer about it, in the address of a request.
+type Ids = Path<(String, String)>;
+
+fn too_long(what: &str) -> HttpFailure {
     let error = format!("the {what} is too long: at most {MAX_TEXT} characters are allowed");
-    Failure::new(StatusCode::PAYLOAD_TOO_LARGE, error, "ask a shorter question")
+    HttpFailure::new(StatusCode::PAYLOAD_TOO_LARGE, error, "ask a shorter question")
 }
 
 /// Streams the answer as server-sent events: `queued`, `started`, `token` (for all slices `progress`), then `result` or
 /// `error`.
-pub(super) async fn ask(State(app): State<App>, Path(image): Path<String>, request: Request) -> Reply {
+pub(super) async fn ask(State(app): State<App>, Path(image): Path<String>, request: Request) -> HttpResult {
     let asked: Asked = upload::json(request).await?;
     if asked.question.trim().is_empty() {
-        let hint = "ask for example: Where is the lesion?";
-        return Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "the question is empty", hint));
+        return Err(HttpFailure::unprocessable("the question is empty", "ask for example: Where is the lesion?"));
     }
     if asked.question.chars().count() > MAX_TEXT {
         return Err(too_long("question"));
@@ -89,7 +90,7 @@ pub(super) async fn ask(State(app): State<App>, Path(image): Path<String>, reque
     app.shared.store.check_room(&image, mask_bytes)?;
     let (progress, receiver) = unbounded_channel();
     let ahead = app.shared.metrics.waiting.load(Ordering::Relaxed) + app.shared.metrics.running.load(Ordering::Relaxed);
-    enqueue(&app, Job { image, picture, task, progress })?;
+    enqueue(&app, Queued { image, picture, task, progress })?;
     let queued = tokio_stream::once(event("queued", &json!({ "ahead": ahead })));
     let events = queued.chain(UnboundedReceiverStream::new(receiver).map(event_of)).map(Ok::<_, Infallible>);
     let events = Sse::new(events).keep_alive(KeepAlive::new().interval(ALIVE_EVERY));
@@ -98,34 +99,34 @@ pub(super) async fn ask(State(app): State<App>, Path(image): Path<String>, reque
 }
 
 /// The work for a question, and the bytes of its mask.
-fn task_of(asked: Asked, picture: &Picture, app: &App) -> Reply<(Task, usize)> {
+fn task_of(asked: Asked, picture: &ServedImage, app: &App) -> HttpResult<(QuestionScope, usize)> {
     let Asked { question, slice, window, max_new_tokens, volume } = asked;
     let (most_tokens, intensities) = (app.options.max_new_tokens, &app.shared.intensities);
-    picture.check(View { slice: slice.unwrap_or(0), window })?;
-    let window = intensities.window(picture, &question, window)?;
+    let mut view = SliceView { slice: slice.unwrap_or(0), window };
+    picture.check(view)?;
+    view.window = intensities.window(picture, &question, window)?;
     if let Some(mut options) = volume {
         without("slice", slice.is_some())?;
         without("max_new_tokens", max_new_tokens.is_some())?;
         // an image has no axis, and is refused
-        let (_, _) = picture.volume()?;
+        let (volume, _) = picture.volume()?;
         options.axis = intensities.axis(picture, &question, options.axis)?;
-        let settings = options.settings(picture, question, window)?;
-        return Ok((Task::Volume(settings), picture.volume()?.0.grid.num_voxels()));
+        let settings = options.settings(picture, question, view.window)?;
+        return Ok((QuestionScope::Volume(settings), volume.grid.num_voxels()));
     }
-    let view = View { slice: slice.unwrap_or(0), window };
     let max_new_tokens = max_new_tokens.map_or(most_tokens, |tokens| tokens.clamp(1, most_tokens));
     let (width, height) = picture.size();
     let question = Question { view, text: question, max_new_tokens };
-    Ok((Task::Slice(question), width as usize * height as usize))
+    Ok((QuestionScope::Slice(question), width as usize * height as usize))
 }
 
-fn event_of(progress: Progress) -> Event {
+fn event_of(progress: QuestionProgress) -> Event {
     match progress {
-        Progress::Started => event("started", &json!({})),
-        Progress::Text(text) => event("token", &json!({ "text": text })),
-        Progress::Slices { done, total } => event("progress", &json!({ "done": done, "total": total })),
-        Progress::Done(answer) => event("result", &answer.json()),
-        Progress::Failed(failure) => {
+        QuestionProgress::Started => event("started", &json!({})),
+        QuestionProgress::Text(text) => event("token", &json!({ "text": text })),
+        QuestionProgress::Slices { done, total } => event("progress", &json!({ "done": done, "total": total })),
+        QuestionProgress::Done(answer) => event("result", &answer.json()),
+        QuestionProgress::Failed(failure) => {
             let mut value = failure.json();
             value["status"] = json!(failure.status.as_u16());
             event("error", &value)
@@ -138,21 +139,17 @@ fn event(name: &str, data: &Value) -> Event {
     Event::default().event(name).data(data.to_string())
 }
 
-pub(super) async fn show(State(app): State<App>, Path((image, answer)): Path<(String, String)>) -> Reply<Json<Value>> {
+pub(super) async fn show(State(app): State<App>, Path((image, answer)): Ids) -> JsonResult {
     Ok(Json(app.shared.store.answer(&image, &answer)?.1.json()))
 }
 
-pub(super) async fn remove(State(app): State<App>, Path((image, answer)): Path<(String, String)>) -> Reply<StatusCode> {
+pub(super) async fn remove(State(app): State<App>, Path((image, answer)): Ids) -> HttpResult<StatusCode> {
     app.shared.store.remove_answer(&image, &answer)?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn change(
-    State(app): State<App>,
-    Path((image, answer)): Path<(String, String)>,
-    request: Request,
-) -> Reply<Json<Value>> {
-    let change: Change = upload::json(request).await?;
+pub(super) async fn change(State(app): State<App>, Path((image, answer)): Ids, request: Request) -> JsonResult {
+    let change: AnswerChange = upload::json(request).await?;
     let corrected = change.corrected_answer.map(|text| text.trim().to_owned());
     if corrected.as_ref().is_some_and(|text| text.chars().count() > MAX_TEXT) {
         return Err(too_long("answer"));
@@ -165,16 +162,12 @@ pub(super) async fn change(
 /// The corrected mask if there is one, else the model's: 8-bit PNG with 0 and 255.
 pub(super) async fn mask(
     State(app): State<App>,
-    Path((image, answer)): Path<(String, String)>,
-    query: Result<Query<MaskQuery>, QueryRejection>,
-) -> Reply {
-    let MaskQuery { slice, axis } = query_of(query)?;
+    Path((image, answer)): Ids,
+    Params(AnswerMaskQuery { slice, axis }): Params<AnswerMaskQuery>,
+) -> HttpResult {
     let (picture, answer) = app.shared.store.answer(&image, &answer)?;
     app.work(move || {
-        let mask = match axis {
-            Some(axis) => answer.slice_along(&picture, axis, slice)?,
-            None => answer.slice(&picture, slice)?.1,
-        };
+        let (_, mask) = answer.slice(&picture, slice, axis)?;
         png(&DynamicImage::from((*mask).clone()))
     })
     .await
@@ -183,32 +176,26 @@ pub(super) async fn mask(
 /// The image with the current mask drawn over it.
 pub(super) async fn overlay(
     State(app): State<App>,
-    Path((image, answer)): Path<(String, String)>,
-    query: Result<Query<SliceQuery>, QueryRejection>,
-) -> Reply {
-    let slice = query_of(query)?.slice;
+    Path((image, answer)): Ids,
+    Params(SliceQuery { slice }): Params<SliceQuery>,
+) -> HttpResult {
     let (picture, answer) = app.shared.store.answer(&image, &answer)?;
     app.work(move || {
-        let (view, mask) = answer.slice(&picture, slice)?;
+        let (view, mask) = answer.slice(&picture, slice, None)?;
         png(&sheet::overlay(&picture.pixels(view)?.to_rgb8(), &mask, None)?.into())
     })
     .await
 }
 
 /// Replaces the mask by a user's: a PNG, JPEG or TIFF file of the size of the image.
-pub(super) async fn correct(
-    State(app): State<App>,
-    Path((image, answer)): Path<(String, String)>,
-    request: Request,
-) -> Reply<Json<Value>> {
+pub(super) async fn correct(State(app): State<App>, Path((image, answer)): Ids, request: Request) -> JsonResult {
     let (picture, found) = app.shared.store.answer(&image, &answer)?;
     found.of_slice()?;
     let size = picture.size();
     let bytes = upload::receive(&app, request).await?;
     let max_pixels = app.options.max_pixels;
-    let mask = app
-        .work(move || Ok(corrected(decode::stored_mask_of(&bytes, uploaded(), max_pixels).map_err(refused)?, size)?))
-        .await?;
+    let stored = move || decode::stored_mask_of(&bytes, uploaded(), max_pixels).map_err(refused);
+    let mask = app.work(move || Ok(corrected(stored()?, size)?)).await?;
     let changed = app.shared.store.change(&image, &answer, |answer| answer.corrected = Some(Arc::new(mask)))?;
     Ok(Json(changed.json()))
 }
@@ -221,7 +208,7 @@ fn corrected(stored: StoredMask, size: (u32, u32)) -> Result<GrayImage, Error> {
         return Err(Error::data(uploaded(), reason, "send a mask of the size of the image"));
     }
     let hint = "send one mask for each target: 0 is background, 255 is the target";
-    let refused = |refusal: Refusal| Error::data(uploaded(), refusal.to_string(), hint);
+    let refused = |refusal: MaskRefusal| Error::data(uploaded(), refusal.to_string(), hint);
     let mut mask = stored.target(Labels::NONE).map_err(refused)?;
     let most = mask.iter().copied().max().unwrap_or(0);
     // antialiased borders are foreground from half of the largest value on
@@ -230,10 +217,7 @@ fn corrected(stored: StoredMask, size: (u32, u32)) -> Result<GrayImage, Error> {
 }
 
 /// Returns to the model's mask.
-pub(super) async fn restore(
-    State(app): State<App>,
-    Path((image, answer)): Path<(String, String)>,
-) -> Reply<Json<Value>> {
+pub(super) async fn restore(State(app): State<App>, Path((image, answer)): Ids) -> JsonResult {
     Ok(Json(app.shared.store.change(&image, &answer, |answer| answer.corrected = None)?.json()))
 }
 

@@ -1,9 +1,9 @@
 //! State of the server, shared by all requests.
 
-use super::failure::Failure;
-use super::metrics::Outcome;
-use super::options::{MAX_DECODERS, MAX_JSON, MAX_RECEIVED, MAX_TRANSFERS, Options};
-use super::worker::{Job, Shared};
+use super::failure::{HttpFailure, HttpResult};
+use super::metrics::QuestionEnd;
+use super::options::{MAX_DECODERS, MAX_JSON, MAX_RECEIVED, MAX_TRANSFERS, ServeOptions};
+use super::worker::{Queued, ServerState};
 use crate::Error;
 use crate::event::Observer;
 use std::ops::Deref;
@@ -18,9 +18,9 @@ use tokio::sync::Semaphore;
 pub(super) struct App(Arc<Inner>);
 
 pub(super) struct Inner {
-    pub(super) shared: Arc<Shared>,
-    pub(super) jobs: SyncSender<Job>,
-    pub(super) options: Options,
+    pub(super) shared: Arc<ServerState>,
+    pub(super) jobs: SyncSender<Queued>,
+    pub(super) options: ServeOptions,
     pub(super) observer: Arc<dyn Observer>,
     /// Files that may be received now.
     pub(super) transfers: Semaphore,
@@ -34,9 +34,9 @@ pub(super) struct Inner {
 
 impl App {
     pub(super) fn new(
-        shared: Arc<Shared>,
-        jobs: SyncSender<Job>,
-        options: Options,
+        shared: Arc<ServerState>,
+        jobs: SyncSender<Queued>,
+        options: ServeOptions,
         observer: Arc<dyn Observer>,
     ) -> Self {
         let [transfers, decoders, volumes] = [MAX_TRANSFERS, MAX_DECODERS, 1].map(Semaphore::new);
@@ -52,8 +52,8 @@ impl App {
     /// Those of `work`; a panic of it.
     pub(super) async fn work<T: Send + 'static>(
         &self,
-        work: impl FnOnce() -> std::result::Result<T, Failure> + Send + 'static,
-    ) -> std::result::Result<T, Failure> {
+        work: impl FnOnce() -> HttpResult<T> + Send + 'static,
+    ) -> HttpResult<T> {
         // the semaphore is never closed
         let _permit = self.decoders.acquire().await.ok();
         match tokio::task::spawn_blocking(work).await {
@@ -73,16 +73,16 @@ impl Deref for App {
 }
 
 /// Puts a question into the queue.
-pub(super) fn enqueue(app: &App, job: Job) -> std::result::Result<(), Failure> {
+pub(super) fn enqueue(app: &App, job: Queued) -> HttpResult<()> {
     let metrics = &app.shared.metrics;
     metrics.waiting.fetch_add(1, Ordering::Relaxed);
     app.jobs.try_send(job).map_err(|error| {
         metrics.waiting.fetch_sub(1, Ordering::Relaxed);
         match error {
             TrySendError::Full(_) => {
-                metrics.add_question(Outcome::Refused, Duration::ZERO);
+                metrics.add_question(QuestionEnd::Refused, Duration::ZERO);
                 let error = format!("the queue is full: {} questions wait", app.options.queue);
-                Failure::busy(error, metrics.retry_after_s())
+                HttpFailure::busy(error, metrics.retry_after_s())
             }
             TrySendError::Disconnected(_) => Error::Interrupted.into(),
         }

@@ -9,7 +9,6 @@ use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -39,7 +38,7 @@ impl Connections {
         http.timer(TokioTimer::new()).header_read_timeout(self.head);
         let mut stopped = std::pin::pin!(stopped);
         loop {
-            let (stream, _) = tokio::select! {
+            let stream = tokio::select! {
                 accepted = self.accept() => accepted,
                 () = &mut stopped => break,
             };
@@ -51,23 +50,14 @@ impl Connections {
         drop(self);
         graceful.shutdown().await;
     }
-}
 
-impl Listener for Connections {
-    type Io = Connection;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Connection, SocketAddr) {
+    async fn accept(&mut self) -> Connection {
         // the semaphore is never closed, so there is a permit
         let permit = Arc::clone(&self.free).acquire_owned().await.ok();
-        let (stream, address) = Listener::accept(&mut self.listener).await;
+        let (stream, _) = Listener::accept(&mut self.listener).await;
         // pieces of an answer are sent at once; without it they only arrive later
         let _ = stream.set_nodelay(true);
-        (Connection { stream, idle: Box::pin(sleep(self.idle)), limit: self.idle, _permit: permit }, address)
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+        Connection { stream, idle: Box::pin(sleep(self.idle)), limit: self.idle, _permit: permit }
     }
 }
 
@@ -143,8 +133,8 @@ mod tests {
             let mut silent = std::net::TcpStream::connect(address).unwrap();
             let mut speaks = std::net::TcpStream::connect(address).unwrap();
             speaks.write_all(b"x").unwrap();
-            let (first, _) = connections.accept().await;
-            let second = tokio::spawn(async move { connections.accept().await.0 });
+            let first = connections.accept().await;
+            let second = tokio::spawn(async move { connections.accept().await });
             tokio::time::sleep(Duration::from_millis(20)).await;
             assert!(!second.is_finished(), "one connection at a time");
             assert_eq!(read(first).await.unwrap_err().kind(), io::ErrorKind::TimedOut);

@@ -2,15 +2,16 @@
 
 use crate::Error;
 use axum::Json;
-use axum::extract::Query;
-use axum::extract::rejection::QueryRejection;
+use axum::extract::{FromRequestParts, Query};
+use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 
 /// A request that fails.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(super) struct HttpFailure {
     pub(super) status: StatusCode,
     pub(super) error: String,
     pub(super) hint: String,
@@ -18,9 +19,12 @@ pub(super) struct Failure {
 }
 
 /// Result of a request.
-pub(super) type Reply<T = Response> = Result<T, Failure>;
+pub(super) type HttpResult<T = Response> = Result<T, HttpFailure>;
 
-impl Failure {
+/// Result of a request whose response is JSON.
+pub(super) type JsonResult = HttpResult<Json<Value>>;
+
+impl HttpFailure {
     pub(super) fn new(status: StatusCode, error: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { status, error: error.into(), hint: hint.into(), retry_after_s: None }
     }
@@ -32,41 +36,61 @@ impl Failure {
         Self { status: StatusCode::TOO_MANY_REQUESTS, error: error.into(), hint, retry_after_s }
     }
 
+    /// A request whose content cannot be followed.
+    pub(super) fn unprocessable(error: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, error, hint)
+    }
+
+    /// A request that what is stored does not allow.
+    pub(super) fn conflict(error: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, error, hint)
+    }
+
+    pub(super) fn not_found(error: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, error, hint)
+    }
+
     pub(super) fn bad_request(error: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, error, "see /api/openapi.json")
     }
 
     /// The content of an error, also for the stream of an answer.
-    pub(super) fn json(&self) -> serde_json::Value {
+    pub(super) fn json(&self) -> Value {
         json!({ "error": self.error, "hint": self.hint })
     }
 }
 
-/// The fields of a query, or an error in the server's form.
-pub(super) fn query_of<T>(query: Result<Query<T>, QueryRejection>) -> Reply<T> {
-    query.map(|Query(query)| query).map_err(|rejection| Failure::bad_request(rejection.body_text()))
+/// The parameters of a query, or an error in the server's form.
+pub(super) struct Params<T>(pub(super) T);
+
+impl<S: Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
+    type Rejection = HttpFailure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> HttpResult<Self> {
+        let fields = Query::try_from_uri(&parts.uri).map(|Query(fields)| Self(fields));
+        fields.map_err(|rejection| HttpFailure::bad_request(rejection.body_text()))
+    }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for HttpFailure {
     fn from(error: Error) -> Self {
-        let status = match &error {
-            Error::Config { .. } | Error::Argument { .. } | Error::Data { .. } | Error::Shape { .. } => {
-                StatusCode::UNPROCESSABLE_ENTITY
-            }
-            Error::OutOfMemory { .. } | Error::Interrupted => StatusCode::SERVICE_UNAVAILABLE,
-            _ => StatusCode::INTERNAL_SERVER_ERROR,
-        };
-        let hint = match &error {
+        let (status, hint) = match &error {
             // the hint of the command line is about training
-            Error::OutOfMemory { .. } => "close other programs that use this device, or use a smaller image".to_owned(),
-            Error::Interrupted => "the server stops; ask again when it runs".to_owned(),
-            other => other.hint(),
+            Error::OutOfMemory { .. } => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "close other programs that use this device, or use a smaller image".into(),
+            ),
+            Error::Interrupted => (StatusCode::SERVICE_UNAVAILABLE, "the server stops; ask again when it runs".into()),
+            Error::Config { .. } | Error::Argument { .. } | Error::Data { .. } | Error::Shape { .. } => {
+                (StatusCode::UNPROCESSABLE_ENTITY, error.hint())
+            }
+            _ => (StatusCode::INTERNAL_SERVER_ERROR, error.hint()),
         };
         Self::new(status, error.to_string(), hint)
     }
 }
 
-impl IntoResponse for Failure {
+impl IntoResponse for HttpFailure {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.json())).into_response();
         if let Some(seconds) = self.retry_after_s {

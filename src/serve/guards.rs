@@ -1,7 +1,7 @@
 //! What every request passes: security headers, counts and times, and panics that become errors.
 
 use super::app::App;
-use super::failure::Failure;
+use super::failure::HttpFailure;
 use crate::event::Event;
 use crate::{Error, panics};
 use axum::body::{Body, Bytes, HttpBody};
@@ -41,16 +41,18 @@ pub(super) async fn secure(request: Request, next: Next) -> Response {
     response
 }
 
+/// Methods that are counted by their names.
+const KNOWN: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+
 /// Counts a request by method, route and status. Reports it if the server logs requests.
 pub(super) async fn count(State(app): State<App>, request: Request, next: Next) -> Response {
     let begin = Instant::now();
-    let method = request.method().clone();
     let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
     // a client can send any word as the method
-    let method = if is_known(method.as_str()) { method.to_string() } else { "other".to_owned() };
+    let method = KNOWN.into_iter().find(|known| request.method().as_str() == *known).unwrap_or("other");
     let response = next.run(request).await;
     let status = response.status().as_u16();
-    app.shared.metrics.add_request(&method, &route, status, begin.elapsed());
+    app.shared.metrics.add_request(method, &route, status, begin.elapsed());
     if app.options.logs_requests {
         let text = format!("{method} {route}: {status}, {} ms", begin.elapsed().as_millis());
         app.observer.on(&Event::Note(text));
@@ -121,10 +123,6 @@ impl HttpBody for SharedBody {
     }
 }
 
-fn is_known(method: &str) -> bool {
-    ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"].contains(&method)
-}
-
 /// Turns a panic in a request into an error; the server continues.
 pub(super) async fn caught(request: Request, next: Next) -> Response {
     let mut work = Box::pin(next.run(request));
@@ -134,7 +132,7 @@ pub(super) async fn caught(request: Request, next: Next) -> Response {
     };
     match poll_fn(run).await {
         Ok(response) => response,
-        Err(reason) => Failure::from(Error::Internal { reason }).into_response(),
+        Err(reason) => HttpFailure::from(Error::Internal { reason }).into_response(),
     }
 }
 

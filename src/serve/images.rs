@@ -2,16 +2,15 @@
 
 use super::answer::Answer;
 use super::app::App;
-use super::failure::{Failure, Reply, query_of};
-use super::picture::{Picture, View};
+use super::failure::{HttpFailure, HttpResult, JsonResult, Params};
+use super::picture::{ServedImage, SliceView};
 use super::upload::{self, refused, uploaded};
 use super::volumes;
 use crate::Error;
 use crate::data::volume::{Axis, Window};
 use crate::data::{decode, sheet};
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::IntoResponse;
 use image::DynamicImage;
@@ -33,14 +32,14 @@ pub(super) struct UploadQuery {
 }
 
 impl UploadQuery {
-    fn spacing_mm(&self) -> Reply<Option<[f64; 2]>> {
+    fn spacing_mm(&self) -> HttpResult<Option<[f64; 2]>> {
         let is_size = |mm: f64| mm.is_finite() && mm > 0.0 && mm < 1e6;
         match (self.spacing_x_mm, self.spacing_y_mm) {
             (None, None) => Ok(None),
             (Some(x), Some(y)) if is_size(x) && is_size(y) => Ok(Some([x, y])),
             _ => {
                 let hint = "give `spacing_x_mm` and `spacing_y_mm`, both above 0, or neither";
-                Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "the size of a pixel is not complete", hint))
+                Err(HttpFailure::unprocessable("the size of a pixel is not complete", hint))
             }
         }
     }
@@ -57,24 +56,20 @@ pub(super) struct ViewQuery {
     window: Option<Window>,
 }
 
-pub(super) async fn upload(
-    State(app): State<App>,
-    query: Result<Query<UploadQuery>, QueryRejection>,
-    request: Request,
-) -> Reply {
-    let spacing_mm = query_of(query)?.spacing_mm()?;
+pub(super) async fn upload(State(app): State<App>, Params(query): Params<UploadQuery>, request: Request) -> HttpResult {
+    let spacing_mm = query.spacing_mm()?;
     let bytes = upload::receive(&app, request).await?;
     let (max_pixels, shown) = (app.options.max_pixels, app.options.shown);
     let picture = if decode::is_image(&bytes) {
         let read = move || {
             let pixels = decode::image_of(&bytes, uploaded(), max_pixels).map_err(refused)?;
-            Ok(Picture::new(pixels, spacing_mm))
+            Ok(ServedImage::new(pixels, spacing_mm))
         };
         app.work(read).await?
     } else {
         // the semaphore is never closed
         let _one = app.volumes.acquire().await.ok();
-        app.work(move || Ok(Picture::of_volume(volumes::read(bytes, max_pixels)?, shown)?)).await?
+        app.work(move || Ok(ServedImage::of_volume(volumes::read(bytes, max_pixels)?, shown)?)).await?
     };
     let id = app.shared.store.add(picture);
     let (picture, answers) = app.shared.store.image(&id)?;
@@ -85,20 +80,19 @@ pub(super) async fn upload(
 }
 
 /// The file that the page offers to try.
-pub(super) async fn sample(State(app): State<App>) -> Reply {
+pub(super) async fn sample(State(app): State<App>) -> HttpResult {
     let Some(bytes) = app.options.sample.clone() else {
-        let hint = "start the server with `--sample FILE`";
-        return Err(Failure::new(StatusCode::NOT_FOUND, "there is no sample image", hint));
+        return Err(HttpFailure::not_found("there is no sample image", "start the server with `--sample FILE`"));
     };
     Ok(([(header::CONTENT_TYPE, "application/octet-stream")], bytes).into_response())
 }
 
-pub(super) async fn show(State(app): State<App>, Path(image): Path<String>) -> Reply<Json<Value>> {
+pub(super) async fn show(State(app): State<App>, Path(image): Path<String>) -> JsonResult {
     let (picture, answers) = app.shared.store.image(&image)?;
     Ok(Json(json_of(&app, &image, &picture, &answers)))
 }
 
-fn json_of(app: &App, id: &str, picture: &Picture, answers: &[Answer]) -> Value {
+fn json_of(app: &App, id: &str, picture: &ServedImage, answers: &[Answer]) -> Value {
     let (width, height) = picture.size();
     json!({
         "id": id,
@@ -111,12 +105,12 @@ fn json_of(app: &App, id: &str, picture: &Picture, answers: &[Answer]) -> Value 
         "window_choices": app.shared.intensities.choices(picture),
         "exports": picture.exports(),
         "notes": picture.notes(),
-        "spacing_mm": picture.spacing_mm(),
+        "spacing_mm": picture.spacing_mm,
         "answers": answers.iter().map(Answer::json).collect::<Vec<_>>(),
     })
 }
 
-pub(super) async fn remove(State(app): State<App>, Path(image): Path<String>) -> Reply<StatusCode> {
+pub(super) async fn remove(State(app): State<App>, Path(image): Path<String>) -> HttpResult<StatusCode> {
     app.shared.store.remove(&image)?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -124,10 +118,9 @@ pub(super) async fn remove(State(app): State<App>, Path(image): Path<String>) ->
 pub(super) async fn pixels(
     State(app): State<App>,
     Path(image): Path<String>,
-    query: Result<Query<ViewQuery>, QueryRejection>,
-) -> Reply {
-    let ViewQuery { slice, axis, window } = query_of(query)?;
-    let view = View { slice, window };
+    Params(ViewQuery { slice, axis, window }): Params<ViewQuery>,
+) -> HttpResult {
+    let view = SliceView { slice, window };
     let picture = app.shared.store.picture(&image)?;
     let shown = move || {
         let mut response = match axis {
@@ -144,7 +137,7 @@ pub(super) async fn pixels(
 }
 
 /// The response with an image as PNG.
-pub(super) fn png(image: &DynamicImage) -> Reply {
+pub(super) fn png(image: &DynamicImage) -> HttpResult {
     Ok(([(header::CONTENT_TYPE, "image/png")], png_bytes(image)?).into_response())
 }
 

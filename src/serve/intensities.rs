@@ -1,11 +1,10 @@
 //! Intensity windows and axes of the training images by class, and those that a question about a volume needs.
 
-use super::failure::{Failure, Reply};
-use super::picture::Picture;
+use super::failure::{HttpFailure, HttpResult};
+use super::picture::ServedImage;
 use crate::data::familiarity::questions::KnownQuestions;
 use crate::data::prepared::Intensity;
 use crate::data::volume::{Axis, Window};
-use axum::http::StatusCode;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,7 +37,7 @@ impl Intensities {
     }
 
     /// The windows that a volume can be shown with, if the classes have different ones.
-    pub(super) fn choices(&self, picture: &Picture) -> Vec<WindowChoice<'_>> {
+    pub(super) fn choices(&self, picture: &ServedImage) -> Vec<WindowChoice<'_>> {
         let choices = self.classes.iter().map(|(class, intensity)| WindowChoice { class, window: intensity.window });
         let differ = common(self.classes.values().map(|intensity| intensity.window), Window::is_same).is_err();
         if differ && picture.window().is_some() { choices.collect() } else { Vec::new() }
@@ -46,7 +45,12 @@ impl Intensities {
 
     /// The window for a question about a picture: the client's choice, else that of the class. `None` is the window that the
     /// picture has.
-    pub(super) fn window(&self, picture: &Picture, question: &str, chosen: Option<Window>) -> Reply<Option<Window>> {
+    pub(super) fn window(
+        &self,
+        picture: &ServedImage,
+        question: &str,
+        chosen: Option<Window>,
+    ) -> HttpResult<Option<Window>> {
         if chosen.is_some() || picture.window().is_none() {
             return Ok(chosen);
         }
@@ -61,7 +65,7 @@ impl Intensities {
     }
 
     /// The axis for a question about all slices: the client's choice, else that of the class. `None` is that of the picture.
-    pub(super) fn axis(&self, picture: &Picture, question: &str, chosen: Option<Axis>) -> Reply<Option<Axis>> {
+    pub(super) fn axis(&self, picture: &ServedImage, question: &str, chosen: Option<Axis>) -> HttpResult<Option<Axis>> {
         if chosen.is_some() || picture.slices() == 1 {
             return Ok(chosen);
         }
@@ -76,7 +80,7 @@ impl Intensities {
     /// that of the picture.
     pub(super) fn difference(
         &self,
-        picture: &Picture,
+        picture: &ServedImage,
         question: &str,
         (window, axis): (Option<Window>, Option<Axis>),
     ) -> Option<String> {
@@ -101,14 +105,15 @@ fn common<T: Copy>(mut all: impl Iterator<Item = T>, is_same: impl Fn(T, T) -> b
     if all.all(|other| is_same(first, other)) { Ok(Some(first)) } else { Err(()) }
 }
 
-fn undecided(different: &str, what: &str) -> Failure {
+fn undecided(different: &str, what: &str) -> HttpFailure {
     let error = format!("the question may be about classes whose training images have different {different}");
-    Failure::new(StatusCode::UNPROCESSABLE_ENTITY, error, format!("send {what}"))
+    HttpFailure::unprocessable(error, format!("send {what}"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::http::StatusCode;
     use std::path::Path;
 
     /// A run about three organs and a class of photographs.
@@ -136,9 +141,9 @@ mod tests {
         Intensities::new(classes.map(|(class, own)| (class.to_owned(), own)).into(), Some(Arc::new(known)))
     }
 
-    fn volume() -> Picture {
+    fn volume() -> ServedImage {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/volumes/axial.zip");
-        Picture::of_volume(crate::data::volume::open(&file).unwrap(), (None, None)).unwrap()
+        ServedImage::of_volume(crate::data::volume::open(&file).unwrap(), (None, None)).unwrap()
     }
 
     #[test]
@@ -165,7 +170,7 @@ mod tests {
             assert_eq!(known.window(&picture, question, chosen).unwrap(), chosen);
         }
         assert_eq!(known.choices(&picture).len(), 4);
-        let image = Picture::new(image::DynamicImage::new_luma8(2, 2), None);
+        let image = ServedImage::new(image::DynamicImage::new_luma8(2, 2), None);
         assert_eq!(
             (known.window(&image, "Where is the lesion?", None).unwrap(), known.choices(&image)),
             (None, vec![])

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// How a question ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Outcome {
+pub(super) enum QuestionEnd {
     Answered,
     Failed,
     /// The client closed the connection.
@@ -17,7 +17,7 @@ pub(super) enum Outcome {
     Refused,
 }
 
-impl Outcome {
+impl QuestionEnd {
     const ALL: [(Self, &'static str); 4] =
         [(Self::Answered, "answered"), (Self::Failed, "failed"), (Self::Left, "left"), (Self::Refused, "refused")];
 }
@@ -60,7 +60,7 @@ impl Metrics {
     }
 
     /// Counts a question; `time` is that of the model.
-    pub(super) fn add_question(&self, outcome: Outcome, time: Duration) {
+    pub(super) fn add_question(&self, outcome: QuestionEnd, time: Duration) {
         self.questions[outcome as usize].fetch_add(1, Ordering::Relaxed);
         let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         self.question_micros.fetch_add(micros, Ordering::Relaxed);
@@ -77,7 +77,7 @@ impl Metrics {
         let mut out = String::new();
         self.write_requests(&mut out);
         family(&mut out, "prsmed_questions_total", "counter", "Questions by how they ended.");
-        for (outcome, name) in Outcome::ALL {
+        for (outcome, name) in QuestionEnd::ALL {
             let count = self.questions[outcome as usize].load(Ordering::Relaxed);
             line(&mut out, &format!("prsmed_questions_total{{outcome=\"{name}\"}}"), count);
         }
@@ -102,18 +102,16 @@ impl Metrics {
 
     fn write_requests(&self, out: &mut String) {
         let requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
-        for (name, help) in [
-            ("prsmed_requests_total", "Requests by method, route and status."),
-            ("prsmed_request_seconds_total", "Time of requests until the response began."),
+        let count = |of: &Requests| of.count.to_string();
+        let seconds = |of: &Requests| of.seconds.to_string();
+        for (name, help, value) in [
+            ("prsmed_requests_total", "Requests by method, route and status.", &count as &dyn Fn(&Requests) -> String),
+            ("prsmed_request_seconds_total", "Time of requests until the response began.", &seconds),
         ] {
             family(out, name, "counter", help);
             for ((method, route, status), entry) in requests.iter() {
                 let labels = format!("{name}{{method=\"{method}\",route=\"{route}\",status=\"{status}\"}}");
-                if name == "prsmed_requests_total" {
-                    line(out, &labels, entry.count);
-                } else {
-                    line(out, &labels, entry.seconds);
-                }
+                line(out, &labels, value(entry));
             }
         }
     }
@@ -137,8 +135,8 @@ mod tests {
         metrics.add_request("GET", "/", 200, Duration::from_millis(250));
         metrics.add_request("GET", "/", 200, Duration::from_millis(250));
         metrics.add_request("GET", "other", 404, Duration::ZERO);
-        metrics.add_question(Outcome::Answered, Duration::from_secs(5));
-        metrics.add_question(Outcome::Refused, Duration::ZERO);
+        metrics.add_question(QuestionEnd::Answered, Duration::from_secs(5));
+        metrics.add_question(QuestionEnd::Refused, Duration::ZERO);
         let gauges = Gauges { images: 3, image_bytes: 4, resident_bytes: 5, tensor_bytes: 6 };
         let text = metrics.text(&gauges);
         for expected in [

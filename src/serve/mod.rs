@@ -33,7 +33,7 @@ mod volumes;
 mod worker;
 
 pub use access::check_token;
-pub use options::Options;
+pub use options::ServeOptions;
 
 use crate::event::Observer;
 use crate::front;
@@ -41,16 +41,16 @@ use crate::{Error, Result};
 use app::App;
 use intensities::Intensities;
 use metrics::Metrics;
-use model::Model;
+use model::ServedModel;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
-use store::Store;
+use store::ImageStore;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
-use worker::Shared;
+use worker::ServerState;
 
 /// Time for the responses that are on their way when the server stops.
 const FAREWELL: Duration = Duration::from_secs(3);
@@ -61,14 +61,14 @@ const FAREWELL: Duration = Duration::from_secs(3);
 /// [`Error::Io`] if threads or the listener cannot be used.
 pub fn serve(
     model: &front::Model,
-    options: Options,
+    options: ServeOptions,
     listener: TcpListener,
     observer: Arc<dyn Observer>,
     interrupt: &AtomicBool,
 ) -> Result<()> {
     let (description, questions) = (model.description(), model.known_questions().cloned());
-    let shared = Arc::new(Shared {
-        store: Store::new(options.max_images, options.keep),
+    let shared = Arc::new(ServerState {
+        store: ImageStore::new(options.max_images, options.keep),
         metrics: Metrics::default(),
         classes: description.modalities.clone(),
         calibration: description.calibration,
@@ -90,7 +90,7 @@ pub fn serve(
     let router = routes::router(app);
     let stops = async { drop(stopped.await) };
     let server = runtime.spawn(connections::Connections::new(listener).serve(router, stops));
-    worker::work(&received, &mut Model::new(model), &shared, interrupt);
+    worker::work(&received, &mut ServedModel::new(model), &shared, interrupt);
     drop((stop, received));
     let _ = runtime.block_on(async { tokio::time::timeout(FAREWELL, server).await });
     runtime.shutdown_timeout(Duration::from_secs(1));

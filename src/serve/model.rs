@@ -1,12 +1,12 @@
 //! The model of the server, with the encoded images of recent questions.
 
 use super::options::MAX_ENCODED;
-use super::picture::{Picture, View};
+use super::picture::{ServedImage, SliceView};
 use crate::Result;
 use crate::error::Error;
 use crate::event::{Event, Observer};
 use crate::front::volume::{VolumePrediction, VolumeSettings};
-use crate::front::{self, Ask, Encoded, Image, Prediction};
+use crate::front::{self, Ask, Encoded, Image, OnText, Prediction};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use std::sync::{Arc, Weak};
 /// A question about a view of an image, which is one slice.
 #[derive(Debug, Clone)]
 pub(super) struct Question {
-    pub(super) view: View,
+    pub(super) view: SliceView,
     pub(super) text: String,
     pub(super) max_new_tokens: usize,
 }
@@ -26,20 +26,14 @@ pub(super) trait Answerer {
     ///
     /// # Errors
     /// [`Error::Interrupted`] if `on_text` stopped the work, and others.
-    fn answer(
-        &mut self,
-        picture: &Arc<Picture>,
-        question: &Question,
-        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
-    ) -> Result<Prediction>;
+    fn answer(&mut self, picture: &Arc<ServedImage>, question: &Question, on_text: &mut OnText) -> Result<Prediction>;
 
     /// The mask of a volume. `on_slice` receives the number of slices that are done, before the first slice and after each
     /// one, with the number of all slices, and can stop the work.
     ///
     /// # Errors
     /// [`Error::Interrupted`] if `on_slice` stopped the work, and others.
-    fn segment(&mut self, picture: &Picture, settings: &VolumeSettings, on_slice: &OnSlice)
-    -> Result<VolumePrediction>;
+    fn segment(&mut self, picture: &ServedImage, ask: &VolumeSettings, on_slice: &OnSlice) -> Result<VolumePrediction>;
 
     /// Bytes of encoded images that wait for another question.
     fn encoded_bytes(&self) -> usize;
@@ -49,24 +43,19 @@ pub(super) trait Answerer {
 pub(super) type OnSlice<'a> = dyn Fn(u64, u64) -> ControlFlow<()> + Send + Sync + 'a;
 
 /// A trained model.
-pub(super) struct Model<'a> {
+pub(super) struct ServedModel<'a> {
     model: &'a front::Model,
     encoded: RecentImages<Encoded>,
 }
 
-impl<'a> Model<'a> {
+impl<'a> ServedModel<'a> {
     pub(super) fn new(model: &'a front::Model) -> Self {
         Self { model, encoded: RecentImages::new(MAX_ENCODED) }
     }
 }
 
-impl Answerer for Model<'_> {
-    fn answer(
-        &mut self,
-        picture: &Arc<Picture>,
-        question: &Question,
-        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
-    ) -> Result<Prediction> {
+impl Answerer for ServedModel<'_> {
+    fn answer(&mut self, picture: &Arc<ServedImage>, question: &Question, on_text: &mut OnText) -> Result<Prediction> {
         self.encoded.forget_removed();
         if self.encoded.get(picture, question.view).is_none() {
             let encoded = self.model.encode(&Image::Pixels(&*picture.pixels(question.view)?))?;
@@ -82,15 +71,10 @@ impl Answerer for Model<'_> {
         self.model.ask_with(encoded, &ask, on_text)
     }
 
-    fn segment(
-        &mut self,
-        picture: &Picture,
-        settings: &VolumeSettings,
-        on_slice: &OnSlice,
-    ) -> Result<VolumePrediction> {
+    fn segment(&mut self, picture: &ServedImage, ask: &VolumeSettings, on_slice: &OnSlice) -> Result<VolumePrediction> {
         let (volume, _) = picture.volume()?;
         let progress = SliceProgress { on_slice, total: AtomicU64::new(0), stop: AtomicBool::new(false) };
-        self.model.segment(volume, settings, &progress, &progress.stop, None)
+        self.model.segment(volume, ask, &progress, &progress.stop, None)
     }
 
     fn encoded_bytes(&self) -> usize {
@@ -128,8 +112,8 @@ struct RecentImages<T> {
 }
 
 struct Entry<T> {
-    picture: Weak<Picture>,
-    view: View,
+    picture: Weak<ServedImage>,
+    view: SliceView,
     value: T,
     bytes: usize,
 }
@@ -139,7 +123,7 @@ impl<T> RecentImages<T> {
         Self { entries: VecDeque::new(), max_bytes }
     }
 
-    fn get(&mut self, picture: &Arc<Picture>, view: View) -> Option<&T> {
+    fn get(&mut self, picture: &Arc<ServedImage>, view: SliceView) -> Option<&T> {
         let is_it = |entry: &Entry<T>| entry.view == view && Weak::as_ptr(&entry.picture) == Arc::as_ptr(picture);
         let at = self.entries.iter().position(is_it)?;
         let entry = self.entries.remove(at)?;
@@ -147,7 +131,7 @@ impl<T> RecentImages<T> {
         self.entries.back().map(|entry| &entry.value)
     }
 
-    fn put(&mut self, picture: &Arc<Picture>, view: View, (value, bytes): (T, usize)) {
+    fn put(&mut self, picture: &Arc<ServedImage>, view: SliceView, (value, bytes): (T, usize)) {
         self.entries.push_back(Entry { picture: Arc::downgrade(picture), view, value, bytes });
         while self.bytes() > self.max_bytes && self.entries.len() > 1 {
             self.entries.pop_front();
@@ -171,10 +155,10 @@ mod tests {
 
     #[test]
     fn recent_images_are_kept_within_a_limit_and_while_they_exist() {
-        let picture = || Arc::new(Picture::new(DynamicImage::new_luma8(1, 1), None));
+        let picture = || Arc::new(ServedImage::new(DynamicImage::new_luma8(1, 1), None));
         let (a, b, c) = (picture(), picture(), picture());
-        let view = View::default();
-        let other = View { slice: 1, window: None };
+        let view = SliceView::default();
+        let other = SliceView { slice: 1, window: None };
         let mut recent = RecentImages::new(30);
         recent.put(&a, view, ("a", 10));
         recent.put(&b, view, ("b", 10));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Settings of the server.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct ServeOptions {
     /// Name of the model for the page.
     pub name: String,
     /// Every request under `/api` and `/metrics` must send it as a bearer token, if there is one.

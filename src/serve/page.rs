@@ -1,8 +1,7 @@
 //! The page: plain HTML, CSS and JavaScript files that are part of the program.
 
-use super::failure::{Failure, Reply};
-use axum::extract::Path;
-use axum::http::{StatusCode, header};
+use super::failure::{HttpFailure, HttpResult};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use rust_embed::RustEmbed;
 
@@ -13,19 +12,12 @@ pub(super) const OPENAPI: &str = include_str!("../../docs/reference/openapi.json
 #[folder = "src/serve/page/"]
 struct Files;
 
-pub(super) async fn index() -> Reply {
-    send("index.html")
-}
-
-pub(super) async fn file(Path(file): Path<String>) -> Reply {
-    send(&file)
-}
-
 pub(super) async fn openapi() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
 }
 
-fn send(name: &str) -> Reply {
+/// A file of the page.
+pub(super) fn send(name: &str) -> HttpResult {
     let kind = match name.rsplit_once('.').map(|(_, ending)| ending) {
         Some("html") => "text/html; charset=utf-8",
         Some("css") => "text/css; charset=utf-8",
@@ -37,6 +29,6 @@ fn send(name: &str) -> Reply {
     Ok(([(header::CONTENT_TYPE, kind)], file.data).into_response())
 }
 
-fn missing() -> Failure {
-    Failure::new(StatusCode::NOT_FOUND, "the page has no such file", "open the address `/`")
+fn missing() -> HttpFailure {
+    HttpFailure::not_found("the page has no such file", "open the address `/`")
 }

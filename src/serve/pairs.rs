@@ -1,14 +1,13 @@
 //! Download of images and masks as a zip with the layout of a data root, for `prsmed train --extra`.
 
-use super::answer::{Answer, Content};
+use super::answer::{Answer, AnswerContent};
 use super::app::App;
-use super::failure::{Failure, Reply, query_of};
+use super::failure::{HttpFailure, HttpResult, Params};
 use super::images::png_bytes;
-use super::picture::Picture;
+use super::picture::ServedImage;
 use crate::Error;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
-use axum::http::{StatusCode, header};
+use axum::extract::{Path, State};
+use axum::http::header;
 use axum::response::IntoResponse;
 use image::DynamicImage;
 use serde::Deserialize;
@@ -29,24 +28,23 @@ pub(super) struct PairsQuery {
 pub(super) async fn download(
     State(app): State<App>,
     Path(image): Path<String>,
-    query: Result<Query<PairsQuery>, QueryRejection>,
-) -> Reply {
-    let query = query_of(query)?;
+    Params(query): Params<PairsQuery>,
+) -> HttpResult {
     let (picture, mut answers) = app.shared.store.image(&image)?;
     if let Some(wanted) = &query.answer {
         // the error of an unknown answer, or of one about all slices
         app.shared.store.answer(&image, wanted)?.1.of_slice()?;
         answers.retain(|answer| answer.id == *wanted);
     }
-    answers.retain(|answer| matches!(answer.content, Content::Slice(_)));
+    answers.retain(|answer| matches!(answer.content, AnswerContent::Slice(_)));
     if answers.is_empty() {
         let hint = "ask a question about the image first; of a volume, about one slice";
-        return Err(Failure::new(StatusCode::CONFLICT, "the image has no answers", hint));
+        return Err(HttpFailure::conflict("the image has no answers", hint));
     }
     let classes = app.shared.classes.clone();
     if query.class.as_ref().is_some_and(|class| !classes.contains(class)) {
         let hint = format!("use one of {}", crate::error::quoted(&classes));
-        return Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "the model does not have this class", hint));
+        return Err(HttpFailure::unprocessable("the model does not have this class", hint));
     }
     let bytes = app.work(move || Ok(archive(&picture, &answers, query.class.as_deref())?)).await?;
     let headers = [
@@ -60,11 +58,11 @@ pub(super) async fn download(
 ///
 /// # Errors
 /// [`Error::Data`] if the name of the class cannot be the name of a folder.
-fn archive(picture: &Picture, answers: &[Answer], class: Option<&str>) -> Result<Vec<u8>, Error> {
+fn archive(picture: &ServedImage, answers: &[Answer], class: Option<&str>) -> Result<Vec<u8>, Error> {
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     let mut rows = csv::Writer::from_writer(Vec::new());
     let header = ["image_path", "question", "answer", "split", "present", "spacing_x_mm", "spacing_y_mm"];
-    let header = &header[..if picture.spacing_mm().is_some() { 7 } else { 5 }];
+    let header = &header[..if picture.spacing_mm.is_some() { 7 } else { 5 }];
     rows.write_record(header).map_err(|error| failed(error.into()))?;
     let of_slices = answers.iter().filter_map(|answer| Some((answer, answer.of_slice().ok()?)));
     for (Answer { id, question, .. }, answer) in of_slices {
@@ -76,7 +74,7 @@ fn archive(picture: &Picture, answers: &[Answer], class: Option<&str>) -> Result
         add(&mut zip, &path("masks"), &png_bytes(&DynamicImage::from((**mask).clone()))?)?;
         let is_present = mask.iter().any(|value| *value > 0);
         let text = answer.corrected_answer.as_ref().unwrap_or(&answer.answer);
-        let spacing = picture.spacing_mm().map(|spacing| spacing.map(|mm| mm.to_string()));
+        let spacing = picture.spacing_mm.map(|spacing| spacing.map(|mm| mm.to_string()));
         let mut row = vec![path("masks"), question.clone(), text.clone(), "train".to_owned()];
         row.push(u8::from(is_present).to_string());
         row.extend(spacing.into_iter().flatten());
@@ -105,11 +103,8 @@ fn folder_of(class: Option<&str>) -> Result<&str, Error> {
     if is_name {
         return Ok(class);
     }
-    Err(Error::data(
-        "model.json",
-        "the name of the class cannot be the name of a folder",
-        "train with other class names",
-    ))
+    let hint = "train with other class names";
+    Err(Error::data("model.json", "the name of the class cannot be the name of a folder", hint))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! An uploaded image or volume, as slices. An image file has one slice and no intensity window.
 
 use crate::data::volume::format::usual_endings;
-use crate::data::volume::{Axis, Levels, Plane, Volume, Voxels, Window, write};
+use crate::data::volume::{Axis, Levels, SlicePlane, Volume, Voxels, Window, write};
 use crate::front::input::axis_of;
 use crate::front::volume::slice_image;
 use crate::{Error, Result};
@@ -12,7 +12,7 @@ use std::path::Path;
 
 /// The part of a picture that is shown, and that a question is about.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
-pub(super) struct View {
+pub(super) struct SliceView {
     /// Index of the slice, from 0.
     pub(super) slice: usize,
     /// `None`: the window of the file.
@@ -42,9 +42,10 @@ struct Along {
 
 /// An uploaded image or volume.
 #[derive(Debug)]
-pub(super) struct Picture {
+pub(super) struct ServedImage {
     pixels: Pixels,
-    spacing_mm: Option<[f64; 2]>,
+    /// Size of a pixel in mm, across and down.
+    pub(super) spacing_mm: Option<[f64; 2]>,
 }
 
 #[derive(Debug)]
@@ -58,7 +59,7 @@ enum Pixels {
 struct Slices {
     volume: Volume,
     axis: Axis,
-    plane: Plane,
+    plane: SlicePlane,
     window: Window,
     levels: Levels,
 }
@@ -73,7 +74,7 @@ impl Slices {
     }
 }
 
-impl Picture {
+impl ServedImage {
     /// An image of one slice. `spacing_mm` is the size of a pixel, across and down.
     pub(super) fn new(pixels: DynamicImage, spacing_mm: Option<[f64; 2]>) -> Self {
         Self { pixels: Pixels::Image(pixels), spacing_mm }
@@ -106,40 +107,40 @@ impl Picture {
         }
     }
 
+    /// The slices of a volume; images have none.
+    fn cut(&self) -> Option<&Slices> {
+        if let Pixels::Volume(slices) = &self.pixels { Some(slices) } else { None }
+    }
+
+    /// The slices of a volume that is shown with a window.
+    fn windowed(&self) -> Option<&Slices> {
+        self.cut().filter(|slices| !slices.volume.is_colour())
+    }
+
     /// Number of slices.
     pub(super) fn slices(&self) -> usize {
-        match &self.pixels {
-            Pixels::Image(_) => 1,
-            Pixels::Volume(slices) => slices.plane.num_slices,
-        }
+        self.cut().map_or(1, |slices| slices.plane.num_slices)
     }
 
     /// The default window; images have none.
     pub(super) fn window(&self) -> Option<Window> {
-        match &self.pixels {
-            Pixels::Volume(slices) if !slices.volume.is_colour() => Some(slices.window),
-            _ => None,
-        }
+        self.windowed().map(|slices| slices.window)
     }
 
     /// Direction of the slices; images have none.
     pub(super) fn axis(&self) -> Option<Axis> {
-        match &self.pixels {
-            Pixels::Image(_) => None,
-            Pixels::Volume(slices) => Some(slices.axis),
-        }
+        self.cut().map(|slices| slices.axis)
     }
 
     /// The slices along all three axes; none for images and for volumes of one slice.
     pub(super) fn directions(&self) -> Vec<Direction> {
-        let Pixels::Volume(slices) = &self.pixels else { return Vec::new() };
-        let Slices { volume, axis: shown, .. } = slices.as_ref();
-        if volume.grid.size.contains(&1) {
+        let Some(Slices { volume, axis: shown, .. }) = self.cut().filter(|cut| !cut.volume.grid.size.contains(&1))
+        else {
             return Vec::new();
-        }
+        };
         let direction = |axis: Axis| {
-            let Plane { size: [width, height], num_slices, spacing, .. } = volume.plane(axis);
-            let along = Plane::turned(&volume.grid, *shown, axis);
+            let SlicePlane { size: [width, height], num_slices, spacing, .. } = volume.plane(axis);
+            let along = SlicePlane::turned(&volume.grid, *shown, axis);
             let along = along.map(|(place, backwards)| Along { place, backwards });
             Direction { axis, width, height, slices: num_slices, spacing_mm: spacing, along }
         };
@@ -148,22 +149,14 @@ impl Picture {
 
     /// The names of the files to which masks on the grid of the volume can be written; images have none.
     pub(super) fn exports(&self) -> Vec<String> {
-        let Pixels::Volume(slices) = &self.pixels else { return Vec::new() };
+        let Some(slices) = self.cut() else { return Vec::new() };
         let names = usual_endings().map(|ending| format!("mask.{ending}"));
         names.filter(|name| write::check(Path::new(name), &slices.volume).is_ok()).collect()
     }
 
     /// What was assumed or ignored when the file was read.
     pub(super) fn notes(&self) -> &[String] {
-        match &self.pixels {
-            Pixels::Image(_) => &[],
-            Pixels::Volume(slices) => &slices.volume.notes,
-        }
-    }
-
-    /// Size of a pixel in mm, across and down.
-    pub(super) fn spacing_mm(&self) -> Option<[f64; 2]> {
-        self.spacing_mm
+        self.cut().map_or(&[], |slices| &slices.volume.notes)
     }
 
     /// Bytes in memory.
@@ -185,7 +178,7 @@ impl Picture {
     ///
     /// # Errors
     /// [`Error::Config`] for a slice that does not exist, or a window of an image that has none.
-    pub(super) fn check(&self, view: View) -> Result<()> {
+    pub(super) fn check(&self, view: SliceView) -> Result<()> {
         Self::check_slice(view.slice, self.slices())?;
         if view.window.is_some() && self.window().is_none() {
             let reason = "the image has 8 bits and no intensity window";
@@ -206,7 +199,7 @@ impl Picture {
     ///
     /// # Errors
     /// As [`Self::check`]; [`Error::Config`] for a window that the volume does not have.
-    pub(super) fn pixels(&self, view: View) -> Result<Cow<'_, DynamicImage>> {
+    pub(super) fn pixels(&self, view: SliceView) -> Result<Cow<'_, DynamicImage>> {
         self.check(view)?;
         match &self.pixels {
             Pixels::Image(image) => Ok(Cow::Borrowed(image)),
@@ -221,11 +214,11 @@ impl Picture {
     ///
     /// # Errors
     /// [`Error::Config`] for an image, a slice that does not exist, and as [`Self::pixels`].
-    pub(super) fn pixels_along(&self, axis: Axis, view: View) -> Result<DynamicImage> {
+    pub(super) fn pixels_along(&self, axis: Axis, view: SliceView) -> Result<DynamicImage> {
         let slices = self.as_volume()?;
         let plane = slices.volume.plane(axis);
         Self::check_slice(view.slice, plane.num_slices)?;
-        self.check(View { slice: 0, ..view })?;
+        self.check(SliceView { slice: 0, ..view })?;
         slice_image(&slices.volume, &plane, view.slice, &*slices.levels(view.window)?)
     }
 
@@ -233,24 +226,16 @@ impl Picture {
     ///
     /// # Errors
     /// As [`Self::pixels`].
-    pub(super) fn width_and_level(&self, view: View) -> Result<Option<[f32; 2]>> {
-        match &self.pixels {
-            Pixels::Volume(slices) if self.window().is_some() => {
-                let levels = slices.levels(view.window)?;
-                Ok(Some([levels.high - levels.low, f32::midpoint(levels.high, levels.low)]))
-            }
-            _ => Ok(None),
-        }
+    pub(super) fn width_and_level(&self, view: SliceView) -> Result<Option<[f32; 2]>> {
+        let levels = self.windowed().map(|slices| slices.levels(view.window)).transpose()?;
+        Ok(levels.map(|levels| [levels.high - levels.low, f32::midpoint(levels.high, levels.low)]))
     }
 
     fn as_volume(&self) -> Result<&Slices> {
-        match &self.pixels {
-            Pixels::Volume(slices) => Ok(slices),
-            Pixels::Image(_) => {
-                let hint = "upload a NIfTI file or a DICOM series; the mask of an image is a PNG";
-                Err(Error::config("image", "the image is not a volume", hint))
-            }
-        }
+        self.cut().ok_or_else(|| {
+            let hint = "upload a NIfTI file or a DICOM series; the mask of an image is a PNG";
+            Error::config("image", "the image is not a volume", hint)
+        })
     }
 
     /// The volume, and the direction of its shown slices.

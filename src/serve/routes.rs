@@ -1,12 +1,12 @@
 //! Routes of the server. `docs/reference/openapi.json` describes them.
 
 use super::app::App;
-use super::failure::Failure;
+use super::failure::HttpFailure;
 use super::metrics::Gauges;
 use super::options::{ALIVE_EVERY, MAX_ANSWERS, MAX_EXAMPLES, MAX_TEXT};
 use super::{access, answers, guards, images, page, pairs, volumes};
 use crate::tensor::{Device, ledger, memory};
-use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::extract::{DefaultBodyLimit, Path, Request, State};
 use axum::http::uri::PathAndQuery;
 use axum::http::{StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
@@ -43,10 +43,10 @@ async fn below(State(base): State<String>, mut request: Request, next: Next) -> 
 
 fn routes(app: App) -> Router {
     volumes::routes(Router::new())
-        .route("/", get(page::index))
-        .route("/page/{*file}", get(page::file))
+        .route("/", get(async || page::send("index.html")))
+        .route("/page/{*file}", get(async |Path(file): Path<String>| page::send(&file)))
         .route("/metrics", get(metrics))
-        .route("/api/health", get(health))
+        .route("/api/health", get(async || Json(json!({ "status": "ok" }))))
         .route("/api/openapi.json", get(page::openapi))
         .route("/api/model", get(model))
         .route("/api/sample", get(images::sample))
@@ -76,21 +76,14 @@ fn routes(app: App) -> Router {
         .with_state(app)
 }
 
-async fn unknown() -> Failure {
-    Failure::new(StatusCode::NOT_FOUND, "there is no such address", "see /api/openapi.json")
+async fn unknown() -> HttpFailure {
+    HttpFailure::not_found("there is no such address", "see /api/openapi.json")
 }
 
-async fn wrong_method(request: Request) -> Failure {
-    let error = format!("the method {} is not possible here", printable(request.method().as_str()));
-    Failure::new(StatusCode::METHOD_NOT_ALLOWED, error, "see /api/openapi.json")
-}
-
-fn printable(word: &str) -> String {
-    word.chars().filter(char::is_ascii_alphanumeric).take(20).collect()
-}
-
-async fn health() -> Json<Value> {
-    Json(json!({ "status": "ok" }))
+async fn wrong_method(request: Request) -> HttpFailure {
+    let word = request.method().as_str().chars().filter(char::is_ascii_alphanumeric).take(20);
+    let error = format!("the method {} is not possible here", word.collect::<String>());
+    HttpFailure::new(StatusCode::METHOD_NOT_ALLOWED, error, "see /api/openapi.json")
 }
 
 /// What the page and scripts need to know: classes, threshold, limits.

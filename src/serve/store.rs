@@ -1,16 +1,15 @@
 //! Images and answers in memory, bounded in number, bytes and time. Nothing is written to disk.
 
 use super::answer::{Answer, SliceAnswer};
-use super::failure::{Failure, Reply};
+use super::failure::{HttpFailure, HttpResult};
 use super::options::{MAX_ANSWERS, MAX_STORED};
-use super::picture::Picture;
-use axum::http::StatusCode;
+use super::picture::ServedImage;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 struct Entry {
-    picture: Arc<Picture>,
+    picture: Arc<ServedImage>,
     answers: Vec<Answer>,
     used: Instant,
 }
@@ -30,34 +29,32 @@ impl Entry {
     }
 
     /// Refuses another answer with a mask of so many bytes.
-    fn check_room(&self, bytes: usize) -> Reply<()> {
-        let hint = "delete an answer, or upload the image again";
-        if self.answers.len() >= MAX_ANSWERS {
-            let error = format!("the image has {MAX_ANSWERS} answers, and more are not kept");
-            return Err(Failure::new(StatusCode::CONFLICT, error, hint));
-        }
-        if self.bytes().saturating_add(bytes) > MAX_STORED {
-            let error = format!("the image and its masks use more than {} MiB", MAX_STORED >> 20);
-            return Err(Failure::new(StatusCode::CONFLICT, error, hint));
-        }
-        Ok(())
+    fn check_room(&self, bytes: usize) -> HttpResult<()> {
+        let error = if self.answers.len() >= MAX_ANSWERS {
+            format!("the image has {MAX_ANSWERS} answers, and more are not kept")
+        } else if self.bytes().saturating_add(bytes) > MAX_STORED {
+            format!("the image and its masks use more than {} MiB", MAX_STORED >> 20)
+        } else {
+            return Ok(());
+        };
+        Err(HttpFailure::conflict(error, "delete an answer, or upload the image again"))
     }
 }
 
 /// Images in memory, with the answers about each.
-pub(super) struct Store {
+pub(super) struct ImageStore {
     entries: Mutex<HashMap<String, Entry>>,
     max_images: usize,
     keep: Duration,
 }
 
-impl Store {
+impl ImageStore {
     pub(super) fn new(max_images: usize, keep: Duration) -> Self {
         Self { entries: Mutex::default(), max_images, keep }
     }
 
     /// Adds an image and returns its id. Removes the least recently used images that no longer fit.
-    pub(super) fn add(&self, picture: Picture) -> String {
+    pub(super) fn add(&self, picture: ServedImage) -> String {
         let mut entries = self.lock();
         let id = new_id();
         let entry = Entry { picture: Arc::new(picture), answers: Vec::new(), used: Instant::now() };
@@ -67,22 +64,22 @@ impl Store {
     }
 
     /// The image, which counts as used.
-    pub(super) fn picture(&self, id: &str) -> Reply<Arc<Picture>> {
+    pub(super) fn picture(&self, id: &str) -> HttpResult<Arc<ServedImage>> {
         self.with(id, |entry| Ok(Arc::clone(&entry.picture)))
     }
 
     /// The image and its answers, in the order of the questions.
-    pub(super) fn image(&self, id: &str) -> Reply<(Arc<Picture>, Vec<Answer>)> {
+    pub(super) fn image(&self, id: &str) -> HttpResult<(Arc<ServedImage>, Vec<Answer>)> {
         self.with(id, |entry| Ok((Arc::clone(&entry.picture), entry.answers.clone())))
     }
 
     /// Refuses another question about an image that has too many answers or too large masks. The next mask has `bytes`.
-    pub(super) fn check_room(&self, id: &str, bytes: usize) -> Reply<()> {
+    pub(super) fn check_room(&self, id: &str, bytes: usize) -> HttpResult<()> {
         self.with(id, |entry| entry.check_room(bytes))
     }
 
     /// Adds an answer and gives it an id.
-    pub(super) fn add_answer(&self, id: &str, mut answer: Answer) -> Reply<Answer> {
+    pub(super) fn add_answer(&self, id: &str, mut answer: Answer) -> HttpResult<Answer> {
         answer.id = new_id();
         let added = self.with(id, |entry| {
             entry.check_room(answer.bytes())?;
@@ -94,7 +91,7 @@ impl Store {
     }
 
     /// The image and one answer.
-    pub(super) fn answer(&self, id: &str, answer: &str) -> Reply<(Arc<Picture>, Answer)> {
+    pub(super) fn answer(&self, id: &str, answer: &str) -> HttpResult<(Arc<ServedImage>, Answer)> {
         self.with(id, |entry| {
             let found = entry.answers.iter().find(|found| found.id == answer).ok_or_else(no_answer)?;
             Ok((Arc::clone(&entry.picture), found.clone()))
@@ -102,7 +99,7 @@ impl Store {
     }
 
     /// Changes an answer about one slice and returns it.
-    pub(super) fn change(&self, id: &str, answer: &str, change: impl FnOnce(&mut SliceAnswer)) -> Reply<Answer> {
+    pub(super) fn change(&self, id: &str, answer: &str, change: impl FnOnce(&mut SliceAnswer)) -> HttpResult<Answer> {
         let changed = self.with(id, |entry| {
             let found = entry.answers.iter_mut().find(|found| found.id == answer).ok_or_else(no_answer)?;
             let slice = found.of_slice_mut()?;
@@ -114,7 +111,7 @@ impl Store {
         Ok(changed)
     }
 
-    pub(super) fn remove_answer(&self, id: &str, answer: &str) -> Reply<()> {
+    pub(super) fn remove_answer(&self, id: &str, answer: &str) -> HttpResult<()> {
         self.with(id, |entry| {
             let at = entry.answers.iter().position(|found| found.id == answer).ok_or_else(no_answer)?;
             entry.answers.remove(at);
@@ -122,7 +119,7 @@ impl Store {
         })
     }
 
-    pub(super) fn remove(&self, id: &str) -> Reply<()> {
+    pub(super) fn remove(&self, id: &str) -> HttpResult<()> {
         self.lock().remove(id).map(drop).ok_or_else(no_image)
     }
 
@@ -142,7 +139,7 @@ impl Store {
         (entries.len(), entries.values().map(Entry::bytes).sum())
     }
 
-    fn with<T>(&self, id: &str, read: impl FnOnce(&mut Entry) -> Reply<T>) -> Reply<T> {
+    fn with<T>(&self, id: &str, read: impl FnOnce(&mut Entry) -> HttpResult<T>) -> HttpResult<T> {
         let mut entries = self.lock();
         let entry = entries.get_mut(id).filter(|entry| entry.is_kept(self.keep)).ok_or_else(no_image)?;
         entry.used = Instant::now();
@@ -172,32 +169,33 @@ fn new_id() -> String {
     format!("{:032x}", rand::random::<u128>())
 }
 
-pub(super) fn no_image() -> Failure {
+pub(super) fn no_image() -> HttpFailure {
     let hint = "upload the image again; the server keeps images for a limited time";
-    Failure::new(StatusCode::NOT_FOUND, "there is no such image", hint)
+    HttpFailure::not_found("there is no such image", hint)
 }
 
-fn no_answer() -> Failure {
-    Failure::new(StatusCode::NOT_FOUND, "there is no such answer", "ask the question again")
+fn no_answer() -> HttpFailure {
+    HttpFailure::not_found("there is no such answer", "ask the question again")
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::answer::Content;
-    use super::super::picture::View;
+    use super::super::answer::AnswerContent;
+    use super::super::picture::SliceView;
     use super::*;
     use crate::data::agreement::Positions;
     use crate::data::position::Zones;
     use crate::segment::calibration::Confidence;
+    use axum::http::StatusCode;
     use image::{DynamicImage, GrayImage};
 
-    fn picture(width: u32) -> Picture {
-        Picture::new(DynamicImage::new_luma8(width, 1), None)
+    fn picture(width: u32) -> ServedImage {
+        ServedImage::new(DynamicImage::new_luma8(width, 1), None)
     }
 
     fn answer() -> Answer {
-        let content = Content::Slice(SliceAnswer {
-            view: View::default(),
+        let content = AnswerContent::Slice(SliceAnswer {
+            view: SliceView::default(),
             answer: "a".into(),
             new_tokens: 1,
             class: None,
@@ -222,7 +220,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_image_is_removed_for_a_new_one() {
-        let store = Store::new(2, Duration::from_mins(1));
+        let store = ImageStore::new(2, Duration::from_mins(1));
         let [first, second] = [1, 2].map(|width| store.add(picture(width)));
         assert_ne!(first, second);
         store.picture(&first).unwrap();
@@ -238,7 +236,7 @@ mod tests {
 
     #[test]
     fn an_image_that_is_asked_about_stays() {
-        let store = Store::new(2, Duration::from_millis(20));
+        let store = ImageStore::new(2, Duration::from_millis(20));
         let asked = store.add(picture(1));
         let held = store.picture(&asked).unwrap();
         let others: Vec<String> = (2..8).map(|width| store.add(picture(width))).collect();
@@ -255,7 +253,7 @@ mod tests {
 
     #[test]
     fn images_expire() {
-        let store = Store::new(2, Duration::from_millis(20));
+        let store = ImageStore::new(2, Duration::from_millis(20));
         let id = store.add(picture(1));
         store.picture(&id).unwrap();
         std::thread::sleep(Duration::from_millis(40));
@@ -267,7 +265,7 @@ mod tests {
 
     #[test]
     fn answers_are_bounded_changed_and_removed() {
-        let store = Store::new(2, Duration::from_mins(1));
+        let store = ImageStore::new(2, Duration::from_mins(1));
         let id = store.add(picture(3));
         let ids: Vec<String> = (0..MAX_ANSWERS).map(|_| store.add_answer(&id, answer()).unwrap().id).collect();
         assert_eq!(store.check_room(&id, 1).unwrap_err().status, StatusCode::CONFLICT);

@@ -2,7 +2,7 @@
 //! one file of a form, as `curl -F` sends it.
 
 use super::app::App;
-use super::failure::{Failure, Reply};
+use super::failure::{HttpFailure, HttpResult};
 use super::options::{HEAD_TIME, MAX_JSON, UPLOAD_PAUSE, UPLOAD_TIME};
 use super::{form, guards};
 use crate::Error;
@@ -58,7 +58,7 @@ impl Content {
         }
     }
 
-    fn too_large(self) -> Failure {
+    fn too_large(self) -> HttpFailure {
         let mib = |bytes: usize| bytes as f64 / f64::from(1 << 20);
         let (error, hint) = match self {
             Self::File(limit) => (
@@ -78,14 +78,14 @@ impl Content {
                 "ask a shorter question",
             ),
         };
-        Failure::new(StatusCode::PAYLOAD_TOO_LARGE, error, hint)
+        HttpFailure::new(StatusCode::PAYLOAD_TOO_LARGE, error, hint)
     }
 }
 
-/// Receives a file of at most `Options::max_upload` bytes.
-pub(super) async fn receive(app: &App, request: Request) -> Reply<Upload> {
+/// Receives a file of at most `ServeOptions::max_upload` bytes.
+pub(super) async fn receive(app: &App, request: Request) -> HttpResult<Upload> {
     let Ok(_permit) = app.transfers.try_acquire() else {
-        return Err(Failure::busy("too many files are sent at the same time", 5));
+        return Err(HttpFailure::busy("too many files are sent at the same time", 5));
     };
     let (limit, end) = (app.options.max_upload, Instant::now() + UPLOAD_TIME);
     let announced = usize::try_from(request.body().size_hint().lower()).unwrap_or(usize::MAX);
@@ -111,43 +111,43 @@ pub(super) async fn receive(app: &App, request: Request) -> Reply<Upload> {
     }
     if upload.is_empty() {
         let hint = "send the content of the image file as the body of the request";
-        return Err(Failure::new(StatusCode::BAD_REQUEST, "the file is empty", hint));
+        return Err(HttpFailure::new(StatusCode::BAD_REQUEST, "the file is empty", hint));
     }
     if content_type.to_ascii_lowercase().starts_with("application/json") && upload.starts_with(b"{") {
         let error = "the body is JSON, and must be the file itself";
-        return Err(Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error, FORM_HINT));
+        return Err(HttpFailure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error, FORM_HINT));
     }
     Ok(upload)
 }
 
 /// Refuses compressed bodies.
-fn check_encoding(headers: &HeaderMap) -> Reply<()> {
+fn check_encoding(headers: &HeaderMap) -> HttpResult<()> {
     let encoding = headers.get(header::CONTENT_ENCODING).map(|value| String::from_utf8_lossy(value.as_bytes()));
     if let Some(encoding) = encoding.filter(|encoding| !encoding.eq_ignore_ascii_case("identity")) {
         let error = format!("the body is compressed (`Content-Encoding: {encoding}`)");
-        return Err(Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error, FORM_HINT));
+        return Err(HttpFailure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error, FORM_HINT));
     }
     Ok(())
 }
 
 /// The failure of a form.
-fn of_form(error: String) -> Failure {
-    Failure::new(StatusCode::BAD_REQUEST, error, FORM_HINT)
+fn of_form(error: String) -> HttpFailure {
+    HttpFailure::new(StatusCode::BAD_REQUEST, error, FORM_HINT)
 }
 
 const FORM_HINT: &str = "send one file: `curl -F file=@image.png URL`, or `curl --data-binary @image.png URL`";
 
 /// The content of a JSON request.
-pub(super) async fn json<T: DeserializeOwned>(request: Request) -> Reply<T> {
+pub(super) async fn json<T: DeserializeOwned>(request: Request) -> HttpResult<T> {
     if !content_type(request.headers()).to_ascii_lowercase().starts_with("application/json") {
         let hint = "send the header `Content-Type: application/json`";
-        return Err(Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the request is not application/json", hint));
+        return Err(HttpFailure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the request is not application/json", hint));
     }
     let stream = request.into_body().into_data_stream();
     let upload = collect(stream, (Content::Json, Instant::now() + HEAD_TIME), None).await?;
     Json::from_bytes(&upload)
         .map(|Json(content)| content)
-        .map_err(|rejection| Failure::new(rejection.status(), rejection.body_text(), "see /api/openapi.json"))
+        .map_err(|rejection| HttpFailure::new(rejection.status(), rejection.body_text(), "see /api/openapi.json"))
 }
 
 fn content_type(headers: &HeaderMap) -> String {
@@ -157,7 +157,11 @@ fn content_type(headers: &HeaderMap) -> String {
 
 /// Reads a body until `end`. With `room`, each MiB needs a permit. Memory is taken as bytes arrive: a client can announce
 /// any number.
-async fn collect<S, E>(stream: S, (content, end): (Content, Instant), room: Option<&Arc<Semaphore>>) -> Reply<Upload>
+async fn collect<S, E>(
+    stream: S,
+    (content, end): (Content, Instant),
+    room: Option<&Arc<Semaphore>>,
+) -> HttpResult<Upload>
 where
     S: Stream<Item = Result<Bytes, E>>,
     E: std::error::Error + 'static,
@@ -181,7 +185,7 @@ where
             let missing = (length >> 20) + 1 - held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
             let permits = Arc::clone(room).try_acquire_many_owned(u32::try_from(missing).unwrap_or(u32::MAX));
             let Ok(permits) = permits else {
-                return Err(Failure::busy("other files that are sent now take all memory for files", 10));
+                return Err(HttpFailure::busy("other files that are sent now take all memory for files", 10));
             };
             match &mut held {
                 Some(held) => held.merge(permits),
@@ -189,34 +193,34 @@ where
             }
         }
         if bytes.try_reserve(piece.len()).is_err() {
-            return Err(Failure::busy("there is not enough memory for the file now", 10));
+            return Err(HttpFailure::busy("there is not enough memory for the file now", 10));
         }
         bytes.extend_from_slice(&piece);
     }
 }
 
 /// The failure of a body that cannot be read to its end.
-fn broken(error: &(dyn std::error::Error + 'static)) -> Failure {
+fn broken(error: &(dyn std::error::Error + 'static)) -> HttpFailure {
     let causes = std::iter::successors(Some(error), |error| error.source());
     let cause = causes.filter_map(|error| error.downcast_ref::<io::Error>()).last();
     match cause.map(io::Error::kind) {
-        Some(io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData) => Failure::bad_request(format!(
+        Some(io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData) => HttpFailure::bad_request(format!(
             "the body is not as `Transfer-Encoding: chunked` says: {}",
             cause.expect("found")
         )),
         Some(io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe) => {
-            Failure::bad_request("the body is incomplete: the connection ended")
+            HttpFailure::bad_request("the body is incomplete: the connection ended")
         }
-        _ => Failure::bad_request(format!("the body cannot be read: {error}")),
+        _ => HttpFailure::bad_request(format!("the body cannot be read: {error}")),
     }
 }
 
-fn slow(error: String) -> Failure {
-    Failure::new(StatusCode::REQUEST_TIMEOUT, error, "check the connection and send it again")
+fn slow(error: String) -> HttpFailure {
+    HttpFailure::new(StatusCode::REQUEST_TIMEOUT, error, "check the connection and send it again")
 }
 
 /// Reads the rest for a while: a client that is cut off while it writes does not read the answer.
-async fn too_large<S: Stream<Item = Result<Bytes, E>>, E>(stream: S, content: Content) -> Failure {
+async fn too_large<S: Stream<Item = Result<Bytes, E>>, E>(stream: S, content: Content) -> HttpFailure {
     let mut stream = pin!(stream);
     let rest = async { while let Some(Ok(_)) = stream.next().await {} };
     let _ = timeout(DISCARD_TIME, rest).await;
@@ -229,9 +233,9 @@ pub(super) fn uploaded() -> &'static Path {
 }
 
 /// The error of an uploaded file; the hints of data sets are about their rows.
-pub(super) fn refused(error: Error) -> Failure {
+pub(super) fn refused(error: Error) -> HttpFailure {
     let is_broken = matches!(&error, Error::Data { hint, .. } if hint.contains("row"));
-    let mut failure = Failure::from(error);
+    let mut failure = HttpFailure::from(error);
     if is_broken {
         failure.hint = "send another file".into();
     }

@@ -1,17 +1,16 @@
 //! A question about all slices of a volume: the options of a client, checked.
 
-use super::failure::{Failure, Reply};
-use super::picture::{Picture, View};
+use super::failure::{HttpFailure, HttpResult};
+use super::picture::{ServedImage, SliceView};
 use crate::data::volume::{Axis, Cleanup, Window};
 use crate::front::volume::{SliceRange, VolumeSettings};
 use crate::{Error, Result};
-use axum::http::StatusCode;
 use serde::Deserialize;
 
 /// The options of a client. The defaults are those of `prsmed predict`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub(super) struct VolumeOptions {
+pub(super) struct VolumeRequest {
     /// Direction of the slices; `None`: that of the shown slices.
     pub(super) axis: Option<Axis>,
     slices: SliceRange,
@@ -20,18 +19,23 @@ pub(super) struct VolumeOptions {
     cleanup: Cleanup,
 }
 
-impl Default for VolumeOptions {
+impl Default for VolumeRequest {
     fn default() -> Self {
         Self { axis: None, slices: SliceRange::default(), every: 1, cleanup: Cleanup::default() }
     }
 }
 
-impl VolumeOptions {
+impl VolumeRequest {
     /// The settings of a question about `picture`. `window` is the user's choice, if there is one.
-    pub(super) fn settings(self, picture: &Picture, question: String, window: Option<Window>) -> Reply<VolumeSettings> {
+    pub(super) fn settings(
+        self,
+        picture: &ServedImage,
+        question: String,
+        window: Option<Window>,
+    ) -> HttpResult<VolumeSettings> {
         let (volume, axis) = picture.volume()?;
         self.check()?;
-        picture.check(View { slice: 0, window })?;
+        picture.check(SliceView { slice: 0, window })?;
         let settings = VolumeSettings {
             question,
             axis: self.axis.unwrap_or(axis),
@@ -64,11 +68,11 @@ impl VolumeOptions {
 }
 
 /// Refuses a field that a question about all slices has no use for.
-pub(super) fn without(field: &str, is_given: bool) -> Reply<()> {
+pub(super) fn without(field: &str, is_given: bool) -> HttpResult<()> {
     if !is_given {
         return Ok(());
     }
     let error = format!("a question about all slices has no `{field}`");
     let hint = format!("leave `{field}` out, or leave `volume` out to ask about one slice");
-    Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, error, hint))
+    Err(HttpFailure::unprocessable(error, hint))
 }

@@ -1,20 +1,19 @@
 //! Medical volumes: NIfTI and DICOM uploads, and the mask of a volume as a file.
 
-use super::answer::{Answer, Content};
+use super::answer::{Answer, AnswerContent};
 use super::app::App;
-use super::failure::{Failure, Reply, query_of};
+use super::failure::{HttpFailure, HttpResult, Params};
 use super::options::MAX_VOLUME;
-use super::picture::Picture;
+use super::picture::ServedImage;
 use super::upload::{Upload, uploaded};
 use crate::data::decode;
 use crate::data::volume::format::usual_endings;
 use crate::data::volume::limits::TOO_MANY;
-use crate::data::volume::{self, Segment, Volume, write};
+use crate::data::volume::{self, SegmentMask, Volume, write};
 use crate::{Error, Result};
 use axum::Router;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
-use axum::http::{StatusCode, header};
+use axum::extract::{Path, State};
+use axum::http::header;
 use axum::response::IntoResponse;
 use axum::routing::get;
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -103,7 +102,7 @@ fn without_path(error: Error, path: &FilePath) -> Error {
 /// Query of the mask of a volume.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct MaskQuery {
+struct MaskQuery {
     /// The answers to this question only.
     question: Option<String>,
 }
@@ -113,20 +112,19 @@ pub(super) fn routes(router: Router<App>) -> Router<App> {
     usual_endings().fold(router, |router, ending| {
         let send = move |State(app): State<App>,
                          Path(image): Path<String>,
-                         query: std::result::Result<Query<MaskQuery>, QueryRejection>| async move {
-            file(&app, &image, query_of(query)?, format!("mask.{ending}")).await
+                         Params(query): Params<MaskQuery>| async move {
+            file(&app, &image, query, format!("mask.{ending}")).await
         };
         router.route(&format!("/api/images/{{image}}/mask.{ending}"), get(send))
     })
 }
 
 /// The masks of the answers on the grid of the volume: one segment for each question, in the order of the questions.
-async fn file(app: &App, image: &str, query: MaskQuery, name: String) -> Reply {
+async fn file(app: &App, image: &str, query: MaskQuery, name: String) -> HttpResult {
     let (picture, mut answers) = app.shared.store.image(image)?;
     answers.retain(|answer| query.question.as_ref().is_none_or(|question| *question == answer.question));
     if answers.is_empty() {
-        let hint = "ask a question about the volume first";
-        return Err(Failure::new(StatusCode::CONFLICT, "the volume has no such answers", hint));
+        return Err(HttpFailure::conflict("the volume has no such answers", "ask a question about the volume first"));
     }
     let disposition = format!("attachment; filename=\"{name}\"");
     let bytes = app.work(move || Ok(written(&name, &picture, &answers)?)).await?;
@@ -136,7 +134,7 @@ async fn file(app: &App, image: &str, query: MaskQuery, name: String) -> Reply {
 }
 
 /// The bytes of the file.
-fn written(name: &str, picture: &Picture, answers: &[Answer]) -> Result<Vec<u8>> {
+fn written(name: &str, picture: &ServedImage, answers: &[Answer]) -> Result<Vec<u8>> {
     let mut questions: Vec<&str> = Vec::new();
     for answer in answers {
         if !questions.contains(&answer.question.as_str()) {
@@ -149,12 +147,13 @@ fn written(name: &str, picture: &Picture, answers: &[Answer]) -> Result<Vec<u8>>
         let (mut whole, mut drawn) = (Vec::new(), Vec::new());
         for answer in answers.iter().filter(|answer| answer.question == *question) {
             match &answer.content {
-                Content::Slice(answer) => drawn.push((answer.view.slice, answer.current_mask().as_ref())),
-                Content::Volume(answer) => whole.push(answer.mask.as_slice()),
+                AnswerContent::Slice(answer) => drawn.push((answer.view.slice, answer.current_mask().as_ref())),
+                AnswerContent::Volume(answer) => whole.push(answer.mask.as_slice()),
             }
         }
         masks.push(picture.mask_of_volume(&whole, &drawn)?);
     }
-    let segments: Vec<Segment> = questions.iter().zip(&masks).map(|(name, mask)| Segment { name, mask }).collect();
+    let segments: Vec<SegmentMask> =
+        questions.iter().zip(&masks).map(|(name, mask)| SegmentMask { name, mask }).collect();
     write::encoded(FilePath::new(name), &segments, volume)
 }

@@ -1,15 +1,14 @@
 //! The worker: one thread answers the questions of all clients, one after the other.
 
-use super::answer::{Answer, Class, Content, SliceAnswer, VolumeAnswer};
-use super::failure::Failure;
+use super::answer::{Answer, AnswerContent, LikelyClass, SliceAnswer, VolumeAnswer};
+use super::failure::HttpFailure;
 use super::intensities::Intensities;
-use super::metrics::{Metrics, Outcome};
+use super::metrics::{Metrics, QuestionEnd};
 use super::model::{Answerer, Question};
-use super::picture::{Picture, View};
-use super::store::{Store, no_image};
+use super::picture::{ServedImage, SliceView};
+use super::store::{ImageStore, no_image};
 use crate::data::familiarity::Familiarity;
 use crate::data::familiarity::questions::KnownQuestions;
-use crate::data::volume::{Axis, Window};
 use crate::front::Prediction;
 use crate::front::volume::{VolumePrediction, VolumeSettings};
 use crate::segment::calibration::Calibration;
@@ -28,7 +27,7 @@ const INTERVAL: Duration = Duration::from_millis(100);
 
 /// Progress of a question.
 #[derive(Debug)]
-pub(super) enum Progress {
+pub(super) enum QuestionProgress {
     /// The model begins with it.
     Started,
     /// The next piece of the answer.
@@ -39,11 +38,11 @@ pub(super) enum Progress {
         total: u64,
     },
     Done(Box<Answer>),
-    Failed(Failure),
+    Failed(HttpFailure),
 }
 
 /// What the model has to do.
-pub(super) enum Task {
+pub(super) enum QuestionScope {
     /// A question about one slice.
     Slice(Question),
     /// A question about all slices of a volume.
@@ -51,18 +50,18 @@ pub(super) enum Task {
 }
 
 /// A question in the queue.
-pub(super) struct Job {
+pub(super) struct Queued {
     pub(super) image: String,
-    pub(super) picture: Arc<Picture>,
-    pub(super) task: Task,
+    pub(super) picture: Arc<ServedImage>,
+    pub(super) task: QuestionScope,
     /// Closed when the client has left. The number of its messages is bounded by the length of an answer, and by the
     /// number of slices.
-    pub(super) progress: UnboundedSender<Progress>,
+    pub(super) progress: UnboundedSender<QuestionProgress>,
 }
 
 /// What the worker shares with the requests.
-pub(super) struct Shared {
-    pub(super) store: Store,
+pub(super) struct ServerState {
+    pub(super) store: ImageStore,
     pub(super) metrics: Metrics,
     /// Classes of the model.
     pub(super) classes: Vec<String>,
@@ -76,7 +75,7 @@ pub(super) struct Shared {
 }
 
 /// Answers questions until `interrupt` is set or nobody can ask any more.
-pub(super) fn work(jobs: &Receiver<Job>, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &AtomicBool) {
+pub(super) fn work(jobs: &Receiver<Queued>, answerer: &mut dyn Answerer, shared: &ServerState, interrupt: &AtomicBool) {
     while !interrupt.load(Ordering::SeqCst) {
         match jobs.recv_timeout(INTERVAL) {
             Ok(job) => {
@@ -91,16 +90,16 @@ pub(super) fn work(jobs: &Receiver<Job>, answerer: &mut dyn Answerer, shared: &S
         }
     }
     for job in jobs.try_iter() {
-        send(&job, Progress::Failed(Error::Interrupted.into()));
+        send(&job, QuestionProgress::Failed(Error::Interrupted.into()));
     }
 }
 
 /// A client that has left needs no progress.
-fn send(job: &Job, progress: Progress) {
+fn send(job: &Queued, progress: QuestionProgress) {
     let _ = job.progress.send(progress);
 }
 
-fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &AtomicBool) {
+fn run(job: &Queued, answerer: &mut dyn Answerer, shared: &ServerState, interrupt: &AtomicBool) {
     let begin = Instant::now();
     let is_late = || begin.elapsed() > shared.time_limit;
     let is_removed = || !shared.store.has(&job.image);
@@ -109,13 +108,13 @@ fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &Atom
         if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     if job.progress.is_closed() {
-        return shared.metrics.add_question(Outcome::Left, begin.elapsed());
+        return shared.metrics.add_question(QuestionEnd::Left, begin.elapsed());
     }
     if is_removed() {
-        shared.metrics.add_question(Outcome::Failed, begin.elapsed());
-        return send(job, Progress::Failed(no_image()));
+        shared.metrics.add_question(QuestionEnd::Failed, begin.elapsed());
+        return send(job, QuestionProgress::Failed(no_image()));
     }
-    send(job, Progress::Started);
+    send(job, QuestionProgress::Started);
     let result = catch_unwind(AssertUnwindSafe(|| content_of(job, answerer, &go_on)))
         .unwrap_or_else(|panic| Err(Error::Internal { reason: panics::describe(&*panic) }));
     let result = result.map_err(|error| match error {
@@ -124,17 +123,21 @@ fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &Atom
         error => error.into(),
     });
     if job.progress.is_closed() {
-        return shared.metrics.add_question(Outcome::Left, begin.elapsed());
+        return shared.metrics.add_question(QuestionEnd::Left, begin.elapsed());
     }
     let seconds = begin.elapsed().as_secs_f64();
-    let question = job.task.question().to_owned();
+    // `None` as window or axis is that of the picture
+    let (question, shown) = match &job.task {
+        QuestionScope::Slice(question) => (question.text.clone(), (question.view.window, None)),
+        QuestionScope::Volume(settings) => (settings.question.clone(), (Some(settings.window), Some(settings.axis))),
+    };
     let answer = result.map(|(content, familiarity)| {
-        let view_differs = shared.intensities.difference(&job.picture, &question, job.task.shown());
+        let view_differs = shared.intensities.difference(&job.picture, &question, shown);
         Answer { id: String::new(), question, familiarity, view_differs, seconds, content }
     });
     let (outcome, progress) = match answer.and_then(|answer| shared.store.add_answer(&job.image, answer)) {
-        Ok(answer) => (Outcome::Answered, Progress::Done(Box::new(answer))),
-        Err(failure) => (Outcome::Failed, Progress::Failed(failure)),
+        Ok(answer) => (QuestionEnd::Answered, QuestionProgress::Done(Box::new(answer))),
+        Err(failure) => (QuestionEnd::Failed, QuestionProgress::Failed(failure)),
     };
     // counted before the client learns of it
     shared.metrics.add_question(outcome, begin.elapsed());
@@ -143,62 +146,45 @@ fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &Atom
 
 /// Runs the model. `go_on` is asked before the work, after each token, and after each slice.
 fn content_of(
-    job: &Job,
+    job: &Queued,
     answerer: &mut dyn Answerer,
     go_on: &(dyn Fn() -> ControlFlow<()> + Send + Sync),
-) -> Result<(Content, Familiarity)> {
+) -> Result<(AnswerContent, Familiarity)> {
     match &job.task {
-        Task::Slice(question) => {
+        QuestionScope::Slice(question) => {
             let mut on_text = |text: &str| {
                 if !text.is_empty() {
-                    send(job, Progress::Text(text.to_owned()));
+                    send(job, QuestionProgress::Text(text.to_owned()));
                 }
                 go_on()
             };
             let prediction = answerer.answer(&job.picture, question, &mut on_text)?;
             let familiarity = prediction.familiarity.clone();
-            Ok((Content::Slice(slice_answer(job, question.view, prediction)?), familiarity))
+            Ok((AnswerContent::Slice(slice_answer(job, question.view, prediction)?), familiarity))
         }
-        Task::Volume(settings) => {
+        QuestionScope::Volume(settings) => {
             let on_slice = |done, total| {
-                send(job, Progress::Slices { done, total });
+                send(job, QuestionProgress::Slices { done, total });
                 go_on()
             };
             let prediction = answerer.segment(&job.picture, settings, &on_slice)?;
             let familiarity = prediction.familiarity.clone();
-            Ok((Content::Volume(volume_answer(job, settings, prediction)?), familiarity))
+            Ok((AnswerContent::Volume(volume_answer(job, settings, prediction)?), familiarity))
         }
     }
 }
 
-impl Task {
-    fn question(&self) -> &str {
-        match self {
-            Self::Slice(question) => &question.text,
-            Self::Volume(settings) => &settings.question,
-        }
-    }
-
-    /// Window and axis of the model's view; `None` is that of the picture.
-    fn shown(&self) -> (Option<Window>, Option<Axis>) {
-        match self {
-            Self::Slice(question) => (question.view.window, None),
-            Self::Volume(settings) => (Some(settings.window), Some(settings.axis)),
-        }
-    }
-}
-
-fn late(limit: Duration, task: &Task) -> Failure {
+fn late(limit: Duration, task: &QuestionScope) -> HttpFailure {
     let error = format!("the question took longer than {} s", limit.as_secs());
     let hint = match task {
-        Task::Slice(_) => "start the server with a larger `--time-limit`",
-        Task::Volume(_) => "ask about fewer slices, or start the server with a larger `--time-limit`",
+        QuestionScope::Slice(_) => "start the server with a larger `--time-limit`",
+        QuestionScope::Volume(_) => "ask about fewer slices, or start the server with a larger `--time-limit`",
     };
-    Failure::new(StatusCode::GATEWAY_TIMEOUT, error, hint)
+    HttpFailure::new(StatusCode::GATEWAY_TIMEOUT, error, hint)
 }
 
 /// The answer of a prediction.
-fn slice_answer(job: &Job, view: View, prediction: Prediction) -> Result<SliceAnswer> {
+fn slice_answer(job: &Queued, view: SliceView, prediction: Prediction) -> Result<SliceAnswer> {
     let mask = prediction.binary_mask()?;
     let target = prediction.target();
     let area = target.num_foreground() as f64;
@@ -206,9 +192,9 @@ fn slice_answer(job: &Job, view: View, prediction: Prediction) -> Result<SliceAn
         view,
         new_tokens: prediction.new_tokens,
         area_frac: target.area_frac(),
-        area_mm2: job.picture.spacing_mm().map(|[across, down]| area * across * down),
+        area_mm2: job.picture.spacing_mm.map(|[across, down]| area * across * down),
         confidence: target.confidence,
-        class: prediction.class.map(|(name, probability)| Class { name, probability }),
+        class: prediction.class.map(|(name, probability)| LikelyClass { name, probability }),
         answer: prediction.answer,
         corrected_answer: None,
         positions: prediction.positions,
@@ -218,7 +204,7 @@ fn slice_answer(job: &Job, view: View, prediction: Prediction) -> Result<SliceAn
     })
 }
 
-fn volume_answer(job: &Job, settings: &VolumeSettings, prediction: VolumePrediction) -> Result<VolumeAnswer> {
+fn volume_answer(job: &Queued, settings: &VolumeSettings, prediction: VolumePrediction) -> Result<VolumeAnswer> {
     let num_found = prediction.num_found();
     let VolumePrediction { mask, slices, raw_ml, volume_ml, range, positions, mask_position_slice, .. } = prediction;
     Ok(VolumeAnswer {
@@ -241,6 +227,7 @@ mod tests {
     use super::super::model::OnSlice;
     use super::*;
     use crate::data::position::Zones;
+    use crate::front::OnText;
     use crate::segment::generate::Reply;
     use image::DynamicImage;
     use std::sync::mpsc::sync_channel;
@@ -250,12 +237,7 @@ mod tests {
     struct Fake;
 
     impl Answerer for Fake {
-        fn answer(
-            &mut self,
-            _: &Arc<Picture>,
-            question: &Question,
-            on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
-        ) -> Result<Prediction> {
+        fn answer(&mut self, _: &Arc<ServedImage>, question: &Question, on_text: &mut OnText) -> Result<Prediction> {
             match question.text.as_str() {
                 "panic" => panic!("number {} is impossible", 7),
                 "endless" => loop {
@@ -277,7 +259,7 @@ mod tests {
         }
 
         /// Never ends: slices of 5 ms until it is stopped.
-        fn segment(&mut self, _: &Picture, _: &VolumeSettings, on_slice: &OnSlice) -> Result<VolumePrediction> {
+        fn segment(&mut self, _: &ServedImage, _: &VolumeSettings, on_slice: &OnSlice) -> Result<VolumePrediction> {
             for done in 0.. {
                 std::thread::sleep(Duration::from_millis(5));
                 if on_slice(done, u64::MAX).is_break() {
@@ -293,21 +275,21 @@ mod tests {
     }
 
     struct Server {
-        shared: Arc<Shared>,
+        shared: Arc<ServerState>,
         interrupt: Arc<AtomicBool>,
         image: String,
-        jobs: std::sync::mpsc::SyncSender<Job>,
+        jobs: std::sync::mpsc::SyncSender<Queued>,
         worker: std::thread::JoinHandle<()>,
     }
 
     fn server(time_limit: Duration) -> Server {
-        let store = Store::new(2, Duration::from_mins(1));
-        let picture = Picture::new(DynamicImage::new_luma8(2, 2), Some([0.5, 2.0]));
+        let store = ImageStore::new(2, Duration::from_mins(1));
+        let picture = ServedImage::new(DynamicImage::new_luma8(2, 2), Some([0.5, 2.0]));
         let image = store.add(picture);
         let classes = vec!["ct".into(), "mr".into()];
         let questions = Some(Arc::new(KnownQuestions::new(["is it?", "where?"], ["is it?"])));
         let metrics = Metrics::default();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerState {
             store,
             metrics,
             classes,
@@ -323,29 +305,29 @@ mod tests {
         Server { shared, interrupt, image, jobs, worker }
     }
 
-    fn ask(server: &Server, text: &str) -> UnboundedReceiver<Progress> {
-        let question = Question { view: View::default(), text: text.into(), max_new_tokens: 4 };
-        enqueue(server, Task::Slice(question))
+    fn ask(server: &Server, text: &str) -> UnboundedReceiver<QuestionProgress> {
+        let question = Question { view: SliceView::default(), text: text.into(), max_new_tokens: 4 };
+        enqueue(server, QuestionScope::Slice(question))
     }
 
-    fn ask_about_all_slices(server: &Server) -> UnboundedReceiver<Progress> {
-        enqueue(server, Task::Volume(VolumeSettings::new("where?")))
+    fn ask_about_all_slices(server: &Server) -> UnboundedReceiver<QuestionProgress> {
+        enqueue(server, QuestionScope::Volume(VolumeSettings::new("where?")))
     }
 
-    fn enqueue(server: &Server, task: Task) -> UnboundedReceiver<Progress> {
+    fn enqueue(server: &Server, task: QuestionScope) -> UnboundedReceiver<QuestionProgress> {
         let (progress, receiver) = unbounded_channel();
         let picture = server.shared.store.picture(&server.image).unwrap();
         server.shared.metrics.waiting.fetch_add(1, Ordering::Relaxed);
-        server.jobs.send(Job { image: server.image.clone(), picture, task, progress }).unwrap();
+        server.jobs.send(Queued { image: server.image.clone(), picture, task, progress }).unwrap();
         receiver
     }
 
-    fn answer(receiver: UnboundedReceiver<Progress>) -> SliceAnswer {
-        let Progress::Done(answer) = last(receiver) else { panic!("no answer") };
+    fn answer(receiver: UnboundedReceiver<QuestionProgress>) -> SliceAnswer {
+        let QuestionProgress::Done(answer) = last(receiver) else { panic!("no answer") };
         answer.of_slice().unwrap().clone()
     }
 
-    fn last(mut receiver: UnboundedReceiver<Progress>) -> Progress {
+    fn last(mut receiver: UnboundedReceiver<QuestionProgress>) -> QuestionProgress {
         let mut last = None;
         while let Some(progress) = receiver.blocking_recv() {
             last = Some(progress);
@@ -353,9 +335,9 @@ mod tests {
         last.unwrap()
     }
 
-    fn failure(receiver: UnboundedReceiver<Progress>) -> Failure {
+    fn failure(receiver: UnboundedReceiver<QuestionProgress>) -> HttpFailure {
         match last(receiver) {
-            Progress::Failed(failure) => failure,
+            QuestionProgress::Failed(failure) => failure,
             other => panic!("{other:?}"),
         }
     }
@@ -367,7 +349,7 @@ mod tests {
         assert_eq!(failure.status, StatusCode::INTERNAL_SERVER_ERROR);
         assert!(failure.error.contains("number 7 is impossible"), "{}", failure.error);
         let found = answer(ask(&server, "is it?"));
-        let expected = Class { name: "mr".into(), probability: 0.75 };
+        let expected = LikelyClass { name: "mr".into(), probability: 0.75 };
         assert_eq!((found.answer.as_str(), found.class.as_ref()), ("yes", Some(&expected)));
         assert_eq!(found.positions.mask_position.as_deref(), Some("upper center"));
         assert_eq!((found.area_frac, found.area_mm2), (0.5, Some(2.0)));
@@ -384,14 +366,14 @@ mod tests {
     fn the_work_for_a_client_that_leaves_stops() {
         let server = server(Duration::from_mins(1));
         let mut leaves = ask(&server, "endless");
-        while !matches!(leaves.blocking_recv(), Some(Progress::Text(_))) {}
+        while !matches!(leaves.blocking_recv(), Some(QuestionProgress::Text(_))) {}
         let waits = ask(&server, "endless");
         let mut volume = ask_about_all_slices(&server);
         drop((leaves, waits));
-        while !matches!(volume.blocking_recv(), Some(Progress::Slices { done: 2, .. })) {}
+        while !matches!(volume.blocking_recv(), Some(QuestionProgress::Slices { done: 2, .. })) {}
         drop(volume);
         let begin = Instant::now();
-        assert!(matches!(last(ask(&server, "next")), Progress::Done(_)));
+        assert!(matches!(last(ask(&server, "next")), QuestionProgress::Done(_)));
         assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
         let gauges = super::super::metrics::Gauges { images: 0, image_bytes: 0, resident_bytes: 0, tensor_bytes: 0 };
         assert!(server.shared.metrics.text(&gauges).contains("{outcome=\"left\"} 3"));
@@ -414,7 +396,7 @@ mod tests {
     fn a_removed_image_ends_its_running_and_waiting_questions() {
         let server = server(Duration::from_mins(1));
         let mut running = ask(&server, "endless");
-        while !matches!(running.blocking_recv(), Some(Progress::Text(_))) {}
+        while !matches!(running.blocking_recv(), Some(QuestionProgress::Text(_))) {}
         let waiting = ask_about_all_slices(&server);
         let begin = Instant::now();
         server.shared.store.remove(&server.image).unwrap();
@@ -429,7 +411,7 @@ mod tests {
     fn an_interrupt_ends_running_and_waiting_questions() {
         let server = server(Duration::from_mins(1));
         let mut running = ask(&server, "endless");
-        while !matches!(running.blocking_recv(), Some(Progress::Text(_))) {}
+        while !matches!(running.blocking_recv(), Some(QuestionProgress::Text(_))) {}
         let waiting = ask_about_all_slices(&server);
         server.interrupt.store(true, Ordering::SeqCst);
         for receiver in [running, waiting] {

@@ -113,7 +113,8 @@ impl Coded {
     /// # Errors
     /// [`crate::Error::Torch`] from libtorch.
     pub fn encode(values: &Tensor, map: &Tensor) -> Result<Self> {
-        let coded = Self::zeros(values, Device::Cpu);
+        let codes = Tensor::zeros(values.size(), (Kind::Uint8, Device::Cpu));
+        let coded = Self { codes, scales: Tensor::zeros([blocks(values.numel())], (Kind::Float, Device::Cpu)) };
         let [x, map, codes, scales] = [values, map, &coded.codes, &coded.scales].map(native::raw);
         // SAFETY: four live tensors of the CPU with the sizes that the callee expects.
         guard::guard(|| unsafe { native::check(native::prsmed_encode8(x, map, codes, scales)) })?;
@@ -130,13 +131,6 @@ impl Coded {
         // SAFETY: as above.
         guard::guard(|| unsafe { native::check(native::prsmed_decode8(codes, scales, map, x)) })?;
         Ok(values)
-    }
-
-    fn zeros(like: &Tensor, device: Device) -> Self {
-        Self {
-            codes: zeros(&like.size(), Kind::Uint8, device),
-            scales: zeros(&[blocks(like.numel())], Kind::Float, device),
-        }
     }
 }
 
@@ -160,21 +154,14 @@ impl Moments {
     pub fn zeros(param: &Tensor, eight_bit: bool, offloaded: bool) -> Self {
         let _category = ledger::enter(ledger::Category::Optimizer);
         let device = param.device();
-        let zeros = |kind| {
-            if offloaded { offloaded_zeros(&param.size(), kind, device) } else { zeros(&param.size(), kind, device) }
+        let zeros = |size: &[i64], kind| {
+            if offloaded { offloaded_zeros(size, kind, device) } else { Tensor::zeros(size, (kind, device)) }
         };
+        let (size, scales) = (param.size(), [blocks(param.numel())]);
         if !in_8_bits(param, eight_bit) {
-            return Self::Full([zeros(Kind::Float), zeros(Kind::Float)]);
+            return Self::Full([zeros(&size, Kind::Float), zeros(&size, Kind::Float)]);
         }
-        let scales = [blocks(param.numel())];
-        let coded = || Coded {
-            codes: zeros(Kind::Uint8),
-            scales: if offloaded {
-                offloaded_zeros(&scales, Kind::Float, device)
-            } else {
-                self::zeros(&scales, Kind::Float, device)
-            },
-        };
+        let coded = || Coded { codes: zeros(&size, Kind::Uint8), scales: zeros(&scales, Kind::Float) };
         Self::EightBit([coded(), coded()])
     }
 
@@ -196,7 +183,7 @@ impl Moments {
     pub fn to_device(&self, device: Device, offloaded: bool) -> Self {
         let place = |tensor: &Tensor| match (offloaded, device) {
             (true, Device::Cuda(_)) => tensor.pin_memory(device),
-            (true, META) if meta::target() == meta::Target::Cuda => {
+            (true, META) if meta::target() == meta::PlanTarget::Cuda => {
                 offloaded_zeros(&tensor.size(), tensor.kind(), device)
             }
             (true, _) => tensor.shallow_clone(),
@@ -234,19 +221,15 @@ pub fn state_bytes(param: &Tensor, eight_bit: bool) -> Bytes {
     }
 }
 
-fn zeros(size: &[i64], kind: Kind, device: Device) -> Tensor {
-    Tensor::zeros(size, (kind, device))
-}
-
 /// Zeros for offloaded state of `device`: pinned CPU memory for a GPU. A planned GPU gets one number that is expanded,
 /// because the plan does not count CPU memory. For the CPU it is ordinary memory.
 fn offloaded_zeros(size: &[i64], kind: Kind, device: Device) -> Tensor {
     match device {
-        Device::Cuda(_) => zeros(size, kind, Device::Cpu).pin_memory(device),
-        META if meta::target() == meta::Target::Cuda => {
-            zeros(&vec![1; size.len()], kind, Device::Cpu).expand(size, false)
+        Device::Cuda(_) => Tensor::zeros(size, (kind, Device::Cpu)).pin_memory(device),
+        META if meta::target() == meta::PlanTarget::Cuda => {
+            Tensor::zeros(vec![1; size.len()], (kind, Device::Cpu)).expand(size, false)
         }
-        device => zeros(size, kind, device),
+        device => Tensor::zeros(size, (kind, device)),
     }
 }
 
@@ -330,7 +313,7 @@ pub fn clip_scale(norm: &Tensor, clip_norm: f64) -> Result<Tensor> {
 ///
 /// # Errors
 /// [`crate::Error::Torch`] from libtorch.
-pub fn clip(grads: &[Tensor], scale: &Tensor) -> Result<()> {
+pub fn scale_gradients(grads: &[Tensor], scale: &Tensor) -> Result<()> {
     let mut raw: Vec<RawTensor> = grads.iter().map(native::raw).collect();
     let count = i64::try_from(raw.len()).expect("fewer parameters than 2^63");
     // SAFETY: `count` live tensors and one more.
@@ -340,12 +323,8 @@ pub fn clip(grads: &[Tensor], scale: &Tensor) -> Result<()> {
 }
 
 fn made(call: impl FnOnce(*mut RawTensor) -> *mut std::ffi::c_char) -> Result<Tensor> {
-    let mut out = std::ptr::null_mut();
-    // SAFETY: `call` gives what a `prsmed_*` function returned; on success `out` is an owned tensor.
-    guard::guard(|| unsafe {
-        native::check(call(&raw mut out))?;
-        Ok(native::owned(out))
-    })
+    // SAFETY: `call` gives what a `prsmed_*` function returned; on success it has written an owned tensor.
+    guard::guard(|| unsafe { native::made(call) })
 }
 
 #[cfg(test)]

@@ -12,12 +12,8 @@ use std::ffi::c_void;
 /// # Errors
 /// [`crate::Error::Torch`] without a GPU, or if the system has no more memory to pin.
 pub fn pinned(host: &Tensor) -> Result<Tensor> {
-    let mut out = std::ptr::null_mut();
-    // SAFETY: a live tensor; `out` is set when no message is returned.
-    unsafe {
-        native::check(native::prsmed_pinned_copy(native::raw(host), &raw mut out))?;
-        Ok(native::owned(out))
-    }
+    // SAFETY: a live tensor; an owned one is written when no message is returned.
+    unsafe { native::made(|out| native::prsmed_pinned_copy(native::raw(host), out)) }
 }
 
 /// Uninitialized pinned memory of `bytes` bytes.
@@ -25,19 +21,14 @@ pub fn pinned(host: &Tensor) -> Result<Tensor> {
 /// # Panics
 /// With [`crate::Error::Config`] without a GPU, or if the system has no more memory to pin.
 pub(super) fn pinned_empty(bytes: i64) -> Tensor {
-    let mut out = std::ptr::null_mut();
-    // SAFETY: `out` is set when no message is returned.
-    let made = unsafe { native::check(native::prsmed_pinned_empty(bytes, &raw mut out)) };
-    match made {
-        // SAFETY: a new tensor, owned once.
-        Ok(()) => unsafe { native::owned(out) },
-        Err(error) => {
-            let (reason, size) = (error.to_string(), Bytes(u64::try_from(bytes).unwrap_or_default()));
-            let hint = "lower `model.stream_layers`, or free host memory";
-            let reason = format!("the system cannot pin {size} more of host memory: {reason}");
-            native::raise(crate::Error::config("model.stream_layers", reason, hint))
-        }
-    }
+    // SAFETY: an owned tensor is written when no message is returned.
+    let made = unsafe { native::made(|out| native::prsmed_pinned_empty(bytes, out)) };
+    made.unwrap_or_else(|error| {
+        let size = Bytes(u64::try_from(bytes).unwrap_or_default());
+        let hint = "lower `model.stream_layers`, or free host memory";
+        let reason = format!("the system cannot pin {size} more of host memory: {error}");
+        native::raise(crate::Error::config("model.stream_layers", reason, hint))
+    })
 }
 
 /// Asynchronous copies to one GPU. Do not use the copied tensors before [`Self::complete`].
@@ -72,20 +63,13 @@ impl AsyncCopy {
     }
 
     fn send_from(&mut self, host: &Tensor, is_pinned: bool) -> Tensor {
-        let (mut out, mut completion) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let (host, mut completion) = (native::raw(host), std::ptr::null_mut());
         // SAFETY: the tensor outlives the call; `out` and `completion` are set when no message is returned.
-        let sent = unsafe {
-            let host = native::raw(host);
-            let sent = native::prsmed_async_copy_send(host, is_pinned, self.gpu, &raw mut out, &raw mut completion);
-            native::check(sent).map(|()| native::owned(out))
-        };
-        match sent {
-            Ok(tensor) => {
-                self.pending.push(completion);
-                tensor
-            }
-            Err(error) => native::raise(error),
-        }
+        let sent = native::result(|out| unsafe {
+            native::prsmed_async_copy_send(host, is_pinned, self.gpu, out, &raw mut completion)
+        });
+        self.pending.push(completion);
+        sent
     }
 
     /// Makes the compute stream wait for the copies. The CPU does not wait.
@@ -114,22 +98,22 @@ impl Drop for AsyncCopy {
 #[derive(Debug, Default)]
 pub struct Bundle {
     bytes: Vec<u8>,
-    parts: Vec<Part>,
+    parts: Vec<BlockPart>,
 }
 
 /// A tensor of a [`Bundle`]: its place among the tensors that [`Bundle::send`] returns.
 #[derive(Debug, Clone, Copy)]
-pub struct Place(usize);
+pub struct BundlePlace(usize);
 
 /// A tensor inside a block of bytes.
 #[derive(Debug, Clone)]
-pub(super) struct Part {
+pub(super) struct BlockPart {
     start: usize,
     kind: Kind,
     shape: Vec<i64>,
 }
 
-impl Part {
+impl BlockPart {
     /// Every tensor begins at a multiple of this number of bytes, as the first one does.
     pub(super) const ALIGNMENT: usize = 64;
 
@@ -153,31 +137,31 @@ impl Part {
 
 impl Bundle {
     /// Adds an i64 tensor.
-    pub fn numbers(&mut self, values: &[i64], shape: &[i64]) -> Place {
+    pub fn numbers(&mut self, values: &[i64], shape: &[i64]) -> BundlePlace {
         self.add(Kind::Int64, shape, values.iter().flat_map(|value| value.to_ne_bytes()))
     }
 
     /// Adds an i32 tensor.
-    pub fn short_numbers(&mut self, values: &[i32], shape: &[i64]) -> Place {
+    pub fn short_numbers(&mut self, values: &[i32], shape: &[i64]) -> BundlePlace {
         self.add(Kind::Int, shape, values.iter().flat_map(|value| value.to_ne_bytes()))
     }
 
     /// Adds a bool tensor.
-    pub fn flags(&mut self, values: &[bool], shape: &[i64]) -> Place {
+    pub fn flags(&mut self, values: &[bool], shape: &[i64]) -> BundlePlace {
         self.add(Kind::Bool, shape, values.iter().map(|value| u8::from(*value)))
     }
 
     /// Adds an f32 tensor.
-    pub fn floats(&mut self, values: &[f32], shape: &[i64]) -> Place {
+    pub fn floats(&mut self, values: &[f32], shape: &[i64]) -> BundlePlace {
         self.add(Kind::Float, shape, values.iter().flat_map(|value| value.to_ne_bytes()))
     }
 
-    fn add(&mut self, kind: Kind, shape: &[i64], bytes: impl Iterator<Item = u8>) -> Place {
-        let part = Part::after(&mut self.bytes.len(), kind, shape);
+    fn add(&mut self, kind: Kind, shape: &[i64], bytes: impl Iterator<Item = u8>) -> BundlePlace {
+        let part = BlockPart::after(&mut self.bytes.len(), kind, shape);
         self.bytes.resize(part.start, 0);
         self.bytes.extend(bytes);
         self.parts.push(part);
-        Place(self.parts.len() - 1)
+        BundlePlace(self.parts.len() - 1)
     }
 
     /// Copies everything to `device` without waiting for it.
@@ -196,7 +180,7 @@ pub struct Sent(Vec<Tensor>);
 
 impl Sent {
     /// The tensor at `place` of this bundle.
-    pub fn get(&self, place: Place) -> Tensor {
+    pub fn get(&self, place: BundlePlace) -> Tensor {
         self.0[place.0].shallow_clone()
     }
 }
@@ -207,15 +191,9 @@ fn send_small(host: &Tensor, device: Device) -> Tensor {
     if host.device() == device {
         return host.shallow_clone();
     }
-    let mut out = std::ptr::null_mut();
     let gpu = i32::try_from(gpu).expect("a few GPUs");
-    // SAFETY: the tensor outlives the call; `out` is set when no message is returned.
-    let sent = unsafe { native::check(native::prsmed_send_small(native::raw(host), gpu, &raw mut out)) };
-    match sent {
-        // SAFETY: a new tensor, owned once.
-        Ok(()) => unsafe { native::owned(out) },
-        Err(error) => native::raise(error),
-    }
+    // SAFETY: the tensor outlives the call; an owned one is written when no message is returned.
+    native::result(|out| unsafe { native::prsmed_send_small(native::raw(host), gpu, out) })
 }
 
 /// A tensor that a device computes and the CPU reads later.
@@ -236,11 +214,10 @@ impl Fetch {
     /// With libtorch's message, like its operators.
     pub fn begin(tensor: &Tensor) -> Self {
         let Device::Cuda(_) = tensor.device() else { return Self(State::Here(tensor.detach())) };
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: the tensor outlives the call; `handle` is set when no message is returned.
-        let begun = unsafe { native::check(native::prsmed_fetch_begin(native::raw(tensor), &raw mut handle)) };
-        begun.unwrap_or_else(|error| native::raise(error));
-        Self(State::Pending(handle))
+        let null = std::ptr::null_mut();
+        // SAFETY: the tensor outlives the call; the handle is written when no message is returned.
+        let begun = unsafe { native::written(null, |out| native::prsmed_fetch_begin(native::raw(tensor), out)) };
+        Self(State::Pending(begun.unwrap_or_else(|error| native::raise(error))))
     }
 
     /// True if [`Self::tensor`] would not wait.
@@ -249,10 +226,8 @@ impl Fetch {
     /// An error of the GPU in earlier work.
     pub fn is_complete(&self) -> Result<bool> {
         let State::Pending(handle) = self.0 else { return Ok(true) };
-        let mut is_complete = false;
         // SAFETY: the handle is open until `tensor` or `drop`.
-        unsafe { native::check(native::prsmed_fetch_is_complete(handle, &raw mut is_complete))? };
-        Ok(is_complete)
+        unsafe { native::written(false, |out| native::prsmed_fetch_is_complete(handle, out)) }
     }
 
     /// The tensor on the host. Waits for the GPU.
@@ -262,14 +237,8 @@ impl Fetch {
     pub fn tensor(mut self) -> Result<Tensor> {
         match std::mem::replace(&mut self.0, State::Here(Tensor::new())) {
             State::Here(tensor) => Ok(tensor),
-            State::Pending(handle) => {
-                let mut out = std::ptr::null_mut();
-                // SAFETY: the handle is closed once, here; on success `out` is an owned tensor.
-                unsafe {
-                    native::check(native::prsmed_fetch_end(handle, &raw mut out))?;
-                    Ok(native::owned(out))
-                }
-            }
+            // SAFETY: the handle is closed once, here; on success an owned tensor is written.
+            State::Pending(handle) => unsafe { native::made(|out| native::prsmed_fetch_end(handle, out)) },
         }
     }
 }
@@ -346,7 +315,7 @@ mod tests {
         assert_eq!(sent.get(floats), Tensor::from_slice(&[0.5, f32::MAX]).view([2, 1]));
         assert_eq!((sent.get(none).size(), sent.get(none).kind()), (vec![0, 4], Kind::Int64));
         let places: Vec<usize> = [flags, numbers, floats].map(|place| sent.get(place).data_ptr() as usize).into();
-        assert!(places.iter().all(|place| place % Part::ALIGNMENT == 0), "{places:?}");
+        assert!(places.iter().all(|place| place % BlockPart::ALIGNMENT == 0), "{places:?}");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! [`with_gradient_hooks`] uses gradients during the backward pass. [`gelu_conv2d`] and [`gelu_linear`] recompute only
 //! the GELU, which is cheap. [`linear_cross_entropy`] saves gradients instead of logits.
 
-use super::native::{self, RawTensor};
+use super::native::{self, RawTensor, result};
 use super::{Tensor, guard};
 use crate::Result;
 use std::ffi::{CString, c_char, c_void};
@@ -72,17 +72,6 @@ pub fn linear_cross_entropy(rows: &Tensor, weight: &Tensor, labels: &Tensor, chu
     let [rows, weight, labels] = [rows, weight, labels].map(native::raw);
     // SAFETY: three live tensors are borrowed for the call; it writes one owned tensor on success.
     result(|out| unsafe { native::prsmed_linear_cross_entropy(rows, weight, labels, chunk, out) })
-}
-
-/// The tensor that a native function returns. A native error becomes a panic.
-pub(super) fn result(call: impl FnOnce(*mut RawTensor) -> *mut c_char) -> Tensor {
-    let mut out = std::ptr::null_mut();
-    // SAFETY: `call` returns the result of a `prsmed_*` function: null, or a message to free.
-    if let Err(error) = unsafe { native::check(call(&raw mut out)) } {
-        native::raise(error);
-    }
-    // SAFETY: on success `out` is an owned tensor.
-    unsafe { native::owned(out) }
 }
 
 /// Drops the gradient of a leaf tensor. Its memory is freed, and the optimizer skips it until the next backward pass.

@@ -14,14 +14,14 @@ use std::time::Duration;
 
 /// Key-value store that all processes of a job share: a client of a TCP server in one of them.
 #[derive(Debug)]
-pub struct Store(*mut c_void);
+pub struct JobStore(*mut c_void);
 
 // SAFETY: c10d's TCPStore locks a mutex in each operation.
-unsafe impl Send for Store {}
+unsafe impl Send for JobStore {}
 // SAFETY: as above.
-unsafe impl Sync for Store {}
+unsafe impl Sync for JobStore {}
 
-/// Address of a [`Store`].
+/// Address of a [`JobStore`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreAddress {
     /// Host name or IP address of the server.
@@ -32,7 +32,7 @@ pub struct StoreAddress {
     pub prefix: String,
 }
 
-impl Store {
+impl JobStore {
     /// Connects to the server at `address`, and starts it first if there is a `listener` for it. Waits up to `patience` for
     /// the server, and later up to `timeout` for what other processes do.
     ///
@@ -45,16 +45,13 @@ impl Store {
         timeout: Duration,
     ) -> Result<Self> {
         let (host, prefix) = (text(&address.host)?, text(&address.prefix)?);
-        let port = i32::from(address.port);
-        let listener = listener.map_or(-1, IntoRawFd::into_raw_fd);
+        let (port, listener) = (i32::from(address.port), listener.map_or(-1, IntoRawFd::into_raw_fd));
         let (patience, timeout) = (patience.as_secs_f64(), timeout.as_secs_f64());
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: NUL-terminated strings that outlive the call; `raw` is set on success.
-        unsafe {
-            let (host, prefix) = (host.as_ptr(), prefix.as_ptr());
-            native::check(native::prsmed_store_open(host, port, listener, patience, timeout, prefix, &raw mut raw))?;
-        }
-        Ok(Self(raw))
+        let (host, prefix) = (host.as_ptr(), prefix.as_ptr());
+        // SAFETY: NUL-terminated strings that outlive the call.
+        let open = |out| unsafe { native::prsmed_store_open(host, port, listener, patience, timeout, prefix, out) };
+        // SAFETY: the store is written on success.
+        unsafe { native::written(std::ptr::null_mut(), open) }.map(Self)
     }
 
     /// Stores `value` under `key`.
@@ -72,13 +69,9 @@ impl Store {
     /// # Errors
     /// [`Error::Torch`] if nobody has set it in time, and as [`Self::set`].
     pub fn get(&self, key: &str, timeout: Duration) -> Result<String> {
-        let (key, mut out) = (text(key)?, std::ptr::null_mut());
-        // SAFETY: as in `set`; `out` is set on success, to a message that `native::text` frees.
-        unsafe {
-            let got = native::prsmed_store_get(self.0, key.as_ptr(), timeout.as_secs_f64(), &raw mut out);
-            native::check(got)?;
-            Ok(native::text(out))
-        }
+        let (key, seconds) = (text(key)?, timeout.as_secs_f64());
+        // SAFETY: as in `set`; a message is written on success.
+        unsafe { native::made_text(|out| native::prsmed_store_get(self.0, key.as_ptr(), seconds, out)) }
     }
 
     /// True if `key` has a value.
@@ -86,10 +79,9 @@ impl Store {
     /// # Errors
     /// As [`Self::set`].
     pub fn has(&self, key: &str) -> Result<bool> {
-        let (key, mut out) = (text(key)?, false);
-        // SAFETY: as in `set`; the callee writes `out`.
-        unsafe { native::check(native::prsmed_store_has(self.0, key.as_ptr(), &raw mut out))? };
-        Ok(out)
+        let key = text(key)?;
+        // SAFETY: as in `set`.
+        unsafe { native::written(false, |out| native::prsmed_store_has(self.0, key.as_ptr(), out)) }
     }
 
     /// Adds `amount` to the counter `key`, which starts at 0, and returns the sum.
@@ -97,14 +89,13 @@ impl Store {
     /// # Errors
     /// As [`Self::set`].
     pub fn add(&self, key: &str, amount: i64) -> Result<i64> {
-        let (key, mut out) = (text(key)?, 0);
+        let key = text(key)?;
         // SAFETY: as in `has`.
-        unsafe { native::check(native::prsmed_store_add(self.0, key.as_ptr(), amount, &raw mut out))? };
-        Ok(out)
+        unsafe { native::written(0, |out| native::prsmed_store_add(self.0, key.as_ptr(), amount, out)) }
     }
 }
 
-impl Drop for Store {
+impl Drop for JobStore {
     fn drop(&mut self) {
         // SAFETY: closed once.
         unsafe { native::prsmed_store_close(self.0) };
@@ -128,18 +119,9 @@ pub enum Backend {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReduceOp {
     /// Their sum.
-    Sum,
+    Sum = 0,
     /// The largest one.
-    Max,
-}
-
-impl ReduceOp {
-    fn code(self) -> i32 {
-        match self {
-            Self::Sum => 0,
-            Self::Max => 1,
-        }
-    }
+    Max = 1,
 }
 
 /// A process group.
@@ -164,7 +146,7 @@ impl Group {
     /// # Errors
     /// [`Error::Torch`] if the processes cannot be connected.
     pub fn open(
-        store: &Store,
+        store: &JobStore,
         name: &str,
         backend: &Backend,
         (rank, size): (usize, usize),
@@ -200,16 +182,6 @@ impl Group {
         unsafe { native::check(native::prsmed_group_shutdown(self.raw)) }
     }
 
-    /// Number of this process, from 0.
-    pub fn rank(&self) -> usize {
-        self.rank
-    }
-
-    /// Number of processes.
-    pub fn size(&self) -> usize {
-        self.size
-    }
-
     /// Starts to reduce `tensor` in place over all ranks.
     ///
     /// # Errors
@@ -217,7 +189,7 @@ impl Group {
     pub fn all_reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<Pending> {
         let tensor = tensor.detach();
         // SAFETY: an open group and a live tensor.
-        Pending::start(&tensor, |raw, out| unsafe { native::prsmed_all_reduce(self.raw, raw, op.code(), out) })
+        Pending::start(&tensor, |raw, out| unsafe { native::prsmed_all_reduce(self.raw, raw, op as i32, out) })
     }
 
     /// Starts to sum `tensor` over all ranks. Only `root` gets the sum; the values of the others are undefined.
@@ -284,10 +256,7 @@ impl Group {
     pub fn reduce_numbers(&self, numbers: &mut [f64], op: ReduceOp) -> Result<()> {
         let count = i64::try_from(numbers.len()).expect("a few numbers");
         // SAFETY: `count` numbers that nobody else uses until the call returns.
-        unsafe {
-            let (values, code) = (numbers.as_mut_ptr(), op.code());
-            native::check(native::prsmed_reduce_numbers(self.raw, values, count, code))
-        }
+        unsafe { native::check(native::prsmed_reduce_numbers(self.raw, numbers.as_mut_ptr(), count, op as i32)) }
     }
 
     /// The bytes of each rank, in the order of the ranks. Only for Gloo.
@@ -332,8 +301,10 @@ impl Drop for Group {
 /// The ranks that divide something among them, of which each has one part.
 #[derive(Debug, Clone)]
 pub struct Peers {
-    rank: usize,
-    size: usize,
+    /// Number of this process, from 0.
+    pub rank: usize,
+    /// Number of processes.
+    pub size: usize,
     /// The connections; `None` in a dry run, where nothing is exchanged.
     links: Option<Arc<PeerLinks>>,
 }
@@ -346,23 +317,13 @@ pub struct PeerLinks {
     /// A group over Gloo, for tensors of the host.
     pub host: Arc<Group>,
     /// Its server must outlive the groups.
-    pub store: Arc<Store>,
+    pub store: Arc<JobStore>,
 }
 
 impl Peers {
     /// Rank `rank` of `size`.
     pub fn new(rank: usize, size: usize, links: Option<PeerLinks>) -> Self {
         Self { rank, size, links: links.map(Arc::new) }
-    }
-
-    /// Number of this process, from 0.
-    pub fn rank(&self) -> usize {
-        self.rank
-    }
-
-    /// Number of processes.
-    pub fn size(&self) -> usize {
-        self.size
     }
 
     /// Ends the group for tensors of the device: see [`Group::shut_down`].
@@ -435,10 +396,8 @@ impl Pending {
         tensor: &Tensor,
         work: impl FnOnce(native::RawTensor, *mut *mut c_void) -> *mut std::ffi::c_char,
     ) -> Result<Self> {
-        let mut raw = std::ptr::null_mut();
-        let message = work(native::raw(tensor), &raw mut raw);
-        // SAFETY: a message of the native layer.
-        unsafe { native::check(message)? };
+        // SAFETY: `work` calls the native layer.
+        let raw = unsafe { native::written(std::ptr::null_mut(), |out| work(native::raw(tensor), out)) }?;
         Ok(Self { raw, tensors: vec![tensor.shallow_clone()] })
     }
 
@@ -486,7 +445,7 @@ mod tests {
     }
 
     fn rank_of(group: &Group) -> f64 {
-        f64::from(u8::try_from(group.rank()).unwrap())
+        f64::from(u8::try_from(group.rank).unwrap())
     }
 
     /// Runs `work` in each of three ranks. Each is a process that runs the test named `test` again, as ranks are
@@ -521,9 +480,9 @@ mod tests {
         group.reduce_numbers(&mut [0.0], ReduceOp::Sum).unwrap();
     }
 
-    fn open(address: &StoreAddress, is_server: bool) -> Store {
+    fn open(address: &StoreAddress, is_server: bool) -> JobStore {
         let listener = is_server.then(|| TcpListener::bind((address.host.as_str(), address.port)).unwrap());
-        Store::open(address, listener, SHORT, SHORT).unwrap()
+        JobStore::open(address, listener, SHORT, SHORT).unwrap()
     }
 
     #[test]
@@ -544,7 +503,7 @@ mod tests {
             let [sum, largest, first, last] =
                 [sum, largest, first, last].map(|tensor| Vec::<f32>::try_from(&tensor).unwrap());
             assert_eq!((sum, largest, first), (vec![3.0, 3.0], vec![2.0, 1.0], vec![1.0, 1.0]));
-            assert!(group.rank() != 2 || last == [3.0, 3.0], "{last:?}");
+            assert!(group.rank != 2 || last == [3.0, 3.0], "{last:?}");
         });
     }
 
@@ -552,16 +511,16 @@ mod tests {
     fn numbers_and_bytes_of_all_ranks_are_known_to_each() {
         ranks("numbers_and_bytes_of_all_ranks_are_known_to_each", |group| {
             let moved = no_grad(|| Tensor::from_slice(&[1.0, 2.0]) * rank_of(group));
-            match group.rank() {
+            match group.rank {
                 1 => group.send(&moved, 0).unwrap(),
                 0 => group.receive(&moved, 1).unwrap(),
                 _ => {}
             }
-            assert!(group.rank() > 0 || Vec::<f64>::try_from(&moved).unwrap() == [1.0, 2.0]);
+            assert!(group.rank > 0 || Vec::<f64>::try_from(&moved).unwrap() == [1.0, 2.0]);
             let mut numbers = [2.5, rank_of(group)];
             group.reduce_numbers(&mut numbers, ReduceOp::Sum).unwrap();
             assert_eq!(numbers, [7.5, 3.0]);
-            let words = group.gather(&vec![b'x'; group.rank() * 2]).unwrap();
+            let words = group.gather(&vec![b'x'; group.rank * 2]).unwrap();
             assert_eq!(words, [b"".to_vec(), b"xx".to_vec(), b"xxxx".to_vec()]);
             assert_eq!(group.gather(&[]).unwrap(), vec![Vec::<u8>::new(); 3]);
         });

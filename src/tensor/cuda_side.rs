@@ -34,12 +34,7 @@ const REPAIR: &str =
 impl CudaSide {
     /// The state of this process; it never changes.
     pub fn current() -> Self {
-        let (mut detail, mut folder): (*const c_char, *const c_char) = (c"".as_ptr(), c"".as_ptr());
-        // SAFETY: the callee writes two pointers to texts that live as long as the process.
-        let (status, detail) = unsafe {
-            let status = native::prsmed_cuda_side(&raw mut detail, &raw mut folder);
-            (status, CStr::from_ptr(detail).to_string_lossy().into_owned())
-        };
+        let (status, [detail, _]) = state();
         match status {
             0 => Self::Open,
             1 => Self::NoDriver(detail),
@@ -58,42 +53,47 @@ impl CudaSide {
 
     /// Why it is not open, and the remedy where there is one; `None` if it is open.
     pub fn reason(&self) -> Option<String> {
-        let torch = || libtorch_folder().display().to_string();
-        match self {
-            Self::Open => None,
-            Self::NoDriver(words) => Some(format!("there is no NVIDIA driver ({words})")),
+        let folder = libtorch_folder();
+        let torch = folder.display();
+        Some(match self {
+            Self::Open => return None,
+            Self::NoDriver(words) => format!("there is no NVIDIA driver ({words})"),
             Self::TorchWithoutCuda => {
-                Some(format!("torch in {} is built without CUDA; install its CUDA build: {REPAIR}", torch()))
+                format!("torch in {torch} is built without CUDA; install its CUDA build: {REPAIR}")
             }
-            Self::NotBuilt => Some(
-                "this prsmed was built without its CUDA side, because torch's CUDA headers were missing; run \
-                 `scripts/setup --cuda` and `cargo clean -p prsmed`, then build again"
-                    .to_owned(),
-            ),
+            Self::NotBuilt => {
+                "this prsmed was built without its CUDA side, because torch's CUDA headers were missing; \
+                 run `scripts/setup --cuda` and `cargo clean -p prsmed`, then build again"
+                    .to_owned()
+            }
             Self::CudaFails(words) => {
-                Some(format!("torch's CUDA library does not load ({words}); install it again: {REPAIR}"))
+                format!("torch's CUDA library does not load ({words}); install it again: {REPAIR}")
             }
-            Self::SideFails(words) => Some(format!(
-                "the CUDA side of this prsmed does not fit the torch in {} ({words}); build prsmed again for this torch",
-                torch()
-            )),
-            Self::NoFile(words) => Some(format!(
+            Self::SideFails(words) => format!(
+                "the CUDA side of this prsmed does not fit the torch in {torch} ({words}); build prsmed again for this torch"
+            ),
+            Self::NoFile(words) => format!(
                 "this system lets prsmed store its CUDA side neither in memory nor in a temporary file ({words}); name \
                  a folder that can be written in TMPDIR"
-            )),
-        }
+            ),
+        })
     }
 }
 
 /// The folder of the libtorch that this process has loaded.
 pub fn libtorch_folder() -> PathBuf {
-    let (mut detail, mut folder): (*const c_char, *const c_char) = (c"".as_ptr(), c"".as_ptr());
+    let (_, [_, folder]) = state();
+    PathBuf::from(folder)
+}
+
+/// Number of the state, its detail, and the folder of libtorch.
+fn state() -> (i32, [String; 2]) {
+    let [mut detail, mut folder]: [*const c_char; 2] = [c"".as_ptr(); 2];
     // SAFETY: the callee writes two pointers to texts that live as long as the process.
-    let text = unsafe {
-        native::prsmed_cuda_side(&raw mut detail, &raw mut folder);
-        CStr::from_ptr(folder).to_string_lossy().into_owned()
-    };
-    PathBuf::from(text)
+    unsafe {
+        let status = native::prsmed_cuda_side(&raw mut detail, &raw mut folder);
+        (status, [detail, folder].map(|text| CStr::from_ptr(text).to_string_lossy().into_owned()))
+    }
 }
 
 /// The version of torch that this program was compiled for.
@@ -172,12 +172,8 @@ fn build_setting(name: &str) -> Option<String> {
 
 /// libtorch's description of its build.
 fn build_text() -> Option<String> {
-    let mut text = std::ptr::null_mut();
-    // SAFETY: the callee writes a message, which `text` takes.
-    unsafe {
-        native::check(native::prsmed_torch_build(&raw mut text)).ok()?;
-        Some(native::text(text))
-    }
+    // SAFETY: the callee writes a message.
+    unsafe { native::made_text(|out| native::prsmed_torch_build(out)) }.ok()
 }
 
 /// The value of `NAME=VALUE, ` in libtorch's description of its build.

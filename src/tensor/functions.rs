@@ -3,8 +3,7 @@
 //! The documentation of each function states the operators that it replaces. A tensor is saved only if a gradient needs
 //! it, so a pass without gradients saves nothing.
 
-use super::autograd::result;
-use super::native::{self, raw};
+use super::native::{self, answer, raw, result};
 use super::{Kind, Tensor};
 
 /// RMSNorm: `xs / sqrt(mean(xs^2) + eps) * weight` over the last dimension. The quotient is computed in fp32 and cast
@@ -145,12 +144,8 @@ impl GroupedAttention<'_> {
     pub fn saves_memory(&self) -> bool {
         let Self { q, k, v, mask, causal } = *self;
         let mask = mask.map_or(std::ptr::null_mut(), raw);
-        let mut is = false;
         // SAFETY: as above; it writes a bool.
-        let answer =
-            unsafe { native::check(native::prsmed_keeps_groups(raw(q), raw(k), raw(v), mask, causal, &raw mut is)) };
-        answer.unwrap_or_else(|error| native::raise(error));
-        is
+        answer(|out| unsafe { native::prsmed_keeps_groups(raw(q), raw(k), raw(v), mask, causal, out) })
     }
 }
 
@@ -210,11 +205,8 @@ impl Segments {
     /// # Panics
     /// Like libtorch's operators.
     pub fn supported(xs: &Tensor, heads: i64, groups: i64) -> bool {
-        let mut is = false;
         // SAFETY: as above; it writes a bool.
-        let answer = unsafe { native::check(native::prsmed_takes_segments(raw(xs), heads, groups, &raw mut is)) };
-        answer.unwrap_or_else(|error| native::raise(error));
-        is
+        answer(|out| unsafe { native::prsmed_takes_segments(raw(xs), heads, groups, out) })
     }
 }
 

@@ -5,7 +5,7 @@
 //! the CPU draws for custom CUDA kernels are copied to a buffer that the captured kernels read (`native/seeds.cpp`).
 
 use super::native::{self, RawTensor};
-use super::{Device, Kind, Tensor, guard, rng};
+use super::{Device, Kind, Tensor, guard, memory, rng};
 use crate::{Error, Result};
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -37,10 +37,8 @@ impl GraphPool {
         if let Some(id) = self.id.borrow().upgrade() {
             return Ok(id);
         }
-        let mut id = [0; 2];
         // SAFETY: the callee writes two numbers.
-        unsafe { native::check(native::prsmed_graph_pool(id.as_mut_ptr()))? };
-        let id = Rc::new(id);
+        let id = Rc::new(unsafe { native::written([0; 2], |id| native::prsmed_graph_pool(id.cast())) }?);
         *self.id.borrow_mut() = Rc::downgrade(&id);
         Ok(id)
     }
@@ -59,10 +57,10 @@ impl SideStream {
     /// # Errors
     /// [`Error::Torch`] without CUDA.
     pub fn enter(device: Device) -> Result<Self> {
-        let (device, mut before) = (gpu(device)?, std::ptr::null_mut());
-        // SAFETY: changes this thread's current stream; the callee sets `before` if it returns no message.
-        unsafe { native::check(native::prsmed_stream_enter(device, &raw mut before))? };
-        Ok(Self { before })
+        let (device, null) = (gpu(device)?, std::ptr::null_mut());
+        // SAFETY: changes this thread's current stream; the callee writes the former one.
+        let before = unsafe { native::written(null, |out| native::prsmed_stream_enter(device, out)) };
+        before.map(|before| Self { before })
     }
 }
 
@@ -95,9 +93,10 @@ impl CudaGraph {
         let seeds = Tensor::zeros([MAX_SEEDS], (Kind::Int64, Device::Cuda(index)));
         let rng_state = rng::RngState::take(Device::Cpu)?;
         let id = pool.for_capture()?;
-        let mut raw = std::ptr::null_mut();
-        // SAFETY: the pool's two numbers are read; `raw` is set on success.
-        unsafe { native::check(native::prsmed_graph_begin(pool.device, id.as_ptr(), &raw mut raw))? };
+        // SAFETY: the pool's two numbers are read; the graph is written on success.
+        let begin = |out| unsafe { native::prsmed_graph_begin(pool.device, id.as_ptr(), out) };
+        // SAFETY: as above.
+        let raw = unsafe { native::written(std::ptr::null_mut(), begin) }?;
         let mut graph = Self { raw, seeds, num_seeds: 0, _pool: id };
         // SAFETY: a live tensor, of which the callee keeps a copy until the second call.
         unsafe { native::prsmed_seeds_capture(native::raw(&graph.seeds)) };
@@ -162,9 +161,7 @@ pub fn zero(tensors: &[&Tensor]) -> Result<()> {
 
 fn gpu(device: Device) -> Result<i32> {
     match device {
-        Device::Cuda(index) => {
-            i32::try_from(index).map_err(|_| Error::Torch { reason: format!("there is no GPU {index}") })
-        }
+        Device::Cuda(index) => memory::gpu(index),
         other => Err(Error::Torch { reason: format!("CUDA graphs need a GPU, not {other:?}") }),
     }
 }

@@ -14,7 +14,7 @@
 //!
 //! **Not yet run on a GPU.**
 
-use super::async_copy::{AsyncCopy, Part, pinned_empty};
+use super::async_copy::{AsyncCopy, BlockPart, pinned_empty};
 use super::collective::{Peers, Pending};
 use super::{Device, Kind, META, Tensor, ledger, meta, native, no_grad};
 use crate::Result;
@@ -26,7 +26,7 @@ use std::sync::{Mutex, PoisonError};
 /// not counted, one expanded number represents it ([`is_stand_in`]).
 pub fn host_tensor(shape: &[i64], kind: Kind, device: Device) -> Tensor {
     match device {
-        META if meta::target() == meta::Target::Cuda => {
+        META if meta::target() == meta::PlanTarget::Cuda => {
             Tensor::zeros(vec![1; shape.len()], (kind, Device::Cpu)).expand(shape, false)
         }
         META => Tensor::empty(shape, (kind, META)),
@@ -36,7 +36,7 @@ pub fn host_tensor(shape: &[i64], kind: Kind, device: Device) -> Tensor {
 
 /// True if `tensor` represents a tensor of a planned GPU run's host memory. It must not be written to.
 pub fn is_stand_in(tensor: &Tensor) -> bool {
-    tensor.device() == Device::Cpu && meta::target() == meta::Target::Cuda
+    tensor.device() == Device::Cpu && meta::target() == meta::PlanTarget::Cuda
 }
 
 /// A layer whose frozen weights can be in host memory.
@@ -63,7 +63,7 @@ pub struct HostWeights {
 struct Layer {
     /// Handles of the tensors.
     tensors: Vec<Tensor>,
-    parts: Vec<Part>,
+    parts: Vec<BlockPart>,
     /// Size of the block.
     bytes: i64,
     /// The bytes of all tensors, or this rank's part of them; `None` for host memory of a planned GPU run.
@@ -126,7 +126,7 @@ impl HostWeights {
     /// # Errors
     /// [`crate::Error::Torch`] if another rank does not answer.
     pub fn divided(&self, peers: &Peers, on_host: usize, keeps_whole: bool) -> Result<Self> {
-        let keeps_whole = keeps_whole && peers.rank() == 0;
+        let keeps_whole = keeps_whole && peers.rank == 0;
         let divide = |(i, layer): (usize, &Layer)| layer.divided(peers, self.device, i < on_host, keeps_whole);
         let layers = self.layers.iter().enumerate().map(divide).collect::<Result<_>>()?;
         Ok(Self::with_layers(layers, self.device, Some(peers.clone())))
@@ -162,7 +162,7 @@ impl HostWeights {
 
     /// Bytes of a layer that this process keeps.
     fn own_bytes(&self, layer: &Layer) -> i64 {
-        layer.bytes / i64::try_from(self.peers.as_ref().map_or(1, Peers::size)).expect("a few ranks")
+        layer.bytes / i64::try_from(self.peers.as_ref().map_or(1, |peers| peers.size)).expect("a few ranks")
     }
 
     /// Bytes that were copied to the device so far.
@@ -223,7 +223,7 @@ impl HostWeights {
     fn copies_ahead(&self) -> bool {
         match self.device {
             _ if self.peers.is_some() => true,
-            META => meta::target() == meta::Target::Cuda,
+            META => meta::target() == meta::PlanTarget::Cuda,
             device => device != Device::Cpu,
         }
     }
@@ -268,13 +268,13 @@ impl Layer {
     fn packed(tensors: Vec<Tensor>, device: Device, keeps_values: bool, ranks: usize) -> Self {
         let _category = ledger::enter(ledger::Category::Frozen);
         let mut end = 0;
-        let parts: Vec<Part> =
-            tensors.iter().map(|tensor| Part::after(&mut end, tensor.kind(), &tensor.size())).collect();
+        let parts: Vec<BlockPart> =
+            tensors.iter().map(|tensor| BlockPart::after(&mut end, tensor.kind(), &tensor.size())).collect();
         // a rank's part is a multiple of the alignment
-        let end = if ranks > 1 { end.next_multiple_of(Part::ALIGNMENT * ranks) } else { end };
+        let end = if ranks > 1 { end.next_multiple_of(BlockPart::ALIGNMENT * ranks) } else { end };
         let bytes = i64::try_from(end).expect("a layer");
         let block = match device {
-            META if meta::target() == meta::Target::Cuda => None,
+            META if meta::target() == meta::PlanTarget::Cuda => None,
             // ranks pin their parts only
             Device::Cuda(_) if ranks > 1 => Some(Tensor::empty([bytes], (Kind::Uint8, Device::Cpu))),
             Device::Cuda(_) => Some(pinned_empty(bytes)),
@@ -297,8 +297,9 @@ impl Layer {
     /// This rank's part.
     fn divided(&self, peers: &Peers, device: Device, on_host: bool, keeps_whole: bool) -> Result<Self> {
         let _category = ledger::enter(ledger::Category::Frozen);
-        let length = self.bytes / i64::try_from(peers.size()).expect("a few ranks");
-        let is_on_host = on_host && device != Device::Cpu && !(device == META && meta::target() == meta::Target::Cpu);
+        let length = self.bytes / i64::try_from(peers.size).expect("a few ranks");
+        let is_on_host =
+            on_host && device != Device::Cpu && !(device == META && meta::target() == meta::PlanTarget::Cpu);
         let block = match (&self.block, device) {
             (None, _) => (!is_on_host).then(|| Tensor::empty([length], (Kind::Uint8, device))),
             (Some(whole), _) => {
@@ -359,7 +360,7 @@ mod tests {
     #[test]
     fn a_planned_gpu_has_two_layers_at_a_time_and_no_host_memory() {
         meta::install().unwrap();
-        let _target = meta::enter_target(meta::Target::Cuda);
+        let _target = meta::enter_target(meta::PlanTarget::Cuda);
         let shape = [1 << 20, 1 << 10];
         let host = || vec![host_tensor(&shape, Kind::Float, META)];
         let weights = HostWeights::new((0..3).map(|_| host()).collect(), META, true, 1);

@@ -24,12 +24,8 @@ pub fn measure(device: Device, work: impl FnOnce() -> Result<()>) -> Result<Vec<
     unsafe { native::check(native::prsmed_kernel_times_begin(on_gpu))? };
     let done = work();
     super::synchronize(device);
-    let mut text = std::ptr::null_mut();
-    // SAFETY: the callee ends the profiler of this thread, and writes a message, which `text` takes.
-    let text = unsafe {
-        native::check(native::prsmed_kernel_times_end(on_gpu, &raw mut text))?;
-        native::text(text)
-    };
+    // SAFETY: the callee ends the profiler of this thread, and writes a message.
+    let text = unsafe { native::made_text(|out| native::prsmed_kernel_times_end(on_gpu, out)) }?;
     done?;
     let mut found: Vec<KernelTime> = text.lines().filter_map(line).collect();
     found.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));

@@ -27,9 +27,6 @@ pub enum KernelMode {
     Off,
 }
 
-/// Compute capabilities that the kernels support: Turing, Ampere, Ada, Hopper, Blackwell.
-pub const CAPABILITIES: [u32; 7] = [75, 80, 86, 89, 90, 100, 120];
-
 /// Sets the mode of the process. The default is [`KernelMode::Off`].
 pub fn set_mode(mode: KernelMode) {
     // SAFETY: sets a number.
@@ -209,10 +206,11 @@ pub struct Compiled {
 /// [`Error::Torch`] without NVRTC, or with the compiler's message.
 pub fn compile(capability: u32) -> Result<Compiled> {
     let capability = i32::try_from(capability).map_err(|_| unknown("compute capability"))?;
-    let (mut bytes, mut is_native) = (0, false);
+    let mut is_native = false;
     // SAFETY: the callee writes two values.
-    unsafe { native::check(native::prsmed_kernels_compile(capability, &raw mut bytes, &raw mut is_native))? };
-    Ok(Compiled { code: Bytes(bytes), is_native })
+    let bytes =
+        unsafe { native::written(0, |out| native::prsmed_kernels_compile(capability, out, &raw mut is_native)) };
+    bytes.map(|bytes| Compiled { code: Bytes(bytes), is_native })
 }
 
 /// Implementation of an operation.

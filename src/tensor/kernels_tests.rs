@@ -293,6 +293,9 @@ fn unsupported_tensors_use_libtorch() {
     assert!(run("nothing", Implementation::Custom, &turned, 0.0).is_err());
 }
 
+/// Compute capabilities that the kernels support: Turing, Ampere, Ada, Hopper, Blackwell.
+const CAPABILITIES: [u32; 7] = [75, 80, 86, 89, 90, 100, 120];
+
 /// Tests that compile take turns: the folder of compiled kernels is one for the process.
 static FOLDER: Mutex<()> = Mutex::new(());
 
@@ -448,7 +451,7 @@ fn gradients_are_rotated_without_a_copy_unless_others_read_them() {
     };
     meta::install().unwrap();
     let whole_tensors = |rotates: bool| {
-        let trace = trace::begin(trace::Options { counts_host: false, costs: false }).unwrap();
+        let trace = trace::begin(meta::PlanTarget::Cuda, false).unwrap();
         drop(pass(META, rotates, false));
         let is_whole = |change| matches!(change, trace::BlockChange::Allocate(bytes) if bytes >= 2 * 5 * 24 * 4);
         trace.finish().events.iter().filter(|event| is_whole(event.change)).count()

@@ -113,13 +113,11 @@ pub fn largest(count: usize) -> Vec<LargeBlock> {
     // SAFETY: the callee writes at most `count` blocks and says how many.
     let found = unsafe { native::prsmed_ledger_largest(raw.as_mut_ptr(), i64::try_from(count).unwrap_or(i64::MAX)) };
     raw.truncate(usize::try_from(found).unwrap_or(0));
-    raw.iter().map(LargeBlock::from).collect()
+    raw.iter().map(large_block).collect()
 }
 
-impl From<&native::RawBlock> for LargeBlock {
-    fn from(raw: &native::RawBlock) -> Self {
-        Self { bytes: Bytes(raw.bytes), category: category_name(raw.category), module: module_path_of(raw.module) }
-    }
+fn large_block(raw: &native::RawBlock) -> LargeBlock {
+    LargeBlock { bytes: Bytes(raw.bytes), category: category_name(raw.category), module: module_path_of(raw.module) }
 }
 
 fn category_name(number: i32) -> &'static str {
@@ -144,15 +142,15 @@ pub fn reset_peak() {
 }
 
 /// Bytes by category, in the order of [`CATEGORIES`].
-pub type Shares = Vec<(&'static str, Bytes)>;
+pub type CategoryBytes = Vec<(&'static str, Bytes)>;
 
-fn shares(raw: &[u64]) -> Shares {
+fn shares(raw: &[u64]) -> CategoryBytes {
     CATEGORIES.iter().zip(raw).map(|((_, name), bytes)| (*name, Bytes(*bytes))).collect()
 }
 
 /// Peak bytes since [`begin_window`], independent of the peaks of [`usage`], and bytes taken from the system.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Window {
+pub struct LedgerWindow {
     /// Bytes taken from the system: live blocks with header and rounding, and freed blocks that are cached for reuse.
     pub reserved: Bytes,
     /// Peak of `reserved` since the start.
@@ -162,15 +160,15 @@ pub struct Window {
     /// Peak of allocated bytes in the window.
     pub window_peak: Bytes,
     /// Bytes by category at that peak.
-    pub at_window_peak: Shares,
+    pub at_window_peak: CategoryBytes,
 }
 
 /// The current window. All bytes are zero if [`install`] was not called.
-pub fn window() -> Window {
+pub fn window() -> LedgerWindow {
     let mut raw = [0_u64; 4 + CATEGORIES.len()];
     // SAFETY: the callee writes exactly that many numbers.
     unsafe { native::prsmed_ledger_read_window(raw.as_mut_ptr()) };
-    Window {
+    LedgerWindow {
         reserved: Bytes(raw[0]),
         reserved_peak: Bytes(raw[1]),
         window_reserved_peak: Bytes(raw[2]),
@@ -206,7 +204,7 @@ pub struct AllocationFailure {
     /// Bytes taken from the system.
     pub reserved: Bytes,
     /// Bytes of live tensors by category; empty if categories are not known.
-    pub categories: Shares,
+    pub categories: CategoryBytes,
     /// The largest live blocks, at most 10, largest first.
     pub largest: Vec<LargeBlock>,
 }
@@ -223,7 +221,7 @@ pub fn failure() -> Option<AllocationFailure> {
         allocated: Bytes(raw.allocated),
         reserved: Bytes(raw.reserved),
         categories: shares(&raw.categories),
-        largest: raw.largest.iter().take(usize::try_from(raw.num_largest).unwrap_or(0)).map(LargeBlock::from).collect(),
+        largest: raw.largest.iter().take(usize::try_from(raw.num_largest).unwrap_or(0)).map(large_block).collect(),
     })
 }
 

@@ -6,13 +6,13 @@ use super::native::{self, RawDeviceMemory};
 use super::{Device, ledger};
 use crate::units::Bytes;
 use crate::{Error, Result};
-use ledger::{AllocationFailure, Shares};
+use ledger::{AllocationFailure, CategoryBytes};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Memory of a device at one moment. Peaks count from the last [`begin_window`].
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Reading {
+pub struct MemoryReading {
     /// Bytes of live tensors.
     pub allocated: Bytes,
     /// Peak of `allocated`.
@@ -22,9 +22,9 @@ pub struct Reading {
     /// Peak of `reserved`.
     pub reserved_peak: Bytes,
     /// `allocated` by category; empty on a GPU.
-    pub categories: Shares,
+    pub categories: CategoryBytes,
     /// `allocated_peak` by category; empty on a GPU.
-    pub categories_at_peak: Shares,
+    pub categories_at_peak: CategoryBytes,
     /// Numbers of the operating system and the driver.
     pub system: System,
 }
@@ -46,11 +46,11 @@ pub struct System {
 ///
 /// # Errors
 /// [`Error::Torch`] for a GPU that is not in use.
-pub fn read(device: Device) -> Result<Reading> {
+pub fn read(device: Device) -> Result<MemoryReading> {
     let mut system = process()?;
     let Device::Cuda(index) = device else {
         let (usage, window) = (ledger::usage(), ledger::window());
-        return Ok(Reading {
+        return Ok(MemoryReading {
             allocated: usage.allocated,
             allocated_peak: window.window_peak,
             reserved: window.reserved,
@@ -65,13 +65,13 @@ pub fn read(device: Device) -> Result<Reading> {
         system.device_used = Some(Bytes(raw.total.saturating_sub(raw.free)));
         system.device_total = Some(Bytes(raw.total));
     }
-    Ok(Reading {
+    Ok(MemoryReading {
         allocated: Bytes(raw.allocated),
         allocated_peak: Bytes(raw.allocated_peak),
         reserved: Bytes(raw.reserved),
         reserved_peak: Bytes(raw.reserved_peak),
-        categories: Shares::new(),
-        categories_at_peak: Shares::new(),
+        categories: CategoryBytes::new(),
+        categories_at_peak: CategoryBytes::new(),
         system,
     })
 }
@@ -89,10 +89,9 @@ pub fn requested(device: Device) -> Result<(u64, u64)> {
 
 /// What libtorch's allocator counts, and what the driver reports if it is asked.
 fn of_gpu(index: usize, asks_driver: bool) -> Result<RawDeviceMemory> {
-    let mut raw = RawDeviceMemory::default();
+    let gpu = gpu(index)?;
     // SAFETY: the callee fills the structure on success.
-    unsafe { native::check(native::prsmed_device_memory(gpu(index)?, asks_driver, &raw mut raw))? };
-    Ok(raw)
+    unsafe { native::written(RawDeviceMemory::default(), |out| native::prsmed_device_memory(gpu, asks_driver, out)) }
 }
 
 /// Highest peak of a GPU in earlier windows, bytes.
@@ -179,8 +178,8 @@ static GPU_FAILURE: Mutex<Option<AllocationFailure>> = Mutex::new(None);
 /// Saves the GPU's memory numbers when memory ran out. Only the first call counts.
 pub(super) fn note_gpu_failure() {
     let module = super::module_path::current();
-    let Ok(Reading { allocated, reserved, .. }) = read(super::default_device()) else { return };
-    let (categories, largest) = (Shares::new(), Vec::new());
+    let Ok(MemoryReading { allocated, reserved, .. }) = read(super::default_device()) else { return };
+    let (categories, largest) = (CategoryBytes::new(), Vec::new());
     let failure =
         AllocationFailure { requested: None, category: None, module, allocated, reserved, categories, largest };
     GPU_FAILURE.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
@@ -197,7 +196,8 @@ pub fn clear_failure() {
     *GPU_FAILURE.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
-fn gpu(index: usize) -> Result<i32> {
+/// Number of a GPU in the native layer.
+pub(super) fn gpu(index: usize) -> Result<i32> {
     i32::try_from(index).map_err(|_| Error::Torch { reason: format!("there is no GPU {index}") })
 }
 

@@ -1,6 +1,6 @@
 //! Meta device: tensors that have a size but no memory, for dry runs.
 //!
-//! The ledger counts their bytes. Each operator allocates exactly what libtorch's kernel of the [`Target`] would
+//! The ledger counts their bytes. Each operator allocates exactly what libtorch's kernel of the [`PlanTarget`] would
 //! allocate (`native/meta_cpu.cpp`, `native/meta_cuda.cpp`), so that a dry run has the peak of a real step.
 
 use super::{Device, Result, Tensor, native};
@@ -25,7 +25,7 @@ pub fn index(scalar: &Tensor) -> i64 {
 
 /// The device that meta tensors simulate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
+pub enum PlanTarget {
     /// libtorch's CPU kernels. Tests compare the bytes with them.
     Cpu,
     /// libtorch's CUDA kernels on a GPU of compute capability 8.0 or more, modelled from libtorch's sources. Not yet
@@ -33,7 +33,7 @@ pub enum Target {
     Cuda,
 }
 
-impl Target {
+impl PlanTarget {
     fn number(self) -> i32 {
         i32::from(self == Self::Cuda)
     }
@@ -55,16 +55,16 @@ impl Drop for EnteredTarget {
     }
 }
 
-/// Sets the target of this thread's meta tensors until the result is dropped. The default is [`Target::Cpu`].
-pub fn enter_target(target: Target) -> EnteredTarget {
+/// Sets the target of this thread's meta tensors until the result is dropped. The default is [`PlanTarget::Cpu`].
+pub fn enter_target(target: PlanTarget) -> EnteredTarget {
     // SAFETY: changes a number of this thread.
     EnteredTarget { former: unsafe { native::prsmed_meta_target(target.number()) }, _stays: PhantomData }
 }
 
 /// The target of this thread's meta tensors.
-pub fn target() -> Target {
+pub fn target() -> PlanTarget {
     // SAFETY: reads a number of this thread.
-    if unsafe { native::prsmed_meta_target_now() } == 1 { Target::Cuda } else { Target::Cpu }
+    if unsafe { native::prsmed_meta_target_now() } == 1 { PlanTarget::Cuda } else { PlanTarget::Cpu }
 }
 
 /// Sets the GPU that the CUDA target simulates on this thread: compute capability (80 for 8.0) and number of
@@ -78,7 +78,7 @@ pub fn set_gpu(capability: i32, multiprocessors: i32) {
 pub fn runs_as_cuda(tensor: &Tensor) -> bool {
     match tensor.device() {
         Device::Cuda(_) => true,
-        META => target() == Target::Cuda,
+        META => target() == PlanTarget::Cuda,
         _ => false,
     }
 }

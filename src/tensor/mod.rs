@@ -87,10 +87,8 @@ pub fn set_default_gpu(index: usize) -> Result<()> {
 
 /// The version of cuDNN as a number (90100 for 9.1.0); `None` without it.
 pub fn cudnn_version() -> Option<i64> {
-    let mut version = 0;
     // SAFETY: the callee writes one number.
-    unsafe { native::check(native::prsmed_cudnn_version(&raw mut version)) }.ok().filter(|()| version > 0)?;
-    Some(version)
+    unsafe { native::written(0, |out| native::prsmed_cudnn_version(out)) }.ok().filter(|version| *version > 0)
 }
 
 /// Turns off cuDNN's attention, which libtorch may prefer on Hopper and Blackwell. Its workspace size is not published,
@@ -115,35 +113,31 @@ pub fn allow_tf32(is_allowed: bool) {
 /// # Panics
 /// As [`allow_tf32`].
 pub fn is_ieee_fp32() -> bool {
-    let mut is_ieee = false;
     // SAFETY: the callee writes one flag.
-    unsafe { native::check(native::prsmed_is_ieee_fp32(&raw mut is_ieee)) }
-        .unwrap_or_else(|error| native::raise(error));
-    is_ieee
+    native::answer(|out| unsafe { native::prsmed_is_ieee_fp32(out) })
 }
 
-/// [`allow_tf32`] until it is dropped.
+/// A flag of libtorch that has another value until this is dropped.
 #[must_use]
-pub struct Tf32 {
+pub struct FlagGuard {
     before: bool,
+    set: fn(bool),
 }
 
-impl Tf32 {
-    /// Sets whether TF32 is allowed.
-    ///
-    /// # Panics
-    /// As [`allow_tf32`].
-    pub fn enter(is_allowed: bool) -> Self {
-        let before = !is_ieee_fp32();
-        allow_tf32(is_allowed);
-        Self { before }
-    }
-}
-
-impl Drop for Tf32 {
+impl Drop for FlagGuard {
     fn drop(&mut self) {
-        allow_tf32(self.before);
+        (self.set)(self.before);
     }
+}
+
+/// [`allow_tf32`] until the result is dropped.
+///
+/// # Panics
+/// As [`allow_tf32`].
+pub fn enter_tf32(is_allowed: bool) -> FlagGuard {
+    let before = !is_ieee_fp32();
+    allow_tf32(is_allowed);
+    FlagGuard { before, set: allow_tf32 }
 }
 
 /// Whether a GPU adds numbers in a fixed order, so that the same inputs give the same bits. Operators that cannot do so
@@ -162,28 +156,14 @@ pub fn is_deterministic() -> bool {
     unsafe { native::prsmed_is_deterministic() }
 }
 
-/// [`set_deterministic`] until it is dropped.
-#[must_use]
-pub struct Deterministic {
-    before: bool,
-}
-
-impl Deterministic {
-    /// Sets the flag.
-    ///
-    /// # Panics
-    /// As [`allow_tf32`].
-    pub fn enter(is_on: bool) -> Self {
-        let before = is_deterministic();
-        set_deterministic(is_on);
-        Self { before }
-    }
-}
-
-impl Drop for Deterministic {
-    fn drop(&mut self) {
-        set_deterministic(self.before);
-    }
+/// [`set_deterministic`] until the result is dropped.
+///
+/// # Panics
+/// As [`allow_tf32`].
+pub fn enter_deterministic(is_on: bool) -> FlagGuard {
+    let before = is_deterministic();
+    set_deterministic(is_on);
+    FlagGuard { before, set: set_deterministic }
 }
 
 /// Waits until a GPU has completed all queued work. Returns at once for the CPU.

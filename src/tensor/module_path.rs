@@ -136,7 +136,7 @@ impl Drop for Stopwatch {
 /// Gives the nodes of this thread's backward passes the module paths of their forward passes, until it is dropped. CPU
 /// only: on a GPU another thread runs the nodes.
 #[derive(Debug)]
-pub struct Followed {
+pub struct FollowGuard {
     thread: PhantomData<*const ()>,
 }
 
@@ -144,13 +144,13 @@ pub struct Followed {
 ///
 /// # Errors
 /// [`crate::Error::Torch`] from libtorch.
-pub fn follow_backward() -> crate::Result<Followed> {
+pub fn follow_backward() -> crate::Result<FollowGuard> {
     // SAFETY: starts thread-local bookkeeping.
     unsafe { native::check(native::prsmed_module_follow())? };
-    Ok(Followed { thread: PhantomData })
+    Ok(FollowGuard { thread: PhantomData })
 }
 
-impl Followed {
+impl FollowGuard {
     /// Forgets the graphs made so far, which limits the memory of a long run. Call it between steps.
     pub fn forget(&self) {
         // SAFETY: shrinks thread-local bookkeeping.
@@ -158,7 +158,7 @@ impl Followed {
     }
 }
 
-impl Drop for Followed {
+impl Drop for FollowGuard {
     fn drop(&mut self) {
         // SAFETY: ends thread-local bookkeeping; `self` is not `Send`.
         unsafe { native::prsmed_module_unfollow() };
@@ -166,10 +166,7 @@ impl Drop for Followed {
 }
 
 fn path_in(table: &Paths, module: u32) -> String {
-    match module.checked_sub(1) {
-        Some(index) => table.paths.get(index as usize).cloned().unwrap_or_default(),
-        None => String::new(),
-    }
+    module.checked_sub(1).and_then(|index| table.paths.get(index as usize).cloned()).unwrap_or_default()
 }
 
 /// The module path of this thread; empty at the root.

@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 /// An `at::Tensor*`, as tch passes it.
 pub(super) type RawTensor = *mut c_void;
 /// Runs a checkpointed segment: see `native/autograd.cpp`.
-pub(super) type Segment = extern "C" fn(*mut c_void, *mut RawTensor, i64, *mut *mut c_char) -> RawTensor;
+pub(super) type RunSegment = extern "C" fn(*mut c_void, *mut RawTensor, i64, *mut *mut c_char) -> RawTensor;
 /// Drops a checkpointed segment.
 pub(super) type DropSegment = extern "C" fn(*mut c_void);
 
@@ -150,7 +150,7 @@ fallible! {
     fn prsmed_module_follow();
     fn prsmed_trace_begin(counts_host: bool, costs: bool);
     fn prsmed_meta_install();
-    fn prsmed_checkpoint(closure: *mut c_void, run: Segment, drop: DropSegment, inputs: *mut RawTensor, count: i64,
+    fn prsmed_checkpoint(closure: *mut c_void, run: RunSegment, drop: DropSegment, inputs: *mut RawTensor, count: i64,
         out: *mut RawTensor);
     fn prsmed_gelu_conv(xs: RawTensor, weight: RawTensor, bias: RawTensor, stride: i64, padding: i64, groups: i64,
         out: *mut RawTensor);
@@ -317,11 +317,8 @@ pub(super) unsafe fn check(message: *mut c_char) -> Result<()> {
     if message.is_null() {
         return Ok(());
     }
-    // SAFETY: a non-null message is a NUL-terminated string from `strdup`, freed exactly once below.
-    let text = unsafe { CStr::from_ptr(message).to_string_lossy().into_owned() };
-    // SAFETY: as above.
-    unsafe { prsmed_free_message(message) };
-    Err(super::guard::classify(&text))
+    // SAFETY: a message of the native layer.
+    Err(super::guard::classify(&unsafe { text(message) }))
 }
 
 /// A text from the native layer that is not an error.
@@ -334,6 +331,46 @@ pub(super) unsafe fn text(message: *mut c_char) -> String {
     // SAFETY: as above.
     unsafe { prsmed_free_message(message) };
     text
+}
+
+/// What `call` writes over `value`, if it returns no message.
+///
+/// # Safety
+/// `call` must return the result of a `prsmed_*` function.
+pub(super) unsafe fn written<T>(mut value: T, call: impl FnOnce(*mut T) -> *mut c_char) -> Result<T> {
+    let message = call(&raw mut value);
+    // SAFETY: the caller's promise.
+    unsafe { check(message) }.map(|()| value)
+}
+
+/// The tensor that `call` makes.
+///
+/// # Safety
+/// As [`written`]; without a message, `call` has written an owned tensor.
+pub(super) unsafe fn made(call: impl FnOnce(*mut RawTensor) -> *mut c_char) -> Result<Tensor> {
+    // SAFETY: the caller's promise.
+    unsafe { written(std::ptr::null_mut(), call).map(|raw| owned(raw)) }
+}
+
+/// The text that `call` makes.
+///
+/// # Safety
+/// As [`written`]; without a message, `call` has written one for [`text()`].
+pub(super) unsafe fn made_text(call: impl FnOnce(*mut *mut c_char) -> *mut c_char) -> Result<String> {
+    // SAFETY: the caller's promise.
+    unsafe { written(std::ptr::null_mut(), call).map(|message| text(message)) }
+}
+
+/// The tensor that a native function returns. A native error becomes a panic.
+pub(super) fn result(call: impl FnOnce(*mut RawTensor) -> *mut c_char) -> Tensor {
+    // SAFETY: `call` returns the result of a `prsmed_*` function; on success it has written an owned tensor.
+    unsafe { made(call) }.unwrap_or_else(|error| raise(error))
+}
+
+/// The answer that a native function gives. A native error becomes a panic.
+pub(super) fn answer(call: impl FnOnce(*mut bool) -> *mut c_char) -> bool {
+    // SAFETY: `call` returns the result of a `prsmed_*` function.
+    unsafe { written(false, call) }.unwrap_or_else(|error| raise(error))
 }
 
 /// Raises a native failure as a panic, as tch's own operators do; `guard` converts it.

@@ -16,9 +16,8 @@
 //! model. Scale codes are the nearest ones, as in the package's CUDA and portable kernels (its CPU kernel differs by
 //! one code in about 2 of 1000).
 
-use super::native::{self, RawNf4, RawTensor};
+use super::native::{self, RawNf4, result};
 use super::{Device, Kind, META, Tensor, ledger, no_grad};
-use std::ffi::c_char;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Storage format of the frozen weights of linear layers.
@@ -207,12 +206,12 @@ impl Nf4 {
     }
 
     fn quantize_on_device(&self, dense: &Tensor) {
-        let mut offset = 0.0;
         let into = self.raw();
         // SAFETY: the tensors live as long as `self`, have the sizes that the callee fills, and are on `dense`'s
         // device.
-        let message = unsafe { native::prsmed_nf4_quantize(native::raw(dense), &raw const into, &raw mut offset) };
-        raise(message);
+        let quantize = |out| unsafe { native::prsmed_nf4_quantize(native::raw(dense), &raw const into, out) };
+        // SAFETY: as above.
+        let offset = unsafe { native::written(0.0, quantize) }.unwrap_or_else(|error| native::raise(error));
         self.set_offset(offset);
         let state = Nf4State {
             quant_type: "nf4".into(),
@@ -223,14 +222,14 @@ impl Nf4 {
             nested_dtype: self.nested.as_ref().map(|_| "float32".into()),
             nested_offset: self.nested.as_ref().map(|_| offset),
         };
-        let mut text = serde_json::to_vec(&state).expect("plain values serialise");
-        assert!(text.len() <= STATE_BYTES, "the state of a matrix is too long");
+        self.write_state(&state);
+        write(&self.quant_map, &code_values());
+    }
+
+    fn write_state(&self, state: &Nf4State) {
+        let mut text = serde_json::to_vec(state).expect("plain values serialise");
         text.resize(STATE_BYTES, b' ');
         write(&self.state, &text);
-        let mut values = [0_f32; 16];
-        // SAFETY: the callee writes 16 numbers.
-        unsafe { native::prsmed_nf4_values(values.as_mut_ptr()) };
-        write(&self.quant_map, &values);
     }
 
     /// Takes the values of a file's JSON tensor, after the other tensors are loaded.
@@ -241,17 +240,12 @@ impl Nf4 {
         if state.shape != self.shape || state.scheme() != self.scheme() {
             return Err(format!("is `{}` of {:?}", state.scheme().name(), state.shape));
         }
-        let mut values = [0_f32; 16];
-        // SAFETY: the callee writes 16 numbers.
-        unsafe { native::prsmed_nf4_values(values.as_mut_ptr()) };
         let stored = Vec::<f32>::try_from(&self.quant_map).unwrap_or_default();
-        if stored.len() != 16 || stored.iter().zip(values).any(|(a, b)| (a - b).abs() > 1e-6) {
+        if stored.len() != 16 || stored.iter().zip(code_values()).any(|(a, b)| (a - b).abs() > 1e-6) {
             return Err("has code values that differ from NF4's".into());
         }
         self.set_offset(state.nested_offset.unwrap_or(0.0));
-        let mut text = serde_json::to_vec(state).expect("plain values serialise");
-        text.resize(STATE_BYTES.max(text.len()), b' ');
-        write(&self.state, &text[..STATE_BYTES]);
+        self.write_state(state);
         Ok(())
     }
 
@@ -260,13 +254,8 @@ impl Nf4 {
         self.dequantize_by(kind, false)
     }
 
-    /// Like [`Nf4::dequantize`], but with libtorch's operators only: for GPUs without the kernel, and to test the
-    /// kernel.
-    pub fn dequantize_composed(&self, kind: Kind) -> Tensor {
-        self.dequantize_by(kind, true)
-    }
-
-    fn dequantize_by(&self, kind: Kind, composed: bool) -> Tensor {
+    /// As [`Self::dequantize`]. `composed`: with libtorch's operators only, as on GPUs without the kernel.
+    pub fn dequantize_by(&self, kind: Kind, composed: bool) -> Tensor {
         let (weight, kind) = (self.raw(), native::scalar_type(kind));
         // SAFETY: the tensors live as long as `self`; one owned tensor is written on success.
         result(|out| unsafe { native::prsmed_nf4_dequantize(&raw const weight, kind, composed, out) })
@@ -319,18 +308,12 @@ fn dtype_name(kind: Kind) -> &'static str {
     }
 }
 
-fn raise(message: *mut c_char) {
-    // SAFETY: null, or a message that the native layer made.
-    if let Err(error) = unsafe { native::check(message) } {
-        native::raise(error);
-    }
-}
-
-fn result(call: impl FnOnce(*mut RawTensor) -> *mut c_char) -> Tensor {
-    let mut out = std::ptr::null_mut();
-    raise(call(&raw mut out));
-    // SAFETY: on success `out` is an owned tensor.
-    unsafe { native::owned(out) }
+/// The value of each code.
+fn code_values() -> [f32; 16] {
+    let mut values = [0_f32; 16];
+    // SAFETY: the callee writes 16 numbers.
+    unsafe { native::prsmed_nf4_values(values.as_mut_ptr()) };
+    values
 }
 
 /// Writes numbers into a CPU tensor of the same number of bytes.

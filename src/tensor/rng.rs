@@ -52,12 +52,8 @@ const CPU: i32 = -1;
 
 /// The state of a generator, `u8 [N]` on the CPU.
 fn generator(index: i32) -> Result<Tensor> {
-    let mut out = std::ptr::null_mut();
-    // SAFETY: `out` receives an owned tensor when no message is returned.
-    unsafe {
-        native::check(native::prsmed_rng_state(index, &raw mut out))?;
-        Ok(native::owned(out))
-    }
+    // SAFETY: an owned tensor is written when no message is returned.
+    unsafe { native::made(|out| native::prsmed_rng_state(index, out)) }
 }
 
 /// Tests that use libtorch's global generator hold this lock: a test that seeds it or draws from it at the same time

@@ -70,7 +70,7 @@ impl Init {
 
 /// A named tensor of a [`Store`]. The model shares the handle.
 #[derive(Debug)]
-pub struct Entry {
+pub struct StoreEntry {
     /// Key in the checkpoint file.
     pub name: String,
     /// The tensor.
@@ -135,7 +135,7 @@ type Quantized = Vec<(String, Shared<Nf4>)>;
 /// All tensors of one checkpoint file, in order of creation.
 #[derive(Debug, Clone)]
 pub struct Store {
-    entries: Arc<Mutex<Vec<Entry>>>,
+    entries: Arc<Mutex<Vec<StoreEntry>>>,
     /// NF4 matrices by name. Their tensors are also among the entries.
     quantized: Arc<Mutex<Quantized>>,
     /// Trained tensors with fp32 masters in host memory; see [`Self::with_masters`].
@@ -167,7 +167,7 @@ impl Mastered {
     /// A master of `shape`, not initialized.
     fn empty_master(shape: &[i64], device: Device) -> Tensor {
         match device {
-            META if meta::target() == meta::Target::Cuda => Tensor::zeros([1], (Kind::Float, Device::Cpu)),
+            META if meta::target() == meta::PlanTarget::Cuda => Tensor::zeros([1], (Kind::Float, Device::Cpu)),
             META => Tensor::empty(shape, (Kind::Float, META)),
             _ => Tensor::empty(shape, (Kind::Float, Device::Cpu)),
         }
@@ -224,7 +224,7 @@ impl Store {
     }
 
     /// Calls `visit` for every entry.
-    pub fn for_each(&self, mut visit: impl FnMut(&Entry)) {
+    pub fn for_each(&self, mut visit: impl FnMut(&StoreEntry)) {
         locked(&self.entries).iter().for_each(&mut visit);
     }
 
@@ -234,10 +234,10 @@ impl Store {
     }
 
     /// Shallow clones of all tensors with names and roles. An NF4 matrix has several; see [`Nf4::pieces`].
-    pub fn entries(&self) -> Vec<Entry> {
+    pub fn entries(&self) -> Vec<StoreEntry> {
         locked(&self.entries)
             .iter()
-            .map(|e| Entry { name: e.name.clone(), tensor: e.tensor.shallow_clone(), role: e.role })
+            .map(|e| StoreEntry { name: e.name.clone(), tensor: e.tensor.shallow_clone(), role: e.role })
             .collect()
     }
 
@@ -275,6 +275,7 @@ impl VarPath {
     }
 
     /// The same path, with another role for the tensors below it.
+    #[cfg(test)]
     #[must_use]
     pub fn with_role(&self, role: Role) -> Self {
         Self { role, ..self.clone() }
@@ -366,7 +367,7 @@ impl VarPath {
         }
         let name = format!("{}{name}", self.prefix);
         for (key, piece) in matrix.pieces() {
-            let entry = Entry { name: format!("{name}{key}"), tensor: piece.shallow_clone(), role: Role::Frozen };
+            let entry = StoreEntry { name: format!("{name}{key}"), tensor: piece.shallow_clone(), role: Role::Frozen };
             locked(&self.store.entries).push(entry);
         }
         locked(&self.store.quantized).push((name, matrix.clone()));
@@ -392,7 +393,7 @@ impl VarPath {
         if role == Role::Trainable {
             tensor = tensor.set_requires_grad(true);
         }
-        let entry = Entry { name: format!("{}{name}", self.prefix), tensor: tensor.shallow_clone(), role };
+        let entry = StoreEntry { name: format!("{}{name}", self.prefix), tensor: tensor.shallow_clone(), role };
         locked(&self.store.entries).push(entry);
         tensor
     }
@@ -410,7 +411,7 @@ impl VarPath {
         }
         let weight = weight.set_requires_grad(true);
         let name = format!("{}{name}", self.prefix);
-        let entry = Entry { name: name.clone(), tensor: master.shallow_clone(), role: Role::Trainable };
+        let entry = StoreEntry { name: name.clone(), tensor: master.shallow_clone(), role: Role::Trainable };
         locked(&self.store.entries).push(entry);
         locked(&masters.weights).push(Mastered { name, weight: weight.shallow_clone(), master });
         weight

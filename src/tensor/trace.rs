@@ -6,6 +6,7 @@
 
 pub use prsmed_replay::trace::{BlockChange, Cost, Trace, TraceEvent};
 
+use super::meta::PlanTarget;
 use super::module_path::ModuleId;
 use super::native::{self, RawCost, RawEvent, RawTraceView};
 use std::ffi::CStr;
@@ -18,22 +19,14 @@ pub struct TraceBuilder {
     thread: PhantomData<*const ()>,
 }
 
-/// Content of a trace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Options {
-    /// Include CPU tensors, for a plan of a CPU run.
-    pub counts_host: bool,
-    /// Include names and costs of operators. It doubles the time.
-    pub costs: bool,
-}
-
-/// Starts a trace on this thread.
+/// Starts a trace on this thread for a plan of a run on `target`: on the CPU it includes CPU tensors. `costs`: with names and
+/// costs of operators, which doubles the time.
 ///
 /// # Errors
 /// [`crate::Error::Torch`] from libtorch.
-pub fn begin(options: Options) -> crate::Result<TraceBuilder> {
+pub fn begin(target: PlanTarget, costs: bool) -> crate::Result<TraceBuilder> {
     // SAFETY: starts thread-local bookkeeping.
-    unsafe { native::check(native::prsmed_trace_begin(options.counts_host, options.costs))? };
+    unsafe { native::check(native::prsmed_trace_begin(target == PlanTarget::Cpu, costs))? };
     Ok(TraceBuilder { marks: Vec::new(), thread: PhantomData })
 }
 
@@ -94,27 +87,25 @@ unsafe fn slice<'a, T>(start: *const T, len: usize) -> &'a [T] {
 
 impl RawEvent {
     fn event(&self) -> TraceEvent {
-        let raw = self;
-        let change = match raw.kind {
-            0 => BlockChange::Allocate(raw.bytes),
+        let change = match self.kind {
+            0 => BlockChange::Allocate(self.bytes),
             1 => BlockChange::Release,
             _ => BlockChange::Move,
         };
-        TraceEvent { block: raw.block, change, category: raw.category, op: raw.op, module: ModuleId(raw.module) }
+        TraceEvent { block: self.block, change, category: self.category, op: self.op, module: ModuleId(self.module) }
     }
 }
 
 impl RawCost {
     fn cost(&self) -> Cost {
-        let raw = self;
         Cost {
-            flops: raw.flops,
-            bytes: raw.bytes,
-            element_bytes: raw.element_bytes,
-            backward: raw.backward != 0,
-            op: raw.op,
-            module: ModuleId(raw.module),
-            event: raw.event,
+            flops: self.flops,
+            bytes: self.bytes,
+            element_bytes: self.element_bytes,
+            backward: self.backward != 0,
+            op: self.op,
+            module: ModuleId(self.module),
+            event: self.event,
         }
     }
 }
@@ -128,7 +119,7 @@ mod tests {
     fn a_small_step_is_traced_with_its_costs_and_modules() {
         ledger::install();
         meta::install().unwrap();
-        let mut builder = begin(Options { counts_host: false, costs: true }).unwrap();
+        let mut builder = begin(PlanTarget::Cuda, true).unwrap();
         let weight = Tensor::zeros([8, 4], (Kind::Float, META)).set_requires_grad(true);
         builder.mark("forward");
         let loss = {

@@ -15,13 +15,13 @@ use std::path::Path;
 
 const TENSORS: &str = "trainer.safetensors";
 /// File of the progress.
-pub(super) const PROGRESS: &str = "trainer.json";
+const PROGRESS: &str = "trainer.json";
 /// Both files: only a training that continues needs them.
 pub const STATE: [&str; 2] = [TENSORS, PROGRESS];
 
 /// Progress of a run.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Progress {
+pub struct TrainingProgress {
     /// Optimizer steps done.
     pub step: u64,
     /// Best validation score so far.
@@ -49,7 +49,7 @@ pub struct Progress {
     pub total_steps: u64,
 }
 
-impl Progress {
+impl TrainingProgress {
     /// The progress of a training that begins.
     pub(super) fn new(scaler: Scaler, steps_per_epoch: u64, total_steps: u64) -> Self {
         Self {
@@ -65,20 +65,15 @@ impl Progress {
             total_steps,
         }
     }
-
-    /// The content of its file.
-    pub(super) fn to_json(&self) -> Vec<u8> {
-        serde_json::to_vec_pretty(self).expect("plain numbers serialise")
-    }
 }
 
 /// Writes progress and the tensors of [`Stepper::state`](super::Stepper::state) into a checkpoint folder.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn save(folder: &mut Staged, progress: &Progress, tensors: &[(String, Tensor)]) -> Result<()> {
+pub fn save(folder: &mut Staged, progress: &TrainingProgress, tensors: &[(String, Tensor)]) -> Result<()> {
     save_tensors(folder, tensors)?;
-    folder.write_bytes(PROGRESS, &progress.to_json())
+    folder.write_bytes(PROGRESS, &serde_json::to_vec_pretty(progress).expect("plain numbers serialise"))
 }
 
 /// Writes the tensors of [`Stepper::state`](super::Stepper::state).
@@ -94,7 +89,7 @@ pub fn save_tensors(folder: &mut Staged, tensors: &[(String, Tensor)]) -> Result
 ///
 /// # Errors
 /// [`Error::Weights`] for a damaged file; [`Error::Io`].
-pub fn read_progress(folder: &Path) -> Result<Progress> {
+pub fn read_progress(folder: &Path) -> Result<TrainingProgress> {
     let path = folder.join(PROGRESS);
     let text = files::read(&path, files::MAX_TEXT).map_err(Error::io(&path, "read"))?;
     serde_json::from_slice(&text).map_err(|e| {
@@ -106,12 +101,12 @@ pub fn read_progress(folder: &Path) -> Result<Progress> {
 ///
 /// # Errors
 /// [`Error::Weights`] when a file is missing or does not fit; [`Error::Io`].
-pub fn load(folder: &Path, optimizer: &mut AdamW, ema: Option<&mut Ema>) -> Result<Progress> {
+pub fn load(folder: &Path, optimizer: &mut AdamW, ema: Option<&mut Ema>) -> Result<TrainingProgress> {
     let progress = read_progress(folder)?;
     let archive = Archive::open(&folder.join(TENSORS))?;
     optimizer.restore(|name| if archive.contains(name) { archive.read(name).map(Some) } else { Ok(None) })?;
     if let Some(ema) = ema {
-        for (name, mut target) in ema.targets(optimizer.params()) {
+        for (name, mut target) in ema.state(optimizer.params()) {
             // if the average is turned on at a resume, it starts at the current weights
             if archive.contains(&name) {
                 no_grad(|| archive.copy_into(&name, &mut target))?;

@@ -41,13 +41,8 @@ impl Ema {
         });
     }
 
-    /// Named tensors `ema.NAME`.
+    /// Named tensors `ema.NAME`, to save or to restore.
     pub fn state(&self, params: &[Parameter]) -> Vec<(String, Tensor)> {
         params.iter().zip(&self.average).map(|(p, a)| (format!("ema.{}", p.name), a.shallow_clone())).collect()
-    }
-
-    /// Tensors to restore, by name.
-    pub fn targets(&self, params: &[Parameter]) -> Vec<(String, Tensor)> {
-        self.state(params)
     }
 }

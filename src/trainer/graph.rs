@@ -88,12 +88,6 @@ pub(super) struct Share<'s> {
     pub(super) params: &'s [Parameter],
 }
 
-/// Eager pass of a micro-batch, and its start time.
-struct Turn<'w> {
-    eager: &'w dyn Fn() -> Result<Numbers>,
-    start: Instant,
-}
-
 /// All CUDA graphs of a run.
 pub struct Graphs<'a> {
     backend: Option<Box<dyn GraphBackend>>,
@@ -194,9 +188,7 @@ impl<'a> Graphs<'a> {
         self.enter_family(capturable.family, params);
         let bucket = capturable.bucket.clone();
         match self.buckets.entry(bucket.clone()).or_insert(BucketState::Eager(0)) {
-            BucketState::Captured { .. } => {
-                self.pass_of_captured(&bucket, &capturable, &Turn { eager: &eager, start }, scaler)
-            }
+            BucketState::Captured { .. } => self.pass_of_captured(&bucket, &capturable, (&eager, start), scaler),
             BucketState::Eager(count) => {
                 *count += 1;
                 let is_warm = *count > WARM_UP && self.gradients.is_some();
@@ -271,26 +263,26 @@ impl<'a> Graphs<'a> {
         }
     }
 
-    /// Replays; during a comparison, every second pass is eager.
+    /// Replays; during a comparison, every second pass is eager. The eager pass comes with the start of this one.
     fn pass_of_captured(
         &mut self,
         bucket: &Bucket,
         batch: &Capturable,
-        turn: &Turn,
+        (eager, start): (&dyn Fn() -> Result<Numbers>, Instant),
         scaler: &Scaler,
     ) -> Result<Numbers> {
         let (Some(backend), Some(BucketState::Captured { batch: fixed, graph, uses })) =
             (&self.backend, self.buckets.get_mut(bucket))
         else {
-            return (turn.eager)();
+            return eager();
         };
         *uses += 1;
         let mut trial = self.trial.as_mut().filter(|trial| trial.bucket.as_ref() == Some(bucket));
         let is_eager = trial.as_ref().is_some_and(|trial| trial.eager.len() < trial.replayed.len());
         // an eager pass needs neither padding nor a copy of its inputs
-        let start = if is_eager { Instant::now() } else { turn.start };
+        let start = if is_eager { Instant::now() } else { start };
         let losses = if is_eager {
-            (turn.eager)()?
+            eager()?
         } else {
             fixed.copy_from(batch)?;
             graph.replay(&|| forward_backward(&*fixed.loss, scaler, || Ok(())))?
@@ -347,7 +339,7 @@ impl<'a> Graphs<'a> {
         let gradients: Vec<(&str, &Tensor)> =
             gradients.filter_map(|(gradient, param)| Some((param.name.as_str(), gradient.as_ref()?))).collect();
         let device = batch.inputs.first().map_or(Device::Cpu, Tensor::device);
-        let check::Checked { numbers, difference } = check::first_replay(&mut *graph, &work, &gradients, device)?;
+        let (numbers, difference) = check::first_replay(&mut *graph, &work, &gradients, device)?;
         if let Some(difference) = difference {
             self.stop(&format!("a replay differs from the eager pass: {difference}"));
             return Ok(numbers);
@@ -387,11 +379,11 @@ impl<'a> Graphs<'a> {
         no_grad(|| drop(rate.fill_(learning_rate)));
         // a graph updates all weights at once
         if let Device::Cuda(_) = optimizer.device() {
-            optimizer.mark_partial();
+            optimizer.partially_updated = true;
         }
         let cell = RefCell::new(&mut *optimizer);
         let numbers = graph.replay(&|| Ok(cell.borrow_mut().step_on_device(rate, factor)?.named()))?;
-        optimizer.mark_whole();
+        optimizer.partially_updated = false;
         optimizer.clear();
         Gradients::from_named(numbers)
     }
@@ -404,7 +396,7 @@ impl<'a> Graphs<'a> {
         let work = || Ok(cell.borrow_mut().step_on_device(&rate, factor)?.named());
         let captured = guard::guard(|| backend.capture(&work));
         // a capture drops the gradients and updates nothing
-        optimizer.mark_whole();
+        optimizer.partially_updated = false;
         self.set_gradients(optimizer.params());
         match captured {
             Ok(graph) => {
@@ -443,15 +435,8 @@ impl<'a> Graphs<'a> {
         true
     }
 
-    /// Turns graphs off and frees their memory. Does nothing if they are off.
-    pub fn turn_off(&mut self, reason: &str) {
-        if self.is_on() {
-            self.stop(reason);
-        }
-    }
-
-    /// Turns graphs off for the rest of the run. Each step then allocates new gradients.
-    fn stop(&mut self, reason: &str) {
+    /// Turns graphs off for the rest of the run, and frees their memory. Each step then allocates new gradients.
+    pub(super) fn stop(&mut self, reason: &str) {
         self.notes.push(format!("graphs: off: {reason}"));
         self.buckets.clear();
         self.optimizer = OptimizerState::AlwaysEager;
@@ -489,13 +474,8 @@ fn with_gradient(params: &[Parameter]) -> Vec<bool> {
 fn gradients_like(params: &[Parameter]) -> Vec<Option<Tensor>> {
     let _category = ledger::enter(ledger::Category::Gradients);
     no_grad(|| {
-        params
-            .iter()
-            .map(|param| {
-                let grad = param.tensor.grad();
-                grad.defined().then(|| grad.zeros_like())
-            })
-            .collect()
+        let grads = params.iter().map(|param| param.tensor.grad());
+        grads.map(|grad| grad.defined().then(|| grad.zeros_like())).collect()
     })
 }
 

@@ -1,4 +1,4 @@
-use super::backend::Work;
+use super::backend::GraphWork;
 use super::*;
 use crate::event::{Event, Observer};
 use crate::tensor::autograd::clear_grad;
@@ -190,7 +190,7 @@ impl Fake {
 }
 
 impl GraphBackend for Fake {
-    fn capture(&mut self, work: &Work) -> Result<Box<dyn CapturedGraph>> {
+    fn capture(&mut self, work: &GraphWork) -> Result<Box<dyn CapturedGraph>> {
         if self.refuses {
             // a real capture fails half-way
             work()?;
@@ -214,7 +214,7 @@ impl GraphBackend for Fake {
 }
 
 impl CapturedGraph for Fake {
-    fn replay(&mut self, work: &Work) -> Result<Numbers> {
+    fn replay(&mut self, work: &GraphWork) -> Result<Numbers> {
         self.replays.set(self.replays.get() + 1);
         let slow = self.slow.replace(self.takes);
         let numbers = work();
@@ -361,7 +361,7 @@ fn an_optimizer_that_cannot_be_captured_stays_eager() {
             rng::seed(number);
             let info = StepInfo { number, epoch: 0, learning_rate: 1e-2 };
             stepper.step(&[4], info, &mut |_, _| Ok(())).unwrap();
-            assert!(!stepper.optimizer.is_partially_updated());
+            assert!(!stepper.optimizer.partially_updated);
         }
         (task.weight.copy(), stepper.graphs.take_notes().join("; "))
     });

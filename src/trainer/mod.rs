@@ -29,6 +29,6 @@ mod fixture;
 pub use config::{FirstLayers, OptimizerKind, Switch, TrainConfig};
 pub use distributed::{Ranks, Shard};
 pub use loss::{BatchSize, Loss, Parameter};
-pub use run::{Outcome, Session, run};
+pub use run::{Session, TrainingOutcome, run};
 pub use step::{StepInfo, StepResult, Stepper};
-pub use task::{Batches, DryRunTask, HostUse, Picture, Score, Task, Validation};
+pub use task::{Batches, DryRunTask, HostUse, Task, Validation, ValidationPicture, ValidationScore};

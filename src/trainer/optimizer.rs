@@ -35,7 +35,8 @@ pub struct AdamW {
     clip_norm: f64,
     in_8_bits: bool,
     on_host: bool,
-    partially_updated: bool,
+    /// True if a step failed half-way and left the weights partially updated.
+    pub partially_updated: bool,
     /// Whether this process updates each parameter; `None`: all.
     owned: Option<Vec<bool>>,
 }
@@ -110,11 +111,6 @@ impl AdamW {
         self.params.first().map_or(Device::Cpu, |param| param.tensor.device())
     }
 
-    /// True if a step failed half-way and left the weights partially updated.
-    pub fn is_partially_updated(&self) -> bool {
-        self.partially_updated
-    }
-
     /// Multiplies all gradients by `factor` and computes their global norm and clip scale.
     ///
     /// # Errors
@@ -135,7 +131,7 @@ impl AdamW {
             ledger::recategorize(grad, ledger::Category::Gradients);
         }
         if grads.is_empty() {
-            return Ok(Tensor::zeros([] as [i64; 0], (Kind::Float, self.device())));
+            return Ok(scalar(Kind::Float, self.device()));
         }
         adamw::norm(&grads, factor)
     }
@@ -153,7 +149,7 @@ impl AdamW {
     /// Clips by the measured norm, steps, and drops the gradients; changes no weight when the norm is not finite.
     ///
     /// # Errors
-    /// Typed errors of libtorch; see [`Self::is_partially_updated`].
+    /// Typed errors of libtorch; see [`Self::partially_updated`].
     pub fn step(&mut self, learning_rate: f64, gradients: &Gradients) -> Result<()> {
         self.step_at(Rate::Number(learning_rate), gradients)
     }
@@ -167,10 +163,10 @@ impl AdamW {
     pub fn rate_on_device(&self) -> Tensor {
         let _category = ledger::enter(ledger::Category::Optimizer);
         let device = self.device();
-        let is_host = device == Device::Cpu || (device == META && meta::target() == meta::Target::Cpu);
+        let is_host = device == Device::Cpu || (device == META && meta::target() == meta::PlanTarget::Cpu);
         // libtorch's kernels read one in fp32, its loops on the host one in fp64
         let kind = if is_host { Kind::Double } else { Kind::Float };
-        Tensor::zeros([] as [i64; 0], (kind, device))
+        scalar(kind, device)
     }
 
     /// Measures and steps as [`Self::measure`] and [`Self::step`] do, with a learning rate on the device
@@ -189,7 +185,7 @@ impl AdamW {
         let with_grad: Vec<(usize, Tensor)> = self.gradients().collect();
         if self.clip_norm > 0.0 {
             let grads: Vec<Tensor> = with_grad.iter().map(|(_, grad)| grad.shallow_clone()).collect();
-            adamw::clip(&grads, &gradients.clip)?;
+            adamw::scale_gradients(&grads, &gradients.clip)?;
         }
         for (index, _) in &with_grad {
             self.prepare(*index);
@@ -206,7 +202,7 @@ impl AdamW {
     ///
     /// # Errors
     /// Those of `backward`; [`Error::Torch`] for a parameter whose gradient arrives in parts, for example one that
-    /// several checkpointed segments share. See [`Self::is_partially_updated`].
+    /// several checkpointed segments share. See [`Self::partially_updated`].
     pub fn step_during<T>(
         &mut self,
         learning_rate: f64,
@@ -231,23 +227,12 @@ impl AdamW {
         let _module = module_path::enter("optimizer");
         let norms: Vec<Tensor> = norms.into_iter().flatten().collect();
         let on_device = if norms.is_empty() {
-            Tensor::zeros([] as [i64; 0], (Kind::Float, self.device()))
+            scalar(Kind::Float, self.device())
         } else {
             crate::tensor::no_grad(|| Tensor::stack(&norms, 0).norm())
         };
         let clip = adamw::clip_scale(&on_device, 0.0)?;
         Ok((outcome, Gradients { on_device, clip }))
-    }
-
-    /// Weights count as partially updated until [`Self::mark_whole`].
-    pub fn mark_partial(&mut self) {
-        self.partially_updated = true;
-    }
-
-    /// Resets [`Self::is_partially_updated`]: all weights are updated, or none. For example after [`Self::step_during`]
-    /// with finite gradients.
-    pub fn mark_whole(&mut self) {
-        self.partially_updated = false;
     }
 
     /// Updates one parameter and drops its gradient; returns the gradient's norm.
@@ -326,33 +311,22 @@ impl AdamW {
     /// The moments as named tensors: `first.NAME`, `second.NAME` and `step.NAME`, or `first_codes.NAME`,
     /// `first_scales.NAME` and so on for moments in 8 bits.
     pub fn state(&self) -> Vec<(String, Tensor)> {
-        let mut out = Vec::new();
-        for (param, state) in self.params.iter().zip(&self.states) {
-            if let Some(State { moments, step }) = state {
-                for (what, tensor) in moments.named().into_iter().chain([("step", step)]) {
-                    out.push((format!("{what}.{}", param.name), tensor.shallow_clone()));
-                }
-            }
-        }
-        out
+        let states = self.params.iter().zip(&self.states);
+        states.filter_map(|(param, state)| Some(state.as_ref()?.named(param))).flatten().collect()
     }
 
-    /// Zeros of the state that other processes have for the parameters that are `used`, as named tensors in host memory, for plans. On a planned GPU, where
-    /// host memory is not counted, there are none.
+    /// Zeros of the state that other processes have for the parameters that are `used`, as named tensors in host memory, for
+    /// plans. On a planned GPU, where host memory is not counted, there are none.
     pub(super) fn state_of_others(&self, used: &[bool]) -> Vec<(String, Tensor)> {
-        let mut out = Vec::new();
-        if meta::target() == meta::Target::Cuda {
-            return out;
+        if meta::target() == meta::PlanTarget::Cuda {
+            return Vec::new();
         }
-        let others = self.params.iter().enumerate().filter(|(index, _)| !self.owns(*index) && used[*index]);
-        for (_, param) in others {
+        let others = (0..self.params.len()).filter(|index| !self.owns(*index) && used[*index]);
+        let zeros = others.map(|index| &self.params[index]).flat_map(|param| {
             let moments = Moments::zeros(&param.tensor, self.in_8_bits, false);
-            let step = Tensor::zeros([] as [i64; 0], (Kind::Float, param.tensor.device()));
-            for (what, tensor) in moments.named().into_iter().chain([("step", &step)]) {
-                out.push((format!("{what}.{}", param.name), tensor.shallow_clone()));
-            }
-        }
-        out
+            State { moments, step: scalar(Kind::Float, param.tensor.device()) }.named(param)
+        });
+        zeros.collect()
     }
 
     /// Restores moments from `read(name)`; a parameter without stored moments starts without. Moments of the other kind
@@ -363,17 +337,14 @@ impl AdamW {
     pub fn restore(&mut self, mut read: impl FnMut(&str) -> Result<Option<Tensor>>) -> Result<()> {
         let _category = ledger::enter(ledger::Category::Optimizer);
         for index in 0..self.params.len() {
+            self.states[index] = None;
             if !self.owns(index) {
-                self.states[index] = None;
                 continue;
             }
             let Parameter { name, tensor: param } = &self.params[index];
             let stored = Stored { name, param, read: &mut read }.moments()?;
             let step = read(&format!("step.{name}"))?;
-            let (Some(stored), Some(step)) = (stored, step) else {
-                self.states[index] = None;
-                continue;
-            };
+            let (Some(stored), Some(step)) = (stored, step) else { continue };
             let eight = adamw::in_8_bits(param, self.in_8_bits);
             if eight && self.maps.is_none() {
                 self.maps = Some(Maps::new(param.device()));
@@ -383,6 +354,11 @@ impl AdamW {
         }
         Ok(())
     }
+}
+
+/// A zero without a shape.
+fn scalar(kind: Kind, device: Device) -> Tensor {
+    Tensor::zeros([] as [i64; 0], (kind, device))
 }
 
 /// Moments of one parameter in a checkpoint.
@@ -438,8 +414,14 @@ fn converted(stored: Moments, eight: bool) -> Result<Moments> {
 impl State {
     fn new(param: &Tensor, eight: bool, on_host: bool) -> Self {
         let _category = ledger::enter(ledger::Category::Optimizer);
-        let step = Tensor::zeros([] as [i64; 0], (Kind::Float, param.device()));
+        let step = scalar(Kind::Float, param.device());
         Self { moments: Moments::zeros(param, eight, on_host), step }
+    }
+
+    /// The tensors of a parameter, named `first.NAME` and so on.
+    fn named(&self, param: &Parameter) -> Vec<(String, Tensor)> {
+        let tensors = self.moments.named().into_iter().chain([("step", &self.step)]);
+        tensors.map(|(what, tensor)| (format!("{what}.{}", param.name), tensor.shallow_clone())).collect()
     }
 }
 
@@ -458,10 +440,10 @@ mod tests {
         // `found_inf` has one number in a step that succeeds
         let clip = Tensor::zeros([2, 2], (Kind::Float, Device::Cpu));
         let unusable = Gradients { on_device: gradients.on_device.shallow_clone(), clip };
-        assert!(!optimizer.is_partially_updated());
+        assert!(!optimizer.partially_updated);
         optimizer.step(0.1, &unusable).unwrap_err();
-        assert!(optimizer.is_partially_updated());
+        assert!(optimizer.partially_updated);
         optimizer.step(0.1, &gradients).unwrap();
-        assert!(!optimizer.is_partially_updated());
+        assert!(!optimizer.partially_updated);
     }
 }

@@ -6,17 +6,16 @@
 mod components;
 mod hooks;
 
-pub use components::Component;
+pub use components::ModelPart;
 
 pub(super) use hooks::Hooks;
 
 use super::records::log_file::LogFile;
-use crate::tensor::ledger::Shares;
-use crate::tensor::memory::{self, Reading, System};
+use crate::tensor::ledger::CategoryBytes;
+use crate::tensor::memory::{self, MemoryReading, System};
 use crate::tensor::{Device, ledger};
 use crate::units::Bytes;
 use crate::{Error, Result, files};
-use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 /// Name of the profile in a run folder.
@@ -24,7 +23,7 @@ pub const PROFILE_FILE: &str = "memory.jsonl";
 
 /// Settings of the memory profile.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct ProfileSettings {
     /// Profile the first step of a session and every so many optimizer steps, 1 or more. Evaluations and saves are
     /// always profiled.
     pub every_steps: u64,
@@ -32,7 +31,7 @@ pub struct Settings {
     pub out: PathBuf,
 }
 
-impl Settings {
+impl ProfileSettings {
     /// Checks that the file can be written, before expensive work. Does not change its content, and follows no link.
     ///
     /// # Errors
@@ -44,7 +43,9 @@ impl Settings {
 
 /// Memory of a phase as the planner defines it, with measurements of the device.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Phase {
+pub struct ProfiledPhase {
+    /// `phase`: the kind of its line.
+    pub kind: &'static str,
     /// Name of the phase as in a plan: `load`, `first step`, `step`, `evaluate`, `save`, `resume`.
     pub name: String,
     /// Optimizer steps done when it ended.
@@ -52,11 +53,11 @@ pub struct Phase {
     /// Peak bytes of live tensors.
     pub allocated_peak: Bytes,
     /// The peak by category.
-    pub categories: Shares,
+    pub categories: CategoryBytes,
     /// Bytes of live tensors when it ended.
     pub allocated: Bytes,
     /// The bytes when it ended, by category.
-    pub categories_after: Shares,
+    pub categories_after: CategoryBytes,
     /// Bytes that the allocator had reserved when it ended.
     pub reserved: Bytes,
     /// Peak of the reserved bytes.
@@ -70,40 +71,25 @@ pub struct Phase {
 pub struct Profiler {
     device: Device,
     /// Open phase: its name and its highest peaks so far.
-    open: Option<(String, Reading)>,
-    step: u64,
-    lines: Option<LogFile>,
+    open: Option<(String, MemoryReading)>,
+    lines: LogFile,
 }
 
 impl Profiler {
-    /// Starts a profile of `device`. For the CPU, the ledger must be installed.
+    /// Starts a profile of `device`, which is written to `path`, one JSON object a line. With `append` an existing file is
+    /// continued, else replaced. For the CPU, the ledger must be installed.
     ///
     /// # Errors
-    /// [`Error::Torch`] for a GPU that is not in use.
-    pub fn new(device: Device) -> Result<Self> {
+    /// [`Error::Torch`] for a GPU that is not in use; [`Error::Io`].
+    pub fn new(device: Device, path: &Path, append: bool) -> Result<Self> {
         memory::begin_window(device)?;
-        Ok(Self { device, open: None, step: 0, lines: None })
-    }
-
-    /// Also writes everything to `path`, one JSON object a line. With `append` an existing file is continued, else
-    /// replaced.
-    ///
-    /// # Errors
-    /// [`Error::Io`].
-    pub fn to_file(mut self, path: &Path, append: bool) -> Result<Self> {
         let file = files::open_to_change(path).map_err(Error::io(path, "write"))?;
         let before =
             if append { files::read(path, files::MAX_TABLE).map_err(Error::io(path, "read"))? } else { Vec::new() };
         // a crash may leave a partial line
         let keep = before.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at as u64 + 1);
         file.set_len(keep).map_err(Error::io(path, "write"))?;
-        self.lines = Some(LogFile::new(file, path.to_owned())?);
-        Ok(self)
-    }
-
-    /// Sets the number of optimizer steps done, for the next lines.
-    pub fn at_step(&mut self, step: u64) {
-        self.step = step;
+        Ok(Self { device, open: None, lines: LogFile::new(file, path.to_owned())? })
     }
 
     /// Begins a phase. A phase that did not end is discarded.
@@ -116,62 +102,42 @@ impl Profiler {
         // the peaks of the phase start at its own level
         let (allocated_peak, reserved_peak) = (reading.allocated, reading.reserved);
         let start =
-            Reading { allocated_peak, reserved_peak, categories_at_peak: reading.categories.clone(), ..reading };
+            MemoryReading { allocated_peak, reserved_peak, categories_at_peak: reading.categories.clone(), ..reading };
         self.open = Some((name.to_owned(), start));
         Ok(())
     }
 
-    /// Ends the phase (`"kind": "phase"`). `None` if no phase is open.
+    /// Ends the phase (`"kind": "phase"`) after `step` optimizer steps. `None` if no phase is open.
     ///
     /// # Errors
     /// [`Error::Io`]; as [`Profiler::new`].
-    pub fn end(&mut self) -> Result<Option<Phase>> {
+    pub fn end(&mut self, step: u64) -> Result<Option<ProfiledPhase>> {
         if self.open.is_none() {
             return Ok(None);
         }
         let now = self.take()?;
         let Some((name, most)) = self.open.take() else { return Ok(None) };
-        let phase = Phase {
-            name,
-            step: self.step,
-            allocated_peak: most.allocated_peak,
-            categories: most.categories_at_peak,
-            allocated: now.allocated,
-            categories_after: now.categories,
-            reserved: now.reserved,
-            reserved_peak: most.reserved_peak,
-            system: now.system,
-        };
-        self.write(&json!({ "kind": "phase" }), &phase)?;
-        Ok(Some(phase))
+        self.write(name, step, most, now).map(Some)
     }
 
     /// Writes a phase that ran before the profiler started, from the ledger's overall peak (CPU only).
     ///
     /// # Errors
     /// [`Error::Io`]; as [`Profiler::new`].
-    pub fn before(&mut self, name: &str) -> Result<()> {
-        let (usage, window) = (ledger::usage(), ledger::window());
+    pub fn before(&mut self, name: &str, step: u64) -> Result<()> {
+        let (usage, reserved_peak) = (ledger::usage(), ledger::window().reserved_peak);
         let now = self.take()?;
         if matches!(self.device, Device::Cuda(_)) {
             return Ok(());
         }
-        let phase = Phase {
-            name: name.to_owned(),
-            step: self.step,
-            allocated_peak: usage.allocated_peak,
-            categories: usage.categories.iter().map(|category| (category.name, category.at_peak)).collect(),
-            allocated: now.allocated,
-            categories_after: now.categories,
-            reserved: now.reserved,
-            reserved_peak: window.reserved_peak,
-            system: now.system,
-        };
-        self.write(&json!({ "kind": "phase" }), &phase)
+        let categories_at_peak = usage.categories.iter().map(|category| (category.name, category.at_peak)).collect();
+        let most =
+            MemoryReading { allocated_peak: usage.allocated_peak, categories_at_peak, reserved_peak, ..now.clone() };
+        self.write(name.to_owned(), step, most, now).map(drop)
     }
 
     /// Reads the peaks since the last call and resets them.
-    fn take(&mut self) -> Result<Reading> {
+    fn take(&mut self) -> Result<MemoryReading> {
         let reading = memory::read(self.device)?;
         memory::begin_window(self.device)?;
         if let Some((_, most)) = &mut self.open {
@@ -184,16 +150,23 @@ impl Profiler {
         Ok(reading)
     }
 
-    /// Writes one line: the fields of `head`, then those of `body`.
-    fn write(&mut self, head: &Value, body: &impl serde::Serialize) -> Result<()> {
-        let Some(lines) = &mut self.lines else { return Ok(()) };
-        let mut line = head.clone();
-        if let (Some(line), Value::Object(body)) =
-            (line.as_object_mut(), serde_json::to_value(body).expect("plain values serialise"))
-        {
-            line.extend(body);
-        }
-        lines.append(format!("{line}\n").as_bytes()).map(drop)
+    /// Writes a phase with the peaks of `most` that ends `now`.
+    fn write(&mut self, name: String, step: u64, most: MemoryReading, now: MemoryReading) -> Result<ProfiledPhase> {
+        let phase = ProfiledPhase {
+            kind: "phase",
+            name,
+            step,
+            allocated_peak: most.allocated_peak,
+            categories: most.categories_at_peak,
+            allocated: now.allocated,
+            categories_after: now.categories,
+            reserved: now.reserved,
+            reserved_peak: most.reserved_peak,
+            system: now.system,
+        };
+        let line = serde_json::to_value(&phase).expect("plain values serialise");
+        self.lines.append(format!("{line}\n").as_bytes())?;
+        Ok(phase)
     }
 }
 

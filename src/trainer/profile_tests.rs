@@ -5,6 +5,7 @@ use crate::tensor::{Kind, Tensor, module_path, rng};
 use crate::trainer::fixture::plain;
 use crate::trainer::run::Session;
 use crate::trainer::{BatchSize, Batches, Loss, Parameter, Ranks, Shard, Task, TrainConfig, Validation, run};
+use serde_json::Value;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
@@ -27,9 +28,9 @@ fn a_file_is_continued_after_its_last_complete_line_or_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("memory.jsonl");
     let phases = |append: bool| {
-        let mut profiler = Profiler::new(Device::Cpu).unwrap().to_file(&path, append).unwrap();
+        let mut profiler = Profiler::new(Device::Cpu, &path, append).unwrap();
         profiler.begin("step").unwrap();
-        profiler.end().unwrap();
+        profiler.end(1).unwrap();
         lines(&path).len()
     };
     assert_eq!(phases(false), 1);
@@ -38,7 +39,7 @@ fn a_file_is_continued_after_its_last_complete_line_or_replaced() {
     let (link, precious) = (folder.path().join("link"), folder.path().join("thesis.txt"));
     std::fs::write(&precious, "thesis").unwrap();
     std::os::unix::fs::symlink(&precious, &link).unwrap();
-    assert!([false, true].iter().all(|&append| Profiler::new(Device::Cpu).unwrap().to_file(&link, append).is_err()));
+    assert!([false, true].iter().all(|&append| Profiler::new(Device::Cpu, &link, append).is_err()));
     assert_eq!(std::fs::read_to_string(&precious).unwrap(), "thesis");
 }
 
@@ -46,7 +47,8 @@ fn a_file_is_continued_after_its_last_complete_line_or_replaced() {
 fn a_phase_has_the_highest_peak_of_its_parts_and_the_overall_peak_stays() {
     let _lock = ledger::TEST_LOCK.lock();
     ledger::install();
-    let mut profiler = Profiler::new(Device::Cpu).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let mut profiler = Profiler::new(Device::Cpu, &folder.path().join("memory.jsonl"), false).unwrap();
     drop(block(900));
     let overall = ledger::usage().allocated_peak;
     profiler.begin("step").unwrap();
@@ -56,14 +58,14 @@ fn a_phase_has_the_highest_peak_of_its_parts_and_the_overall_peak_stays() {
         let _category = ledger::enter(category);
         drop(block(mib));
     }
-    let phase = profiler.end().unwrap().unwrap();
+    let phase = profiler.end(1).unwrap().unwrap();
     assert_eq!(phase.name, "step");
     assert!((phase.allocated_peak.0 - phase.allocated.0).abs_diff(500 * MIB) < NOISE, "{phase:?}");
     let share = |name: &str| phase.categories.iter().find(|(known, _)| *known == name).unwrap().1.0;
     assert!(share("ema") >= 500 * MIB && share("inputs") < NOISE, "{phase:?}");
     assert_eq!(phase.categories.iter().map(|(_, bytes)| bytes.0).sum::<u64>(), phase.allocated_peak.0);
     assert!(ledger::usage().allocated_peak >= overall);
-    assert_eq!(profiler.end().unwrap(), None, "none is open");
+    assert_eq!(profiler.end(1).unwrap(), None, "none is open");
 }
 
 /// One trained number; the loss of a batch may allocate `asked` bytes.
@@ -138,11 +140,16 @@ fn config(epochs: u64) -> TrainConfig {
     TrainConfig { accumulation: 2, epochs, validate_every_epochs: 1, learning_rate: 1e-3, ema_decay: 0.5, ..plain() }
 }
 
-fn trained(task: &Toy, epochs: u64, every_steps: Option<u64>) -> (Result<run::Outcome>, RecordedEvents, Vec<Value>) {
+fn trained(
+    task: &Toy,
+    epochs: u64,
+    every_steps: Option<u64>,
+) -> (Result<run::TrainingOutcome>, RecordedEvents, Vec<Value>) {
     ledger::install();
     let _lock = rng::TEST_LOCK.lock();
     let folder = tempfile::tempdir().unwrap();
-    let settings = every_steps.map(|every_steps| Settings { every_steps, out: folder.path().join("memory.jsonl") });
+    let settings =
+        every_steps.map(|every_steps| ProfileSettings { every_steps, out: folder.path().join("memory.jsonl") });
     let (config, events) = (config(epochs), RecordedEvents::default());
     let session = Session {
         config: &config,
@@ -198,10 +205,10 @@ fn the_check_of_the_file_follows_no_link() {
     let folder = tempfile::tempdir().unwrap();
     let (out, elsewhere) = (folder.path().join("memory.jsonl"), folder.path().join("elsewhere"));
     std::os::unix::fs::symlink(&elsewhere, &out).unwrap();
-    let settings = Settings { every_steps: 1, out: out.clone() };
+    let settings = ProfileSettings { every_steps: 1, out: out.clone() };
     assert!(settings.check().is_err());
     assert!(!elsewhere.exists(), "the target of the link was created");
     std::fs::write(folder.path().join("kept.jsonl"), "a line\n").unwrap();
-    Settings { every_steps: 1, out: folder.path().join("kept.jsonl") }.check().unwrap();
+    ProfileSettings { every_steps: 1, out: folder.path().join("kept.jsonl") }.check().unwrap();
     assert_eq!(std::fs::read_to_string(folder.path().join("kept.jsonl")).unwrap(), "a line\n");
 }

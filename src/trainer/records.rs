@@ -13,7 +13,7 @@ pub use event_file::EventFile;
 use crate::error::{Error, Result};
 use crate::event::StepReport;
 use crate::files;
-use crate::trainer::Picture;
+use crate::trainer::ValidationPicture;
 use image::ImageFormat;
 use log_file::LogFile;
 
@@ -63,7 +63,7 @@ impl Records {
             ("train/grad_norm".into(), report.grad_norm),
             ("train/images_per_s".into(), images_per_s(report)),
             ("train/data_wait_share".into(), report.data_wait_share()),
-            ("memory/allocated_peak_bytes".into(), as_f64(report.allocated_peak)),
+            ("memory/allocated_peak_bytes".into(), report.allocated_peak as f64),
         ]);
         self.write(&line, report.step, &scalars)
     }
@@ -81,7 +81,7 @@ impl Records {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn picture(&mut self, step: u64, picture: &Picture) -> Result<()> {
+    pub fn picture(&mut self, step: u64, picture: &ValidationPicture) -> Result<()> {
         let folder = self.folder.join(&picture.name);
         files::create_folders(&folder).map_err(Error::io(&folder, "create"))?;
         let mut png = Cursor::new(Vec::new());
@@ -146,11 +146,7 @@ pub fn validation_line(step: u64, values: &[(String, f64)]) -> Value {
 /// Samples per second of one step; 0 when it took no time.
 pub fn images_per_s(report: &StepReport) -> f64 {
     let seconds = report.elapsed.as_secs_f64();
-    if seconds > 0.0 { as_f64(report.samples) / seconds } else { 0.0 }
-}
-
-fn as_f64(count: u64) -> f64 {
-    count as f64
+    if seconds > 0.0 { report.samples as f64 / seconds } else { 0.0 }
 }
 
 /// A JSON object; NaN and infinities, which JSON lacks, become null.

@@ -6,7 +6,7 @@
 mod length;
 mod saving;
 
-use super::checkpoint::{self, Progress};
+use super::checkpoint::{self, TrainingProgress};
 use super::data_wait::Waiting;
 use super::distributed::{self, Ranks};
 use super::profile::{self, Hooks};
@@ -14,7 +14,7 @@ use super::records::Records;
 use super::recovery::{self, Fitting};
 use super::skipped_steps::{self, SkippedSteps};
 use super::step::{Launched, StepInfo, StepResult, Stepper, Update};
-use super::{Picture, Score, Switch, Task, TrainConfig, Validation, plateau, schedule};
+use super::{Switch, Task, TrainConfig, Validation, ValidationPicture, ValidationScore, plateau, schedule};
 use crate::event::{Event, Observer, StepReport};
 use crate::tensor::threads::Adaptive;
 use crate::tensor::weights;
@@ -31,7 +31,7 @@ const MOST_SCORES: usize = 1000;
 
 /// Result of a training run.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Outcome {
+pub struct TrainingOutcome {
     /// Optimizer steps done, including earlier sessions.
     pub steps: u64,
     /// Best validation score.
@@ -66,7 +66,7 @@ pub struct Session<'a> {
     /// Continue from `last/`.
     pub resume: bool,
     /// Settings of the memory profile; `None` costs nothing.
-    pub profile: Option<&'a profile::Settings>,
+    pub profile: Option<&'a profile::ProfileSettings>,
     /// Receives all events.
     pub observer: &'a dyn Observer,
     /// Set by Ctrl-C: the run saves and ends with [`Error::Interrupted`].
@@ -92,9 +92,9 @@ struct Engine<'a, T: Task> {
     session: &'a Session<'a>,
     stepper: Stepper<'a, T>,
     /// Counts launched steps.
-    progress: Progress,
+    progress: TrainingProgress,
     open: Option<OpenStep>,
-    outcome: Outcome,
+    outcome: TrainingOutcome,
     /// End of the last step, validation or checkpoint.
     since: Instant,
     /// Time since then that a step waited for data.
@@ -121,7 +121,7 @@ struct Engine<'a, T: Task> {
 ///
 /// # Errors
 /// [`Error::Interrupted`] after saving; [`Error::Diverged`]; errors of data, weights and libtorch.
-pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
+pub fn run<T: Task>(task: &T, session: &Session) -> Result<TrainingOutcome> {
     let mut engine = guard::guard(|| Engine::start(task, session))?;
     let steps_per_epoch = engine.progress.steps_per_epoch;
     let phase = Event::Started { phase: "train".into(), total: engine.total_steps, unit: "steps" };
@@ -151,7 +151,7 @@ pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
                 stopped_early = match engine.validate(epoch, ended) {
                     Ok(stops) => stops,
                     // the steps are saved, and a resumed run validates first
-                    Err(error) => return engine.rescue(error).map(|()| Outcome::default()),
+                    Err(error) => return engine.rescue(error).map(|()| TrainingOutcome::default()),
                 };
             }
             let interrupted = session.ranks.any(interrupted || session.interrupt.load(Ordering::SeqCst))?;
@@ -170,10 +170,10 @@ pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
         }
     }
     session.observer.on(&Event::Finished);
-    let (steps, best_score, best_values) =
-        (engine.progress.step, engine.progress.best_score, engine.progress.best_values);
+    let TrainingProgress { step: steps, best_score, best_values, .. } = engine.progress;
     let (reduced_micro_batch, skipped_steps) = (engine.fitting.reduced(), engine.skipped.total);
-    Ok(Outcome { steps, best_score, best_values, stopped_early, skipped_steps, reduced_micro_batch, ..engine.outcome })
+    let outcome = TrainingOutcome { steps, best_score, best_values, ..engine.outcome };
+    Ok(TrainingOutcome { stopped_early, skipped_steps, reduced_micro_batch, ..outcome })
 }
 
 /// The result of `work` and its duration.
@@ -182,7 +182,7 @@ fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
     (work(), start.elapsed())
 }
 
-impl Outcome {
+impl TrainingOutcome {
     fn count(&mut self, report: &StepReport) {
         self.steps_now += 1;
         self.samples_now += report.samples;
@@ -197,7 +197,7 @@ fn continued<T: Task>(
     stepper: &mut Stepper<T>,
     (steps_per_epoch, total_steps): (u64, u64),
     session: &Session,
-) -> Result<Progress> {
+) -> Result<TrainingProgress> {
     let config = session.config;
     let mut progress = checkpoint::load(folder, &mut stepper.optimizer, stepper.ema.as_mut())?;
     check_steps_per_epoch(&progress, steps_per_epoch, &session.folder.join("last"))?;
@@ -228,7 +228,7 @@ impl<'a, T: Task> Engine<'a, T> {
         distributed::share_start(&task.parameters(), ranks)?;
         let has_room = session.has_room_for_graphs && ranks.size() == 1;
         let mut stepper = Stepper::new(task, config, has_room).with_ranks(ranks, config);
-        let mut progress = Progress::new(stepper.scaler.clone(), steps_per_epoch, total_steps);
+        let mut progress = TrainingProgress::new(stepper.scaler.clone(), steps_per_epoch, total_steps);
         if let Some(folder) = &checkpoint {
             progress = continued(folder, &mut stepper, (steps_per_epoch, total_steps), session)?;
         }
@@ -258,7 +258,7 @@ impl<'a, T: Task> Engine<'a, T> {
             is_empty: false,
             stepper,
             open: None,
-            outcome: Outcome::default(),
+            outcome: TrainingOutcome::default(),
             since: Instant::now(),
             waited: Duration::ZERO,
         })
@@ -266,16 +266,12 @@ impl<'a, T: Task> Engine<'a, T> {
 
     /// This process's batches of the next step, if all processes could read theirs.
     fn begin_step(&mut self, batch: Result<Vec<T::Batch>>) -> Result<Vec<T::Batch>> {
-        let ranks = self.session.ranks;
-        let own = match &batch {
-            Ok(batch) => (self.session.interrupt.load(Ordering::SeqCst), batch.is_empty()),
-            Err(_) => (false, true),
-        };
-        let (read, failure) = match batch {
-            Ok(batch) => (batch, Ok(own)),
-            Err(error) => (Vec::new(), Err(error)),
-        };
-        let all = ranks.gather_if_all(failure)?;
+        let mut read = Vec::new();
+        let own = batch.map(|batch| {
+            read = batch;
+            (self.session.interrupt.load(Ordering::SeqCst), read.is_empty())
+        });
+        let all = self.session.ranks.gather_if_all(own)?;
         self.asked_to_stop = all.iter().any(|(stops, _)| *stops);
         self.is_empty = all.iter().all(|(_, is_empty)| *is_empty);
         Ok(read)
@@ -293,7 +289,8 @@ impl<'a, T: Task> Engine<'a, T> {
 
     /// Counts a wait for data, unless the device was still busy with the step before.
     fn count_wait(&mut self, waited: Duration) -> Result<()> {
-        let is_idle = self.open.as_ref().map_or(Ok(true), |open| guard::guard(|| open.launched.is_complete()))?;
+        let is_idle =
+            self.open.as_ref().map_or(Ok(true), |open| guard::guard(|| open.launched.numbers.is_complete()))?;
         if is_idle {
             self.waited += waited;
         }
@@ -309,12 +306,9 @@ impl<'a, T: Task> Engine<'a, T> {
         let waited = self.data_wait.add(&report);
         let observer = self.session.observer;
         observer.on(&Event::Step(report));
-        if let Some(note) = self.threads.adapt() {
-            observer.on(&Event::Note(note));
-        }
-        let waited = waited.into_iter().map(Event::Note);
+        let notes = self.threads.adapt().into_iter().chain(waited).map(Event::Note);
         let full = self.records.as_mut().and_then(Records::take_warning).into_iter().map(Event::Warning);
-        for event in waited.chain(full).chain(self.task.take_events()) {
+        for event in notes.chain(full).chain(self.task.take_events()) {
             observer.on(&event);
         }
         Ok(())
@@ -347,7 +341,7 @@ impl<'a, T: Task> Engine<'a, T> {
     /// After a step that ran out of memory: turns CUDA graphs off or, where they are off, makes micro-batches smaller.
     fn reduce_memory(&mut self, reason: String, batches: &[T::Batch]) -> Result<()> {
         let stepper = &mut self.stepper;
-        if stepper.optimizer.is_partially_updated() {
+        if stepper.optimizer.partially_updated {
             let reason =
                 format!("{reason}; some weights were already updated in this step, {}", self.last_checkpoint());
             return Err(Error::OutOfMemory { reason });
@@ -355,7 +349,7 @@ impl<'a, T: Task> Engine<'a, T> {
         let observer = self.session.observer;
         if stepper.graphs.is_on() {
             stepper.clear();
-            stepper.graphs.turn_off(&format!("memory ran out ({reason}), the step is repeated without them"));
+            stepper.graphs.stop(&format!("memory ran out ({reason}), the step is repeated without them"));
             stepper.graphs.take_notes().into_iter().for_each(|note| observer.on(&Event::Note(note)));
             memory::clear_failure();
             memory::release_cache(stepper.device())?;
@@ -460,11 +454,12 @@ impl<'a, T: Task> Engine<'a, T> {
     fn check(&mut self, result: &StepResult, step: u64, samples: &[usize], epoch: u64) -> Result<()> {
         let observer = self.session.observer;
         match result.update {
-            Update::Applied => self.skipped.end_row(),
+            Update::Applied => self.skipped.in_a_row = 0,
             Update::Skipped => observer.on(&Event::Note(format!("step {step}: fp16 overflow, scale halved"))),
             Update::NotFinite => {
                 let what = skipped_steps::describe(self.task, step, result, samples, epoch);
-                self.skipped.add();
+                self.skipped.total += 1;
+                self.skipped.in_a_row += 1;
                 if let Some(why) = self.end_of_run() {
                     return Err(Error::Diverged { reason: format!("{what}; {why}") });
                 }
@@ -476,12 +471,12 @@ impl<'a, T: Task> Engine<'a, T> {
 
     /// Why the run ends after a step whose gradients are not finite; `None` if the step is skipped.
     fn end_of_run(&mut self) -> Option<String> {
-        if self.stepper.optimizer.is_partially_updated() {
+        if self.stepper.optimizer.partially_updated {
             return Some(format!("some weights were already updated in this step, {}", self.last_checkpoint()));
         }
         if skipped_steps::has_bad_buffers(self.task) {
             // such a state must not be saved
-            self.stepper.optimizer.mark_partial();
+            self.stepper.optimizer.partially_updated = true;
             let what = "the running statistics of batch normalisation are no longer finite";
             return Some(format!("{what}, {}", self.last_checkpoint()));
         }
@@ -507,7 +502,7 @@ impl<'a, T: Task> Engine<'a, T> {
         if !due {
             return Ok(false);
         }
-        self.profile.begin("evaluate", self.progress.step)?;
+        self.profile.begin("evaluate")?;
         // `best/` and its score are those of the moving average, if it is on
         self.stepper.swap_ema()?;
         let outcome = self.validate_and_keep();
@@ -527,7 +522,7 @@ impl<'a, T: Task> Engine<'a, T> {
         for picture in &pictures {
             self.keep_picture(picture)?;
         }
-        let Score { value: score, is_noisy, kind } = score;
+        let ValidationScore { value: score, is_noisy, kind } = score;
         if self.progress.score_kind != kind {
             if let Some(best) = self.progress.best_score.take() {
                 let text =
@@ -569,7 +564,7 @@ impl<'a, T: Task> Engine<'a, T> {
     /// Validates the last step of the run that is continued, if that is missing. Returns true if `train.patience` ends the
     /// training before its first step.
     fn stops_at_once(&mut self) -> Result<bool> {
-        let Progress { step, steps_per_epoch, unvalidated, .. } = self.progress;
+        let TrainingProgress { step, steps_per_epoch, unvalidated, .. } = self.progress;
         if unvalidated {
             let stops = self.validate((step - 1) / steps_per_epoch, step >= self.total_steps)?;
             self.save("last")?;
@@ -586,7 +581,7 @@ impl<'a, T: Task> Engine<'a, T> {
 
     /// Why `train.patience` ends the training now; `None` if it goes on. Only noisy scores are kept one by one.
     fn stalled(&self) -> Option<String> {
-        let Progress { step, scores, without_gain, best_score, .. } = &self.progress;
+        let TrainingProgress { step, scores, without_gain, best_score, .. } = &self.progress;
         let patience = self.session.config.patience;
         if patience == 0 {
             return None;
@@ -604,7 +599,7 @@ impl<'a, T: Task> Engine<'a, T> {
     }
 
     /// Writes a picture into the run folder and to TensorBoard. A full disk is a warning.
-    fn keep_picture(&mut self, picture: &Picture) -> Result<()> {
+    fn keep_picture(&mut self, picture: &ValidationPicture) -> Result<()> {
         let step = self.progress.step;
         let kept = self.records.as_mut().map_or(Ok(()), |records| records.picture(step, picture));
         match kept {

@@ -111,11 +111,16 @@ impl Observer for Notes {
     }
 }
 
-fn train<T: Task>(task: &T, config: &TrainConfig, folder: &Path) -> (Result<Outcome>, Vec<String>) {
+fn train<T: Task>(task: &T, config: &TrainConfig, folder: &Path) -> (Result<TrainingOutcome>, Vec<String>) {
     train_on(task, config, folder, false)
 }
 
-fn train_on<T: Task>(task: &T, config: &TrainConfig, folder: &Path, resume: bool) -> (Result<Outcome>, Vec<String>) {
+fn train_on<T: Task>(
+    task: &T,
+    config: &TrainConfig,
+    folder: &Path,
+    resume: bool,
+) -> (Result<TrainingOutcome>, Vec<String>) {
     ledger::install();
     let _lock = rng::TEST_LOCK.lock();
     let notes = Notes::default();
@@ -348,7 +353,7 @@ fn train_ahead(
     ahead: bool,
     task: &Toy,
     config: &TrainConfig,
-) -> (Result<Outcome>, Vec<String>, Vec<serde_json::Value>) {
+) -> (Result<TrainingOutcome>, Vec<String>, Vec<serde_json::Value>) {
     let folder = tempfile::tempdir().unwrap();
     RUN_AHEAD.set(ahead);
     let (outcome, notes) = train(task, config, folder.path());
@@ -396,7 +401,7 @@ fn a_run_that_ends_keeps_the_step_that_was_launched_ahead() {
 }
 
 /// A task whose validations have these scores, one after another; `None` = it is interrupted.
-struct Judged<'a>(&'a Toy, RefCell<VecDeque<Option<Score>>>);
+struct Judged<'a>(&'a Toy, RefCell<VecDeque<Option<ValidationScore>>>);
 
 impl Task for Judged<'_> {
     type Batch = Vec<f64>;
@@ -423,7 +428,7 @@ impl Task for Judged<'_> {
 
     fn validate(&self, _observer: &dyn Observer, _ranks: Ranks) -> Result<Option<Validation>> {
         let score = self.1.borrow_mut().pop_front().expect("a validation that is not expected");
-        let picture = Picture { name: "grids".into(), image: image::RgbImage::new(3, 2) };
+        let picture = ValidationPicture { name: "grids".into(), image: image::RgbImage::new(3, 2) };
         let of = |score| Validation { score, values: vec![("value".into(), 1.0)], pictures: vec![picture] };
         score.map(|score| Some(of(score))).ok_or(Error::Interrupted)
     }
@@ -437,7 +442,7 @@ impl Task for Judged<'_> {
     }
 }
 
-fn judged(toy: &Toy, scores: impl IntoIterator<Item = Option<Score>>) -> Judged<'_> {
+fn judged(toy: &Toy, scores: impl IntoIterator<Item = Option<ValidationScore>>) -> Judged<'_> {
     Judged(toy, RefCell::new(scores.into_iter().collect()))
 }
 
@@ -465,7 +470,7 @@ fn an_interrupted_validation_is_repeated_when_the_run_is_resumed() {
 fn scores_of_another_kind_are_not_compared() {
     let (toy, folder) = (Toy::new(0, 6), tempfile::tempdir().unwrap());
     let config = |epochs| TrainConfig { epochs, max_steps: 0, validate_every_epochs: 1, ..config(false) };
-    let score = |value, kind| Some(Score { kind, ..f64::into(value) });
+    let score = |value, kind| Some(ValidationScore { kind, ..f64::into(value) });
     train(&judged(&toy, [score(10.0, "loss")]), &config(1), folder.path()).0.unwrap();
     let task = judged(&toy, [score(-0.3, "KID"), score(-0.4, "KID")]);
     let (outcome, notes) = train_on(&task, &config(3), folder.path(), true);
@@ -478,7 +483,7 @@ fn a_noisy_score_ends_the_training_when_it_no_longer_grows() {
     let (toy, folder) = (Toy::new(0, 6), tempfile::tempdir().unwrap());
     let config = TrainConfig { epochs: 30, max_steps: 0, validate_every_epochs: 1, patience: 2, ..config(false) };
     let noise = [0.3, -0.2, 0.1, -0.3, 0.2, -0.1, 0.3, -0.2];
-    let score = |value: f64| Some(Score { value, is_noisy: true, kind: "KID" });
+    let score = |value: f64| Some(ValidationScore { value, is_noisy: true, kind: "KID" });
     // it grows for twelve epochs; low values in between do not end the training
     let scores = (0..30).map(|i| score(2.0 * f64::from(i.min(12)) + noise[usize::try_from(i % 8).unwrap()]));
     let outcome = train(&judged(&toy, scores), &config, folder.path()).0.unwrap();
@@ -488,7 +493,7 @@ fn a_noisy_score_ends_the_training_when_it_no_longer_grows() {
 
 #[test]
 fn a_run_that_stopped_early_says_why_and_a_resume_trains_nothing() {
-    let score = |value| Some(Score { value, is_noisy: false, kind: "Dice" });
+    let score = |value| Some(ValidationScore { value, is_noisy: false, kind: "Dice" });
     let with = |patience| TrainConfig { epochs: 6, max_steps: 0, validate_every_epochs: 1, patience, ..config(false) };
     let (toy, folder) = (Toy::new(0, 6), tempfile::tempdir().unwrap());
     let (outcome, notes) = train(&judged(&toy, [score(0.5), score(0.4), score(0.3)]), &with(2), folder.path());

@@ -17,19 +17,6 @@ pub(super) struct SkippedSteps {
     pub(super) in_a_row: u64,
 }
 
-impl SkippedSteps {
-    /// Counts a skipped step.
-    pub(super) fn add(&mut self) {
-        self.total += 1;
-        self.in_a_row += 1;
-    }
-
-    /// Counts a step that was applied.
-    pub(super) fn end_row(&mut self) {
-        self.in_a_row = 0;
-    }
-}
-
 /// Description of a step whose gradients are not finite, with the samples that may be the cause.
 pub(super) fn describe<T: Task>(task: &T, step: u64, result: &StepResult, samples: &[usize], epoch: u64) -> String {
     let losses: Vec<String> = result.losses.iter().map(|(name, value)| format!("{name} {value}")).collect();

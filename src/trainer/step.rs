@@ -5,7 +5,7 @@
 //! the training.
 
 use super::distributed;
-use super::distributed::reducer::{self, Reducer};
+use super::distributed::reducer::Reducer;
 use super::ema::Ema;
 use super::graph::backend::Numbers;
 use super::graph::{Graphs, Share, forward_backward};
@@ -21,7 +21,7 @@ use rand::RngCore;
 
 /// The part of a step that just ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mark {
+pub enum StepMark {
     /// The forward pass of a micro-batch; not reported while CUDA graphs are in use.
     Forward,
     /// The backward pass of a micro-batch.
@@ -34,8 +34,8 @@ pub enum Mark {
     Ema,
 }
 
-/// Called at every [`Mark`] with the trained parameters (none inside a backward pass that also updates them).
-pub type OnMark<'m> = dyn FnMut(Mark, &[Parameter]) -> Result<()> + 'm;
+/// Called at every [`StepMark`] with the trained parameters (none inside a backward pass that also updates them).
+pub type OnMark<'m> = dyn FnMut(StepMark, &[Parameter]) -> Result<()> + 'm;
 
 /// Number, epoch and learning rate of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -79,17 +79,7 @@ pub struct Launched {
     batch_size: BatchSize,
     names: Vec<&'static str>,
     /// The losses in the order of `names`, and the gradient norm.
-    numbers: ReadBack,
-}
-
-impl Launched {
-    /// True if the device has finished the step.
-    ///
-    /// # Errors
-    /// An error of the device.
-    pub fn is_complete(&self) -> Result<bool> {
-        self.numbers.is_complete()
-    }
+    pub(super) numbers: ReadBack,
 }
 
 /// Everything that changes from step to step: optimizer, moving average, loss scaler, CUDA graphs.
@@ -158,7 +148,7 @@ impl<'a, T: Task> Stepper<'a, T> {
             if self.ranks.planned_passes().is_none() {
                 state = distributed::complete_state(state, self.ranks)?;
             } else if self.ranks.is_main() {
-                state.extend(self.optimizer.state_of_others(reducer.used()));
+                state.extend(self.optimizer.state_of_others(&reducer.used));
             }
         }
         state.extend(self.ema.iter().flat_map(|ema| ema.state(self.optimizer.params())));
@@ -176,7 +166,7 @@ impl<'a, T: Task> Stepper<'a, T> {
     /// One optimizer step over the micro-batches of an effective batch. Waits for the device.
     ///
     /// # Errors
-    /// As [`Task::loss`], and errors of `mark`. Afterwards [`AdamW::is_partially_updated`] is true if weights changed.
+    /// As [`Task::loss`], and errors of `mark`. Afterwards [`AdamW::partially_updated`] is true if weights changed.
     pub fn step(&mut self, batches: &[T::Batch], info: StepInfo, mark: &mut OnMark) -> Result<StepResult> {
         let launched = self.launch(batches, info, mark)?;
         self.finish(launched, mark)
@@ -209,12 +199,12 @@ impl<'a, T: Task> Stepper<'a, T> {
             step_together(&work, batches, (optimizer, graphs, reducer), mark)?
         } else if let Some(masters) = masters {
             let (batch_size, losses) = masters.collect(|| work.accumulate(batches, graphs, mark))?;
-            mark(Mark::Gradients, optimizer.params())?;
+            mark(StepMark::Gradients, optimizer.params())?;
             let gradients = optimizer.measure(scaler.unscale_factor())?;
             optimizer.step(info.learning_rate, &gradients)?;
-            optimizer.mark_partial();
+            optimizer.partially_updated = true;
             masters.round()?;
-            optimizer.mark_whole();
+            optimizer.partially_updated = false;
             (batch_size, losses, gradients)
         } else if self.step_in_backward && batches.len() == 1 {
             let ((batch_size, losses), gradients) =
@@ -223,11 +213,11 @@ impl<'a, T: Task> Stepper<'a, T> {
         } else {
             let work = Work { params: optimizer.params(), ..work };
             let (batch_size, losses) = work.accumulate(batches, graphs, mark)?;
-            mark(Mark::Gradients, optimizer.params())?;
+            mark(StepMark::Gradients, optimizer.params())?;
             let gradients = graphs.step(optimizer, info.learning_rate, scaler.unscale_factor())?;
             (batch_size, losses, gradients)
         };
-        mark(Mark::Optimizer, self.optimizer.params())?;
+        mark(StepMark::Optimizer, self.optimizer.params())?;
         let (names, mut numbers): (Vec<_>, Vec<Tensor>) = losses.into_iter().unzip();
         numbers.push(gradients.on_device);
         Ok(Launched { number: info.number, batch_size, names, numbers: ReadBack::begin(&numbers) })
@@ -245,7 +235,7 @@ impl<'a, T: Task> Stepper<'a, T> {
         let update = self.update_scale(grad_norm.is_finite());
         if let (Some(ema), Update::Applied | Update::Skipped) = (&mut self.ema, update) {
             ema.update(number, self.optimizer.params());
-            mark(Mark::Ema, self.optimizer.params())?;
+            mark(StepMark::Ema, self.optimizer.params())?;
         }
         Ok(StepResult { batch_size, losses, grad_norm, update })
     }
@@ -269,7 +259,7 @@ impl<'a, T: Task> Stepper<'a, T> {
     fn update_scale(&mut self, is_finite: bool) -> Update {
         let is_usable = self.scaler.update(is_finite);
         if is_finite {
-            self.optimizer.mark_whole();
+            self.optimizer.partially_updated = false;
             Update::Applied
         } else if is_usable || self.scaler.exhausted() {
             Update::NotFinite
@@ -356,19 +346,18 @@ fn step_together<T: Task>(
             Err(error) if work.task.is_divided() => return Err(error),
             passes => passes.err(),
         };
-        match reducer.finish(failure, work.whole.most)? {
-            reducer::Outcome::Complete => break (work.whole.size, losses),
-            reducer::Outcome::Repeat => {}
+        if reducer.finish(failure, work.whole.most)? {
+            break (work.whole.size, losses);
         }
     };
     debug_assert!(!graphs.is_on(), "the engine turns them off");
-    mark(Mark::Gradients, optimizer.params())?;
+    mark(StepMark::Gradients, optimizer.params())?;
     let norm = reducer.norm(&optimizer.norm(work.scaler.unscale_factor())?)?;
     let gradients = optimizer.gradients_of(norm)?;
     optimizer.step(work.info.learning_rate, &gradients)?;
-    optimizer.mark_partial();
+    optimizer.partially_updated = true;
     reducer.share_weights()?;
-    optimizer.mark_whole();
+    optimizer.partially_updated = false;
     Ok((batch_size, losses, gradients))
 }
 
@@ -399,7 +388,7 @@ impl<'a, T: Task> Work<'_, 'a, T> {
             let parts = if graphs.is_on() {
                 self.seed_pass(index);
                 let parts = graphs.pass(self.task, batch, &share)?;
-                mark(Mark::Backward, self.params)?;
+                mark(StepMark::Backward, self.params)?;
                 parts
             } else {
                 self.eager_pass(index, batch, mark)?
@@ -422,8 +411,8 @@ impl<T: Task> Work<'_, '_, T> {
     fn eager_pass(&self, index: usize, batch: &T::Batch, mark: &mut OnMark) -> Result<Numbers> {
         self.seed_pass(index);
         let loss = || self.task.loss(batch, self.whole.size, self.info.epoch);
-        let parts = forward_backward(&loss, self.scaler, || mark(Mark::Forward, self.params))?;
-        mark(Mark::Backward, self.params)?;
+        let parts = forward_backward(&loss, self.scaler, || mark(StepMark::Forward, self.params))?;
+        mark(StepMark::Backward, self.params)?;
         Ok(parts)
     }
 }

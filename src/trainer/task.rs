@@ -1,11 +1,11 @@
 //! Traits of a training job: [`Task`] for the engine, [`DryRunTask`] for the planner.
 
 use super::graph::Capturable;
-use super::profile::Component;
+use super::profile::ModelPart;
 use super::{BatchSize, Loss, Parameter, Ranks, Shard};
 use crate::Result;
 use crate::event::Event;
-use crate::tensor::store::{Entry, Mastered, Role};
+use crate::tensor::store::{Mastered, Role, StoreEntry};
 use crate::tensor::weights::Staged;
 use crate::units::Bytes;
 use image::RgbImage;
@@ -14,16 +14,16 @@ use image::RgbImage;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Validation {
     /// Score that selects `best/`.
-    pub score: Score,
+    pub score: ValidationScore,
     /// Named values for the records.
     pub values: Vec<(String, f64)>,
     /// Images for the run folder and TensorBoard.
-    pub pictures: Vec<Picture>,
+    pub pictures: Vec<ValidationPicture>,
 }
 
 /// A score; higher is better.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Score {
+pub struct ValidationScore {
     /// Its value.
     pub value: f64,
     /// True for an estimate that varies from one validation to the next without a reason. A training then stops early
@@ -35,14 +35,14 @@ pub struct Score {
 
 /// An image that shows the state of a training.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Picture {
+pub struct ValidationPicture {
     /// Its name, for a folder and a tag.
     pub name: String,
     /// The image.
     pub image: RgbImage,
 }
 
-impl From<f64> for Score {
+impl From<f64> for ValidationScore {
     fn from(value: f64) -> Self {
         Self { value, is_noisy: false, kind: "" }
     }
@@ -66,9 +66,9 @@ pub trait Task {
     }
 
     /// The parts of the model for a memory profile: by default one part with all trained tensors.
-    fn components(&self) -> Vec<Component> {
-        let entry = |p: Parameter| Entry { name: p.name, tensor: p.tensor, role: Role::Trainable };
-        vec![Component { name: "model", entries: self.parameters().into_iter().map(entry).collect() }]
+    fn components(&self) -> Vec<ModelPart> {
+        let entry = |p: Parameter| StoreEntry { name: p.name, tensor: p.tensor, role: Role::Trainable };
+        vec![ModelPart { name: "model", entries: self.parameters().into_iter().map(entry).collect() }]
     }
 
     /// Optimizer steps of one epoch.
@@ -97,11 +97,10 @@ pub trait Task {
     /// As [`Task::loss`].
     fn capturable(
         &self,
-        batch: &Self::Batch,
-        effective_batch: BatchSize,
-        epoch: u64,
+        _batch: &Self::Batch,
+        _effective_batch: BatchSize,
+        _epoch: u64,
     ) -> Result<Option<Capturable<'_>>> {
-        let _ = (batch, effective_batch, epoch);
         Ok(None)
     }
 
@@ -141,16 +140,13 @@ pub trait Task {
     ///
     /// # Panics
     /// With libtorch's message, like its operators.
-    fn join_pass(&self, trains: bool) {
-        let _ = trains;
-    }
+    fn join_pass(&self, _trains: bool) {}
 
     /// Scores the current weights; `None` without validation data. All `ranks` call it and get the same result.
     ///
     /// # Errors
     /// As [`Task::loss`].
-    fn validate(&self, observer: &dyn crate::event::Observer, ranks: Ranks) -> Result<Option<Validation>> {
-        let _ = (observer, ranks);
+    fn validate(&self, _observer: &dyn crate::event::Observer, _ranks: Ranks) -> Result<Option<Validation>> {
         Ok(None)
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use ::image::{Rgb, RgbImage};
+use ::image::RgbImage;
 
 use super::foreground::{NOISE, SMALL, counted};
 
@@ -88,24 +88,15 @@ fn counts_and_areas(image: &RgbImage) -> (HashMap<[u8; 3], u64>, HashSet<[u8; 3]
 
 /// `#ff0000 (480 pixels), #00ff00 (33 pixels)`.
 pub(super) fn describe(colours: &[Colour]) -> String {
-    counted(colours.iter().map(|(colour, count)| (format!("{}", Hex(*colour)), *count)))
+    counted(colours.iter().map(|(colour, count)| (hex(*colour), *count)))
 }
 
 /// `#ff0000`.
-pub(super) struct Hex(pub(super) [u8; 3]);
-
-impl std::fmt::Display for Hex {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let [r, g, b] = self.0;
-        write!(f, "#{r:02x}{g:02x}{b:02x}")
-    }
+pub(super) fn hex([r, g, b]: [u8; 3]) -> String {
+    format!("#{r:02x}{g:02x}{b:02x}")
 }
 
-/// True if all pixels are grey.
-pub(super) fn is_grey(image: &RgbImage) -> bool {
-    image.pixels().all(|Rgb(colour)| is_grey_value(*colour))
-}
-
-pub(super) fn is_grey_value([r, g, b]: [u8; 3]) -> bool {
+/// True for a colour that is a grey.
+pub(super) fn is_grey<T: PartialEq>([r, g, b]: [T; 3]) -> bool {
     r == g && g == b
 }

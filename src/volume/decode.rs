@@ -13,7 +13,7 @@ pub(crate) mod codec;
 mod content;
 mod jpeg;
 mod png;
-mod shared;
+pub(super) mod shared;
 pub(crate) mod tiff;
 mod unpack_lzw;
 
@@ -24,16 +24,17 @@ use ::image::metadata::Orientation;
 use ::image::{DynamicImage, GrayImage};
 
 use super::format::FORMATS;
-pub use super::mask_file::{Refusal, StoredMask};
+pub use super::mask_file::{MaskRefusal, StoredMask};
 use crate::foreground::Labels;
-use codec::{Codec, Decoded, Palette};
+use codec::Codec;
 pub use content::unknown_format;
 use prsmed_base::error::{Error, Result};
 use prsmed_base::files;
 use prsmed_base::panics::guard_file;
-pub use shared::MAX_SIDE;
-pub use shared::REPLACE;
 use shared::TILES;
+use shared::{Decoded, Palette};
+pub use shared::{MAX_SIDE, REPLACE};
+pub use tiff::is_tiff;
 
 /// What to do about a file whose decoder fails.
 const ANOTHER_PROGRAM: &str = "open it with another program and save it as PNG; if that fails too, the file is damaged";
@@ -126,13 +127,7 @@ fn check_pixels(bytes: &[u8], name: &Path, max_pixels: u64) -> Result<()> {
 }
 
 fn eight_bits(decoded: DynamicImage) -> DynamicImage {
-    match decoded {
-        grey @ (DynamicImage::ImageLuma8(_)
-        | DynamicImage::ImageLumaA8(_)
-        | DynamicImage::ImageLuma16(_)
-        | DynamicImage::ImageLumaA16(_)) => DynamicImage::ImageLuma8(grey.into_luma8()),
-        colour => DynamicImage::ImageRgb8(colour.into_rgb8()),
-    }
+    if decoded.color().has_color() { decoded.into_rgb8().into() } else { decoded.into_luma8().into() }
 }
 
 /// Decodes the mask of one target as 8-bit grey, ready for `prsmed_data::image::foreground`.
@@ -197,22 +192,15 @@ fn known_codec(bytes: &[u8], path: &Path) -> Result<Codec> {
 
 fn decode_bytes(bytes: &[u8], path: &Path, palette: Palette) -> Result<Decoded> {
     let codec = known_codec(bytes, path)?;
-    guard_file(path, ANOTHER_PROGRAM, || decode_as(codec, bytes, path, palette))
-}
-
-fn decode_as(codec: Codec, bytes: &[u8], path: &Path, palette: Palette) -> Result<Decoded> {
-    #[cfg(test)]
-    assert!(!path.ends_with("panics.png"), "a panic of a test");
-    let mut decoded = (codec.decode)(bytes, palette).map_err(|failure| failure.of(path))?;
-    let orientation = (codec.orientation)(bytes).unwrap_or(Orientation::NoTransforms);
-    decoded.is_turned = orientation != Orientation::NoTransforms;
-    decoded.image.apply_orientation(orientation);
-    Ok(decoded)
-}
-
-/// True for TIFF and for BigTIFF.
-pub fn is_tiff(bytes: &[u8]) -> bool {
-    tiff::is_tiff(bytes)
+    guard_file(path, ANOTHER_PROGRAM, || {
+        #[cfg(test)]
+        assert!(!path.ends_with("panics.png"), "a panic of a test");
+        let mut decoded = (codec.decode)(bytes, palette).map_err(|failure| failure.of(path))?;
+        let orientation = (codec.orientation)(bytes).unwrap_or(Orientation::NoTransforms);
+        decoded.is_turned = orientation != Orientation::NoTransforms;
+        decoded.image.apply_orientation(orientation);
+        Ok(decoded)
+    })
 }
 
 /// Whether the orientation exchanges width and height.
@@ -228,9 +216,7 @@ fn is_sideways(orientation: Orientation) -> bool {
 /// What is wrong.
 pub(crate) fn jpeg_components(bytes: &[u8], is_ybr: bool) -> std::result::Result<Vec<u8>, String> {
     let header = jpeg::header(bytes).ok_or("the JPEG data end before the last pixel")?;
-    let colours = if is_ybr { jpeg::Colours::Rgb } else { jpeg::Colours::Stored };
-    let image =
-        jpeg::decode(bytes, header.scans, colours)?.ok_or("the JPEG is neither grey nor has it three colours")?;
+    let image = jpeg::decode(bytes, &header, is_ybr)?.ok_or("the JPEG is neither grey nor has it three colours")?;
     Ok(image.into_bytes())
 }
 

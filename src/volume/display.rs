@@ -29,7 +29,7 @@ pub enum Curve {
     /// A sigmoid with the same width and level (DICOM PS3.3, C.11.2.1.3.1).
     Sigmoid,
     /// A lookup table of the file (VOI LUT).
-    Table(Arc<Table>),
+    Table(Arc<GreyTable>),
 }
 
 impl Curve {
@@ -51,13 +51,13 @@ impl Serialize for Curve {
 
 /// A lookup table from values to grey.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Table {
+pub struct GreyTable {
     /// The value of the first entry.
     first: i32,
     greys: Vec<u8>,
 }
 
-impl Table {
+impl GreyTable {
     /// From entries of `bits` bits, 8 to 16; `None` without entries and for other bits.
     pub(crate) fn new(first: i32, entries: &[u16], bits: u32) -> Option<Self> {
         if entries.is_empty() || !(8..=16).contains(&bits) {
@@ -87,12 +87,12 @@ mod tests {
 
     #[test]
     fn a_table_has_the_grey_of_the_nearest_entry() {
-        let table = Table::new(-2, &[0, 100, 511, 1023, 2000], 10).expect("a table");
+        let table = GreyTable::new(-2, &[0, 100, 511, 1023, 2000], 10).expect("a table");
         let greys = [-9.0, -2.0, -1.4, 0.0, 1.0, 2.0, 50.0].map(|value| table.grey(value));
         assert_eq!((greys, table.range()), ([0, 0, 25, 127, 255, 255, 255], [-2.0, 2.0]));
-        assert_eq!(Table::new(0, &[], 8), None);
-        assert_eq!(Table::new(0, &[1], 7), None);
-        let wide = Table::new(0, &[0, 0x8000, 0xffff], 16).expect("a table");
+        assert_eq!(GreyTable::new(0, &[], 8), None);
+        assert_eq!(GreyTable::new(0, &[1], 7), None);
+        let wide = GreyTable::new(0, &[0, 0x8000, 0xffff], 16).expect("a table");
         assert_eq!([0.0, 1.0, 2.0].map(|value| wide.grey(value)), [0, 128, 255]);
     }
 }

@@ -113,13 +113,10 @@ impl<'de> Deserialize<'de> for Labels {
 /// the mask has many values that fill no area. In a mask with values below 16 every value is a label.
 ///
 /// Not found: a label that is nowhere three pixels thick, in a mask with values of 16 and more.
-pub fn labels_of<T: Copy + Into<u16>>(values: &[T], width: usize) -> Vec<(u16, u64)> {
-    lossy_labels_of(values, width, 0)
-}
-
-/// As [`labels_of`], for a file whose compression changes values by about `noise`. Values so close to 0 or to a more
-/// frequent label are noise too. In a lossless file they are labels, because somebody has stored them.
-pub(super) fn lossy_labels_of<T: Copy + Into<u16>>(values: &[T], width: usize, noise: u8) -> Vec<(u16, u64)> {
+///
+/// `noise` is that of a file whose compression changes values by about so much. Values so close to 0 or to a more frequent
+/// label are noise too. In a lossless file they are labels, because somebody has stored them.
+pub fn labels_of<T: Copy + Into<u16>>(values: &[T], width: usize, noise: u8) -> Vec<(u16, u64)> {
     let level = |value: T| usize::from(value.into());
     let most = values.iter().map(|&value| level(value)).max().unwrap_or(0);
     let mut counts = vec![0_u64; most + 1];
@@ -202,7 +199,7 @@ mod tests {
     use super::*;
 
     fn found(mask: &GrayImage) -> Vec<u16> {
-        labels_of(mask.as_raw(), mask.width() as usize).into_iter().map(|(label, _)| label).collect()
+        labels_of(mask.as_raw(), mask.width() as usize, 0).into_iter().map(|(label, _)| label).collect()
     }
 
     /// Three boxes of these values, on 0.
@@ -234,7 +231,7 @@ mod tests {
         let line = GrayImage::from_fn(9, 9, |x, y| Luma([if x == 4 { 1 } else { u8::from(y > 6) * 2 }]));
         assert_eq!(found(&line), [1, 2], "a line of one pixel");
         let deep = [0_u16, 0, 300, 300, 300, 1000, 1000, 1000];
-        assert_eq!(labels_of(&deep, 8), [(300, 3), (1000, 3)], "16 bits");
+        assert_eq!(labels_of(&deep, 8, 0), [(300, 3), (1000, 3)], "16 bits");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::path::Path;
 use super::decode::{codec, tiff};
 use super::dicom::{self, seg, segments};
 use super::nifti::{self, mask};
-use super::path::{has_ending, number_of, start_of};
+use super::path::{has_ending, number_of, start_of, stem_length};
 use prsmed_base::error::{Error, Result};
 
 pub use row::Format;
@@ -162,10 +162,7 @@ pub fn has_voxels_only(path: &Path) -> bool {
 
 /// A file name without its ending; `nii.gz` and the like are one ending.
 pub fn stem_of(name: &str) -> &str {
-    let of = |ending: &&str| {
-        let (stem, tail) = name.split_at_checked(name.len().checked_sub(ending.len() + 1)?)?;
-        (!stem.is_empty() && tail.starts_with('.') && tail[1..].eq_ignore_ascii_case(ending)).then_some(stem)
-    };
+    let of = |ending: &&str| stem_length(name.as_bytes(), ending).map(|length| &name[..length]);
     let mut of_two_parts = FORMATS.iter().flat_map(|format| format.endings).filter(|ending| ending.contains('.'));
     let stem = of_two_parts.find_map(of).or_else(|| name.rsplit_once('.').map(|(stem, _)| stem));
     stem.filter(|stem| !stem.is_empty()).unwrap_or(name)

@@ -99,8 +99,7 @@ impl Affine {
 
     /// The steps as unit vectors; `None` if they are not orthogonal.
     pub(crate) fn unit_steps(&self) -> Option<[[f64; 3]; 3]> {
-        let spacing = self.spacing();
-        let steps = [0, 1, 2].map(|axis| scale(self.step(axis), 1.0 / spacing[axis]));
+        let steps = [0, 1, 2].map(|axis| unit(self.step(axis)));
         let expected = cross(steps[0], steps[1]);
         let off = length(subtract(expected, steps[2])).min(length(subtract(expected, scale(steps[2], -1.0))));
         (off < 1e-3).then_some(steps)
@@ -192,6 +191,11 @@ pub(crate) fn cross(a: [f64; 3], b: [f64; 3]) -> [f64; 3] {
 
 pub(crate) fn length(a: [f64; 3]) -> f64 {
     dot(a, a).sqrt()
+}
+
+/// The vector with the length 1.
+pub(crate) fn unit(a: [f64; 3]) -> [f64; 3] {
+    scale(a, 1.0 / length(a))
 }
 
 pub(crate) fn subtract(a: [f64; 3], b: [f64; 3]) -> [f64; 3] {

@@ -24,13 +24,13 @@ pub(crate) fn is_air(value: f32) -> bool {
 }
 
 /// Shares of values in ranges of Hounsfield units.
-pub(crate) struct Shares {
+pub(crate) struct TissueShares {
     air: f64,
     light: f64,
     dense: f64,
 }
 
-impl Shares {
+impl TissueShares {
     pub(crate) fn of(values: impl Iterator<Item = f32>) -> Self {
         let ([mut air, mut light, mut dense], mut all) = ([0_usize; 3], 0_usize);
         for value in values {
@@ -71,7 +71,7 @@ mod tests {
         // air, fat, soft tissue, bone
         let of = |counts: [usize; 4], shift: f32| {
             let values = [-1000.0, -90.0, 45.0, 900.0].into_iter().zip(counts);
-            Shares::of(values.flat_map(|(value, count)| std::iter::repeat_n(value + shift, count)))
+            TissueShares::of(values.flat_map(|(value, count)| std::iter::repeat_n(value + shift, count)))
         };
         for (counts, is_shifted) in [([50, 10, 35, 5], true), ([0, 10, 85, 5], true), ([0, 0, 100, 0], true)] {
             assert_eq!(of(counts, 1024.0).are_shifted(), is_shifted);

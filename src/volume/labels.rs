@@ -24,15 +24,13 @@ pub fn open(path: &Path) -> Result<LabelMap> {
 /// As [`open`].
 pub fn open_with(path: &Path, geometry: Option<Geometry>) -> Result<LabelMap> {
     let hint = "save it again as NIfTI (`.nii.gz`) with another program";
-    guard_file(path, hint, || open_unguarded(path, geometry))
-}
-
-fn open_unguarded(path: &Path, geometry: Option<Geometry>) -> Result<LabelMap> {
-    let (path, selected) = split_selection(path);
-    let unknown = || {
-        let hint = "give a NIfTI file (`.nii.gz`) or a DICOM SEG (`.dcm`)";
-        Error::data(&path, "it is not a label map that can be read", hint)
-    };
-    let read = format::reader(&path, |format| format.labels, unknown)?;
-    read(&path, &Choice { selected: selected.as_deref(), series: None, geometry })
+    guard_file(path, hint, || {
+        let (path, selected) = split_selection(path);
+        let unknown = || {
+            let hint = "give a NIfTI file (`.nii.gz`) or a DICOM SEG (`.dcm`)";
+            Error::data(&path, "it is not a label map that can be read", hint)
+        };
+        let read = format::reader(&path, |format| format.labels, unknown)?;
+        read(&path, &Choice { selected: selected.as_deref(), series: None, geometry })
+    })
 }

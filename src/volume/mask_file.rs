@@ -6,10 +6,10 @@
 use std::collections::HashSet;
 use std::fmt;
 
-use ::image::{DynamicImage, GrayImage, ImageBuffer, Luma, Rgb, RgbImage};
+use ::image::{DynamicImage, GenericImage, GrayImage, ImageBuffer, Luma, Rgb, RgbImage, Rgba};
 
-use super::colours::{self, Colour, Hex, grey_of};
-use super::decode::codec::Decoded;
+use super::colours::{self, Colour, grey_of, hex, is_grey};
+use super::decode::shared::Decoded;
 use super::foreground::{self as labels, Labels, NOISE, SMALL};
 use super::photograph;
 use super::transparency::{self, Transparency};
@@ -60,7 +60,7 @@ enum Meaning {
 
 /// Why a mask is not the mask of one target.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refusal {
+pub enum MaskRefusal {
     /// It has several labels, and none is chosen.
     SeveralLabels(String),
     /// It has several colours, or labels do not say which.
@@ -69,7 +69,7 @@ pub enum Refusal {
     Photograph(String),
 }
 
-impl Refusal {
+impl MaskRefusal {
     /// What to do.
     pub fn hint(&self) -> &'static str {
         match self {
@@ -80,7 +80,7 @@ impl Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for MaskRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::SeveralLabels(reason) | Self::Colours(reason) | Self::Photograph(reason) => f.write_str(reason),
@@ -121,7 +121,7 @@ impl StoredMask {
         match image {
             DynamicImage::ImageLuma8(grey) => Self::levels(Values::Grey8(grey), noise),
             DynamicImage::ImageLuma16(deep) => Self::levels(Values::Grey16(deep), noise),
-            DynamicImage::ImageRgb16(rgb) if rgb.pixels().all(|Rgb([r, g, b])| r == g && g == b) => {
+            DynamicImage::ImageRgb16(rgb) if rgb.pixels().all(|Rgb(colour)| is_grey(*colour)) => {
                 if rgb.iter().all(|value| value % 257 == 0) {
                     return Self::of_opaque(DynamicImage::ImageRgb16(rgb).into_luma8().into(), noise);
                 }
@@ -135,7 +135,7 @@ impl StoredMask {
     fn of_colours(rgb: &RgbImage, noise: u8) -> Self {
         let (width, height) = rgb.dimensions();
         let mut grey = GrayImage::from_fn(width, height, |x, y| Luma([grey_of(rgb.get_pixel(x, y).0)]));
-        if colours::is_grey(rgb) {
+        if rgb.pixels().all(|Rgb(colour)| is_grey(*colour)) {
             return Self::levels(Values::Grey8(grey), noise);
         }
         let labels = colours::label_colours(rgb, noise > 0);
@@ -159,17 +159,11 @@ impl StoredMask {
             Transparency::Opaque => Self::of_opaque(without_alpha(image), 0),
             Transparency::Hides => {
                 // a soft border is cut at half, but labels may have different opacities
-                let is_soft = labels::labels_of(alpha.as_raw(), width as usize).len() < 2;
+                let is_soft = labels::labels_of(alpha.as_raw(), width as usize, 0).len() < 2;
                 let limit = if is_soft { alpha.iter().copied().max().unwrap_or(0) / 2 } else { 0 };
-                let is_hidden: Vec<bool> = alpha.iter().map(|alpha| *alpha <= limit).collect();
                 let mut opaque = without_alpha(image);
-                match &mut opaque {
-                    DynamicImage::ImageLuma8(grey) => hide(grey, &is_hidden, 1),
-                    DynamicImage::ImageLuma16(grey) => hide(grey, &is_hidden, 1),
-                    DynamicImage::ImageRgb8(rgb) => hide(rgb, &is_hidden, 3),
-                    DynamicImage::ImageRgb16(rgb) => hide(rgb, &is_hidden, 3),
-                    _ => {}
-                }
+                let hidden = alpha.enumerate_pixels().filter(|(.., alpha)| alpha.0[0] <= limit);
+                hidden.for_each(|(x, y, _)| opaque.put_pixel(x, y, Rgba([0, 0, 0, 255])));
                 Self::of_opaque(opaque, 0)
             }
         };
@@ -215,9 +209,9 @@ impl StoredMask {
                 Self::of_colours(&RgbImage::from_fn(size.0, size.1, |x, y| Rgb(shown(image.get_pixel(x, y).0[0]))), 0)
             };
             let is_clear = is_alpha || !targets.iter().any(|&index| colours::is_black(shade(index)));
-            let is_grey = targets.iter().all(|&index| colours::is_grey_value(shade(index)));
+            let are_grey = targets.iter().all(|&index| is_grey(shade(index)));
             // antialiasing, whose indexes are no labels
-            if (is_grey && is_clear || targets.len() >= NOISE) && soft.labels().len() < 2 {
+            if (are_grey && is_clear || targets.len() >= NOISE) && soft.labels().len() < 2 {
                 let indexes = (!is_target(0)).then(|| mapped(&|index| if is_target(index) { index } else { 0 }));
                 return Ok(Self { indexes, note, ..soft });
             }
@@ -257,8 +251,8 @@ impl StoredMask {
                 labels.sort_unstable();
                 labels
             }
-            (&Meaning::Levels { noise }, Values::Grey8(grey)) => labels::lossy_labels_of(grey.as_raw(), width, noise),
-            (&Meaning::Levels { noise }, Values::Grey16(deep)) => labels::lossy_labels_of(deep.as_raw(), width, noise),
+            (&Meaning::Levels { noise }, Values::Grey8(grey)) => labels::labels_of(grey.as_raw(), width, noise),
+            (&Meaning::Levels { noise }, Values::Grey16(deep)) => labels::labels_of(deep.as_raw(), width, noise),
         }
     }
 
@@ -267,7 +261,7 @@ impl StoredMask {
     ///
     /// # Errors
     /// As [`Self::check`].
-    pub fn target(self, labels: Labels) -> Result<GrayImage, Refusal> {
+    pub fn target(self, labels: Labels) -> Result<GrayImage, MaskRefusal> {
         self.check(labels)?;
         Ok(if labels.is_empty() { self.into_grey() } else { self.select(labels) })
     }
@@ -275,8 +269,8 @@ impl StoredMask {
     /// Whether the mask has one target.
     ///
     /// # Errors
-    /// [`Refusal`] for several labels if `labels` is empty, for labels that do not name one colour, and for photographs.
-    pub fn check(&self, labels: Labels) -> Result<(), Refusal> {
+    /// [`MaskRefusal`] for several labels if `labels` is empty, for labels that do not name one colour, and for photographs.
+    pub fn check(&self, labels: Labels) -> Result<(), MaskRefusal> {
         let width = self.dimensions().0 as usize;
         let num_levels = match &self.values {
             Values::Grey8(_) if matches!(self.meaning, Meaning::Indexes(_)) => None,
@@ -285,7 +279,7 @@ impl StoredMask {
         };
         if let Some(num_levels) = num_levels {
             let reason = format!("is no mask: it has {num_levels} grey levels that fill no area, like a photograph");
-            return Err(Refusal::Photograph(reason));
+            return Err(MaskRefusal::Photograph(reason));
         }
         if let (Meaning::Indexes(targets), Values::Grey8(grey), true) = (&self.meaning, &self.values, labels.is_empty())
             && let Some((index, (_, count))) = targets.iter().find(|(_, (colour, _))| colours::is_black(*colour))
@@ -295,11 +289,11 @@ impl StoredMask {
                 "index 0 ({num_zeros} pixels) and index {index} ({count} pixels) of the mask's palette are both black, so \
                  that it is not clear whether {index} is background"
             );
-            return Err(Refusal::SeveralLabels(reason));
+            return Err(MaskRefusal::SeveralLabels(reason));
         }
         let several = |colours: &[Colour]| {
             let reason = format!("the mask has several colours: {}", colours::describe(colours));
-            if colours.len() > 1 { Err(Refusal::Colours(reason)) } else { Ok(()) }
+            if colours.len() > 1 { Err(MaskRefusal::Colours(reason)) } else { Ok(()) }
         };
         match &self.meaning {
             Meaning::Colours(colours) if labels.is_empty() => several(colours),
@@ -309,23 +303,22 @@ impl StoredMask {
                 chosen.sort_by_key(|colour| grey_of(*colour));
                 let same = chosen.windows(2).find(|pair| grey_of(pair[0]) == grey_of(pair[1]));
                 same.map_or(Ok(()), |pair| {
-                    let [first, second, grey] =
-                        [Hex(pair[0]).to_string(), Hex(pair[1]).to_string(), grey_of(pair[0]).to_string()];
+                    let (first, second, grey) = (hex(pair[0]), hex(pair[1]), grey_of(pair[0]));
                     let reason =
                         format!("the colours {first} and {second} of the mask have the same grey value {grey}");
-                    Err(Refusal::Colours(reason))
+                    Err(MaskRefusal::Colours(reason))
                 })
             }
             // label 0 cannot be chosen
             Meaning::Indexes(targets) if targets.first().is_some_and(|(index, _)| *index == 0) => {
                 several(&targets.iter().map(|(_, colour)| *colour).collect::<Vec<_>>())?;
                 let reason = "index 0 of the mask's palette is not the background, so that its labels are not clear";
-                if labels.is_empty() { Ok(()) } else { Err(Refusal::Colours(reason.into())) }
+                if labels.is_empty() { Ok(()) } else { Err(MaskRefusal::Colours(reason.into())) }
             }
             _ if labels.is_empty() => {
                 let found = self.labels();
                 let reason = format!("the mask has several labels: {}", labels::describe(&found));
-                if found.len() > 1 { Err(Refusal::SeveralLabels(reason)) } else { Ok(()) }
+                if found.len() > 1 { Err(MaskRefusal::SeveralLabels(reason)) } else { Ok(()) }
             }
             _ => Ok(()),
         }
@@ -421,13 +414,6 @@ fn without_alpha(image: DynamicImage) -> DynamicImage {
         deep @ DynamicImage::ImageLumaA16(_) => deep.into_luma16().into(),
         deep @ DynamicImage::ImageRgba16(_) => deep.into_rgb16().into(),
         colour => colour.into_rgb8().into(),
-    }
-}
-
-/// Makes the hidden pixels black.
-fn hide<T: Default>(values: &mut [T], is_hidden: &[bool], num_channels: usize) {
-    for (pixel, _) in values.chunks_exact_mut(num_channels).zip(is_hidden).filter(|(_, is_hidden)| **is_hidden) {
-        pixel.fill_with(T::default);
     }
 }
 

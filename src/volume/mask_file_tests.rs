@@ -279,7 +279,7 @@ fn levels_that_differ_by_jpeg_noise_are_one_label() {
             let found = count(&path);
             assert!(found.abs_diff(480) < 60, "at {left}, {top}, quality {quality}: {found}");
             let pixels = ::image::open(&path).expect("a JPEG").into_luma8();
-            num_noisy += usize::from(labels::labels_of(pixels.as_raw(), SIDES.0 as usize).len() > 1);
+            num_noisy += usize::from(labels::labels_of(pixels.as_raw(), SIDES.0 as usize, 0).len() > 1);
         }
     }
     assert!(num_noisy > 2, "{num_noisy} masks have levels that would be labels in a PNG file");

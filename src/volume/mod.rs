@@ -63,15 +63,15 @@ mod toy_format;
 use std::path::{Path, PathBuf};
 
 pub use cleanup::Cleanup;
-pub use dicom::seg::Segment;
+pub use dicom::seg::SegmentMask;
 pub use display::{Curve, Display};
 pub use grid::{Affine, Grid};
 pub use label_map::{LabelMap, LabelNames};
 pub use limits::MAX_VOXELS;
 pub use modality::Modality;
 pub use nifti::geometry::Geometry;
-pub use slices::{Axis, Plane};
-pub use source::{References, Source, Uid};
+pub use slices::{Axis, SlicePlane};
+pub use source::{References, Uid, VolumeSource};
 pub use voxel_set::VoxelSet;
 pub use voxels::{Volume, Voxels};
 pub use window::{Levels, Window};
@@ -111,41 +111,32 @@ pub fn is_volume(path: &Path) -> Result<bool> {
 /// # Errors
 /// [`Error::Data`] with what is wrong and what to do; [`Error::Io`].
 pub fn open(path: &Path) -> Result<Volume> {
-    open_with(path, None)
+    open_chosen(path, None, None)
 }
 
-/// As [`open`]; `geometry` counts where a NIfTI file has two affines that differ.
-///
-/// # Errors
-/// As [`open`].
-pub fn open_with(path: &Path, geometry: Option<Geometry>) -> Result<Volume> {
-    open_chosen(path, None, geometry)
-}
-
-/// As [`open_with`], with a choice of a series for folders and zips whose path has none.
+/// As [`open`], with a choice of a series for folders and zips whose path has none. `geometry` counts where a NIfTI file has
+/// two affines that differ.
 ///
 /// # Errors
 /// As [`open`].
 pub fn open_chosen(path: &Path, series: Option<&str>, geometry: Option<Geometry>) -> Result<Volume> {
     const HINT: &str = "convert it with another program, for example with dcm2niix or SimpleITK; if that fails too, the file \
                         is damaged";
-    guard_file(path, HINT, || open_unguarded(path, series, geometry))
-}
-
-fn open_unguarded(path: &Path, series: Option<&str>, geometry: Option<Geometry>) -> Result<Volume> {
-    #[cfg(test)]
-    assert!(!path.ends_with("panics.nii"), "a panic of a test");
-    let (path, selected) = path::split_selection(path);
-    let (path, selected) = (only_volume(&path)?.unwrap_or(path), selected.as_deref());
-    if path.is_dir() {
-        return dicom::open(&path, selected.or(series));
-    }
-    let unknown = || {
-        let hint = "give a DICOM file, a folder or zip of DICOM files, or a NIfTI file (`.nii`, `.nii.gz`)";
-        Error::data(&path, "it is not a medical image that can be read", hint)
-    };
-    let read = format::reader(&path, |format| format.volume, unknown)?;
-    read(&path, &Choice { selected, series, geometry })
+    guard_file(path, HINT, || {
+        #[cfg(test)]
+        assert!(!path.ends_with("panics.nii"), "a panic of a test");
+        let (path, selected) = path::split_selection(path);
+        let (path, selected) = (only_volume(&path)?.unwrap_or(path), selected.as_deref());
+        if path.is_dir() {
+            return dicom::open(&path, selected.or(series));
+        }
+        let unknown = || {
+            let hint = "give a DICOM file, a folder or zip of DICOM files, or a NIfTI file (`.nii`, `.nii.gz`)";
+            Error::data(&path, "it is not a medical image that can be read", hint)
+        };
+        let read = format::reader(&path, |format| format.volume, unknown)?;
+        read(&path, &Choice { selected, series, geometry })
+    })
 }
 
 /// The file with a whole volume in a folder that has no other file.

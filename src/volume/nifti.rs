@@ -5,11 +5,10 @@ mod gunzip;
 pub(crate) mod mask;
 
 use std::cell::Cell;
-use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use nifti::{Endianness, NiftiHeader};
+use nifti::{Endianness, NiftiHeader, NiftiType};
 
 use super::display::Display;
 use super::format::refused;
@@ -18,8 +17,8 @@ use super::label_map::LabelMap;
 use super::limits::{MAX_FILE, MAX_VOXELS, check_ratio, check_size};
 use super::modality::Modality;
 use super::padding;
-use super::path::{first_bytes, has_ending};
-use super::source::Source;
+use super::path::{has_ending, start_of};
+use super::source::VolumeSource;
 use super::voxel_set::VoxelSet;
 use super::voxels::{Volume, Voxels};
 use geometry::{Forms, Geometry};
@@ -43,7 +42,7 @@ pub(crate) const GZIP: &[u8; 2] = &[0x1f, 0x8b];
 pub(crate) fn decompressed_start(path: &Path) -> Vec<u8> {
     let mut start = Vec::new();
     // a damaged file is an error when it is read
-    let read = Bytes::open(path).map(|(bytes, _)| bytes.take(132).read_to_end(&mut start));
+    let read = Content::open(path).map(|content| content.bytes.take(132).read_to_end(&mut start));
     drop(read);
     start
 }
@@ -67,9 +66,9 @@ fn pair(path: &Path) -> Result<Option<[PathBuf; 2]>> {
     let other = if is_header { ["img", "IMG"] } else { ["hdr", "HDR"] };
     let names = other.iter().flat_map(|other| ["", ".gz"].map(|end| format!("{stem}.{other}{end}")));
     let Some(other) = names.map(|name| path.with_file_name(name)).find(|path| path.is_file()) else {
-        let mut start = [0; 4];
-        first_bytes(path, &mut start)?;
-        if is_header || [348_i32.to_le_bytes(), 348_i32.to_be_bytes()].contains(&start) {
+        let mut start = start_of(path)?;
+        start.resize(4, 0);
+        if is_header || [348_i32.to_le_bytes(), 348_i32.to_be_bytes()].iter().any(|size| start == size) {
             return Ok(None);
         }
         let reason =
@@ -86,20 +85,17 @@ pub fn is_voxels_of_pair(path: &Path) -> bool {
 
 /// Reads a volume; `selected` is the number of a volume of a 4-D file, and `geometry` counts where two affines differ.
 pub(crate) fn open(path: &Path, selected: Option<u32>, geometry: Option<Geometry>) -> Result<Volume> {
-    let mut file = NiftiFile::open(path)?;
-    file.skip_to(path, selected)?;
-    let count = check_size(path, file.size)?;
-    let (slope, intercept) = file.scaling(path)?;
+    let (mut file, [slope, intercept]) = NiftiFile::open(path, selected)?;
     let kind = file.kind;
-    if let Bytes::Gzip(_) = file.bytes {
-        check_ratio(path, file.num_bytes, (count * kind.size()) as u64)?;
+    if file.content.is_gzip {
+        check_ratio(path, file.content.num_bytes, (file.count * kind.size_of()) as u64)?;
     }
-    let mut voxels = if kind.fits_i16() && is_identity(slope, intercept) {
-        Voxels::I16(file.read_values(path, count, |bytes, order| kind.i16_of(bytes, order))?)
+    let fits = matches!(kind, NiftiType::Uint8 | NiftiType::Int8 | NiftiType::Int16);
+    #[expect(clippy::cast_possible_truncation, reason = "fits, or is kept as f32")]
+    let mut voxels = if fits && is_identity(slope, intercept) {
+        Voxels::I16(file.read_values(path, |value| value as i16)?)
     } else {
-        #[expect(clippy::cast_possible_truncation, reason = "values are kept as f32")]
-        let value = |bytes: &[u8], order| (kind.f64_of(bytes, order) * slope + intercept) as f32;
-        Voxels::F32(file.read_values(path, count, value)?)
+        Voxels::F32(file.read_values(path, |value| (value * slope + intercept) as f32)?)
     };
     file.finish(path)?;
     if let Voxels::F32(values) = &mut voxels {
@@ -108,21 +104,17 @@ pub(crate) fn open(path: &Path, selected: Option<u32>, geometry: Option<Geometry
     let (affine, mut notes) = geometry::affine(path, &file.header, file.size, geometry)?;
     let mut padding = VoxelSet::default();
     notes.extend(padding::add_undeclared(&voxels, &Modality::Unknown, &mut padding));
-    let source = Source::Nifti(Forms::of_header(&file.header));
+    let source = VolumeSource::Nifti(Forms::of_header(&file.header));
     let display = Display { padding, ..Display::default() };
     Ok(Volume { display, notes, ..Volume::new(voxels, Grid { size: file.size, affine }, source) })
 }
 
 /// Reads a label map; the arguments are those of [`open`].
 pub(crate) fn open_labels(path: &Path, selected: Option<u32>, geometry: Option<Geometry>) -> Result<LabelMap> {
-    let mut file = NiftiFile::open(path)?;
-    file.skip_to(path, selected)?;
-    let count = check_size(path, file.size)?;
-    let (slope, intercept) = file.scaling(path)?;
-    let kind = file.kind;
+    let (mut file, [slope, intercept]) = NiftiFile::open(path, selected)?;
     let (fraction, outside, rounded) = (Cell::new(None), Cell::new(false), Cell::new(0_usize));
-    let label = |bytes: &[u8], order| {
-        let value = kind.f64_of(bytes, order) * slope + intercept;
+    let label = |stored: f64| {
+        let value = stored * slope + intercept;
         let label = value.round();
         let apart = (value - label).abs();
         if apart > LABEL_TOLERANCE || !value.is_finite() {
@@ -135,13 +127,10 @@ pub(crate) fn open_labels(path: &Path, selected: Option<u32>, geometry: Option<G
         let label = label as u16;
         label
     };
-    let values = file.read_values(path, count, label)?;
+    let values = file.read_values(path, label)?;
     file.finish(path)?;
-    let scaled = if is_identity(slope, intercept) {
-        String::new()
-    } else {
-        format!(" after its header's slope {slope} and intercept {intercept}")
-    };
+    let scaling = || format!(" after its header's slope {slope} and intercept {intercept}");
+    let scaled = if is_identity(slope, intercept) { String::new() } else { scaling() };
     if let Some(value) = fraction.get() {
         let value = (value * 1e6).round() / 1e6;
         let reason =
@@ -177,108 +166,66 @@ fn check_finite(path: &Path, values: &[f32]) -> Result<()> {
     Err(Error::data(path, reason, hint))
 }
 
-/// Data types of voxels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    U8,
-    I8,
-    U16,
-    I16,
-    U32,
-    I32,
-    U64,
-    I64,
-    F32,
-    F64,
-}
-
 /// The bytes of one voxel in the order of the file.
 fn bytes_of<const N: usize>(bytes: &[u8], order: Endianness) -> [u8; N] {
-    let mut array = [0; N];
-    let count = bytes.len().min(N);
-    array[..count].copy_from_slice(&bytes[..count]);
+    let mut array = bytes.first_chunk().copied().unwrap_or([0; N]);
     if order == Endianness::Big {
         array.reverse();
     }
     array
 }
 
-impl Kind {
-    fn from_code(path: &Path, code: i16) -> Result<Self> {
-        let other = match code {
-            2 => return Ok(Self::U8),
-            4 => return Ok(Self::I16),
-            8 => return Ok(Self::I32),
-            16 => return Ok(Self::F32),
-            64 => return Ok(Self::F64),
-            256 => return Ok(Self::I8),
-            512 => return Ok(Self::U16),
-            768 => return Ok(Self::U32),
-            1024 => return Ok(Self::I64),
-            1280 => return Ok(Self::U64),
-            128 | 2304 => "colours (RGB)".to_owned(),
-            32 | 1792 | 2048 => "complex numbers".to_owned(),
-            other => format!("data type {other}"),
-        };
-        let reason =
-            format!("its voxels are {other}; integers and floating-point numbers of up to 64 bits can be read");
-        let (what, values) = match code {
-            128 | 2304 => ("one of its colours", "numpy.asarray(image.dataobj)[\"R\"]"),
-            32 | 1792 | 2048 => ("its magnitude", "abs(numpy.asarray(image.dataobj)).astype(numpy.float32)"),
-            _ => ("its values", "numpy.asarray(image.dataobj).astype(numpy.float32)"),
-        };
-        let hint = format!(
-            "save {what}, for example with nibabel: `nibabel.save(nibabel.Nifti1Image({values}, image.affine), path)`"
-        );
-        Err(Error::data(path, reason, hint))
-    }
-
-    fn size(self) -> usize {
-        match self {
-            Self::U8 | Self::I8 => 1,
-            Self::U16 | Self::I16 => 2,
-            Self::U32 | Self::I32 | Self::F32 => 4,
-            Self::U64 | Self::I64 | Self::F64 => 8,
+/// The data type of the voxels.
+fn kind_of(path: &Path, header: &NiftiHeader) -> Result<NiftiType> {
+    let (found, what, values) = match header.data_type() {
+        Ok(NiftiType::Rgb24 | NiftiType::Rgba32) => {
+            ("colours (RGB)".to_owned(), "one of its colours", "numpy.asarray(image.dataobj)[\"R\"]")
         }
-    }
-
-    fn fits_i16(self) -> bool {
-        matches!(self, Self::U8 | Self::I8 | Self::I16)
-    }
-
-    fn i16_of(self, bytes: &[u8], order: Endianness) -> i16 {
-        match self {
-            Self::U8 => i16::from(bytes[0]),
-            Self::I8 => i16::from(bytes[0].cast_signed()),
-            _ => i16::from_le_bytes(bytes_of(bytes, order)),
+        Ok(NiftiType::Complex64 | NiftiType::Complex128 | NiftiType::Complex256) => {
+            let values = "abs(numpy.asarray(image.dataobj)).astype(numpy.float32)";
+            ("complex numbers".to_owned(), "its magnitude", values)
         }
-    }
-
-    fn f64_of(self, bytes: &[u8], order: Endianness) -> f64 {
-        match self {
-            Self::U8 | Self::I8 | Self::I16 => f64::from(self.i16_of(bytes, order)),
-            Self::U16 => f64::from(u16::from_le_bytes(bytes_of(bytes, order))),
-            Self::U32 => f64::from(u32::from_le_bytes(bytes_of(bytes, order))),
-            Self::I32 => f64::from(i32::from_le_bytes(bytes_of(bytes, order))),
-            Self::U64 => u64::from_le_bytes(bytes_of(bytes, order)) as f64,
-            Self::I64 => i64::from_le_bytes(bytes_of(bytes, order)) as f64,
-            Self::F32 => f64::from(f32::from_le_bytes(bytes_of(bytes, order))),
-            Self::F64 => f64::from_le_bytes(bytes_of(bytes, order)),
+        Ok(kind) if kind.size_of() <= 8 => return Ok(kind),
+        _ => {
+            let values = "numpy.asarray(image.dataobj).astype(numpy.float32)";
+            (format!("data type {}", header.datatype), "its values", values)
         }
+    };
+    let reason = format!("its voxels are {found}; integers and floating-point numbers of up to 64 bits can be read");
+    let hint = format!(
+        "save {what}, for example with nibabel: `nibabel.save(nibabel.Nifti1Image({values}, image.affine), path)`"
+    );
+    Err(Error::data(path, reason, hint))
+}
+
+/// The number of a voxel.
+fn number(kind: NiftiType, bytes: &[u8], order: Endianness) -> f64 {
+    match kind {
+        NiftiType::Uint8 => f64::from(bytes[0]),
+        NiftiType::Int8 => f64::from(bytes[0].cast_signed()),
+        NiftiType::Uint16 => f64::from(u16::from_le_bytes(bytes_of(bytes, order))),
+        NiftiType::Int16 => f64::from(i16::from_le_bytes(bytes_of(bytes, order))),
+        NiftiType::Uint32 => f64::from(u32::from_le_bytes(bytes_of(bytes, order))),
+        NiftiType::Int32 => f64::from(i32::from_le_bytes(bytes_of(bytes, order))),
+        NiftiType::Uint64 => u64::from_le_bytes(bytes_of(bytes, order)) as f64,
+        NiftiType::Int64 => i64::from_le_bytes(bytes_of(bytes, order)) as f64,
+        NiftiType::Float32 => f64::from(f32::from_le_bytes(bytes_of(bytes, order))),
+        // `kind_of` refuses the others
+        _ => f64::from_le_bytes(bytes_of(bytes, order)),
     }
 }
 
-/// Plain or compressed bytes of a file.
-enum Bytes {
-    Plain(BufReader<File>),
-    Gzip(Box<Gunzip<BufReader<File>>>),
+/// The content of a file, decompressed.
+struct Content {
+    bytes: Box<dyn Read>,
+    is_gzip: bool,
+    /// Size of the file.
+    num_bytes: u64,
 }
 
-impl Bytes {
-    /// A file and its size.
-    fn open(path: &Path) -> Result<(Self, u64)> {
-        let mut start = [0; 2];
-        let gzip = first_bytes(path, &mut start)? == 2 && start == *GZIP;
+impl Content {
+    fn open(path: &Path) -> Result<Self> {
+        let is_gzip = start_of(path)?.starts_with(GZIP);
         let file = files::open(path).map_err(Error::io(path, "read"))?;
         let num_bytes = file.metadata().map_err(Error::io(path, "read"))?.len();
         if num_bytes > MAX_FILE {
@@ -286,79 +233,51 @@ impl Bytes {
             return Err(Error::data(path, reason, "crop the volume or split it"));
         }
         let file = BufReader::new(file);
-        Ok((if gzip { Self::Gzip(Box::new(Gunzip::new(file))) } else { Self::Plain(file) }, num_bytes))
+        Ok(Self { bytes: if is_gzip { Box::new(Gunzip::new(file)) } else { Box::new(file) }, is_gzip, num_bytes })
     }
 }
 
-impl Read for Bytes {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Plain(reader) => reader.read(buffer),
-            Self::Gzip(reader) => reader.read(buffer),
-        }
-    }
-}
-
-/// An open file after its header.
+/// An open file, at the first voxel.
 struct NiftiFile {
     header: NiftiHeader,
-    kind: Kind,
-    bytes: Bytes,
-    /// Size of the file.
-    num_bytes: u64,
-    /// Number of bytes that were read of the file of the voxels.
-    position: u64,
+    kind: NiftiType,
+    content: Content,
     size: [usize; 3],
-    /// Number of 3-D volumes.
-    num_volumes: usize,
+    /// Number of voxels.
+    count: usize,
 }
 
 impl NiftiFile {
-    fn open(path: &Path) -> Result<Self> {
+    /// A file at the volume with the selected number, with its slope and intercept.
+    fn open(path: &Path, selected: Option<u32>) -> Result<(Self, [f64; 2])> {
         let pair = pair(path)?;
         let [of_header, of_voxels] = pair.as_ref().map_or([path; 2], |pair| pair.each_ref().map(PathBuf::as_path));
-        let (mut bytes, mut num_bytes) = Bytes::open(of_header)?;
-        let header = read_header(of_header, &mut bytes, pair.is_some())?;
-        let mut position = HEADER as u64;
-        if &header.magic == PAIR {
-            (bytes, num_bytes) = Bytes::open(of_voxels)?;
-            position = 0;
+        let mut content = Content::open(of_header)?;
+        let header = read_header(of_header, &mut content.bytes, pair.is_some())?;
+        let is_apart = &header.magic == PAIR;
+        if is_apart {
+            content = Content::open(of_voxels)?;
         }
-        let kind = Kind::from_code(path, header.datatype)?;
+        let kind = kind_of(path, &header)?;
         let (size, num_volumes) = dimensions(path, &header)?;
-        Ok(Self { header, kind, bytes, num_bytes, position, size, num_volumes })
+        let index = chosen(path, size, num_volumes, selected)?;
+        let count = check_size(path, size)?;
+        let mut file = Self { header, kind, content, size, count };
+        file.skip_to(path, is_apart, index)?;
+        let scaling = file.scaling(path)?;
+        Ok((file, scaling))
     }
 
-    /// Skips header extensions and the volumes before the selected one.
-    fn skip_to(&mut self, path: &Path, selected: Option<u32>) -> Result<()> {
-        let last = self.num_volumes - 1;
-        let index = match selected.map(|number| number as usize) {
-            None if last == 0 => 0,
-            Some(number) if number <= last => number,
-            None => {
-                let [x, y, z] = self.size;
-                let count = self.num_volumes;
-                let reason = format!("it is a series of {count} volumes of {x}x{y}x{z} voxels (4-D)");
-                let hint = format!("choose one, from `{}#0` to `{}#{last}`", path.display(), path.display());
-                return Err(Error::data(path, reason, hint));
-            }
-            Some(number) => {
-                let reason = format!("it has no volume {number}; its {} volumes count from 0", self.num_volumes);
-                return Err(Error::data(path, reason, format!("choose a number from 0 to {last}")));
-            }
-        };
+    /// Skips header extensions and the volumes before one.
+    fn skip_to(&mut self, path: &Path, is_apart: bool, index: usize) -> Result<()> {
+        // a pair has its voxels in a file of their own
+        let (first, read) = if is_apart { (0.0, 0) } else { (352.0, HEADER as u64) };
         let offset = self.header.vox_offset;
+        let start = if (first..1e9).contains(&offset) { offset } else { first };
+        let volume = self.count * self.kind.size_of();
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
-        let start = match self.position {
-            // a pair has its voxels in a file of their own
-            0 if (0.0..1e9).contains(&offset) => offset as u64,
-            0 => 0,
-            _ if (352.0..1e9).contains(&offset) => offset as u64,
-            _ => 352,
-        };
-        let volume = check_size(path, self.size)? * self.kind.size();
-        let skipped = start - self.position + (index as u64).saturating_mul(volume as u64);
-        let done = io::copy(&mut (&mut self.bytes).take(skipped), &mut io::sink());
+        let skipped = start as u64 - read + (index as u64).saturating_mul(volume as u64);
+        let done = io::copy(&mut (&mut self.content.bytes).take(skipped), &mut io::sink());
         if done.map_err(|error| unreadable(path, &error))? < skipped {
             return Err(self.truncated(path));
         }
@@ -366,26 +285,30 @@ impl NiftiFile {
     }
 
     /// Slope and intercept. A slope of 0 or NaN means that values are not scaled, as in nibabel.
-    fn scaling(&self, path: &Path) -> Result<(f64, f64)> {
+    fn scaling(&self, path: &Path) -> Result<[f64; 2]> {
         let (slope, intercept) = (f64::from(self.header.scl_slope), f64::from(self.header.scl_inter));
         if slope == 0.0 || !slope.is_finite() {
-            return Ok((1.0, 0.0));
+            return Ok([1.0, 0.0]);
         }
         if !intercept.is_finite() {
             let reason = "the header has a slope, and an intercept (`scl_inter`) that is NaN or infinite";
             return Err(Error::data(path, reason, "correct the header, or save the file again with nibabel"));
         }
-        Ok((slope, intercept))
+        Ok([slope, intercept])
     }
 
-    fn read_values<T>(&mut self, path: &Path, count: usize, value: impl Fn(&[u8], Endianness) -> T) -> Result<Vec<T>> {
-        let (size, order) = (self.kind.size(), self.header.endianness);
+    fn read_values<T>(&mut self, path: &Path, value: impl Fn(f64) -> T) -> Result<Vec<T>> {
+        let (kind, order, count) = (self.kind, self.header.endianness, self.count);
+        let size = kind.size_of();
         let mut values = Vec::new();
         let mut buffer = vec![0; PIECE.min(count * size)];
         while values.len() < count {
             let bytes = buffer.len().min((count - values.len()) * size);
-            match self.bytes.read_exact(&mut buffer[..bytes]) {
-                Ok(()) => values.extend(buffer[..bytes].chunks_exact(size).map(|voxel| value(voxel, order))),
+            match self.content.bytes.read_exact(&mut buffer[..bytes]) {
+                Ok(()) => {
+                    let voxels = buffer[..bytes].chunks_exact(size);
+                    values.extend(voxels.map(|voxel| value(number(kind, voxel, order))));
+                }
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(self.truncated(path)),
                 Err(error) => return Err(unreadable(path, &error)),
             }
@@ -401,9 +324,10 @@ impl NiftiFile {
 
     /// Reads the rest of a compressed file, so that its checksum is compared.
     fn finish(&mut self, path: &Path) -> Result<()> {
-        if let Bytes::Gzip(_) = self.bytes {
+        if self.content.is_gzip {
             let rest = (MAX_VOXELS as u64).saturating_mul(8);
-            io::copy(&mut (&mut self.bytes).take(rest), &mut io::sink()).map_err(|error| unreadable(path, &error))?;
+            let read = io::copy(&mut (&mut self.content.bytes).take(rest), &mut io::sink());
+            read.map_err(|error| unreadable(path, &error))?;
         }
         Ok(())
     }
@@ -417,16 +341,13 @@ fn unreadable(path: &Path, error: &io::Error) -> Error {
 }
 
 /// The header of a file, or of a pair of files.
-fn read_header(path: &Path, bytes: &mut Bytes, is_pair: bool) -> Result<NiftiHeader> {
+fn read_header(path: &Path, bytes: &mut dyn Read, is_pair: bool) -> Result<NiftiHeader> {
     let mut buffer = [0; HEADER];
     bytes.read_exact(&mut buffer).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => Error::data(path, "it is truncated: the header is incomplete", TRUNCATED),
         _ => unreadable(path, &error),
     })?;
-    let size = [
-        i32::from_le_bytes(bytes_of(&buffer, Endianness::Little)),
-        i32::from_be_bytes(bytes_of(&buffer, Endianness::Little)),
-    ];
+    let size = [Endianness::Little, Endianness::Big].map(|order| i32::from_le_bytes(bytes_of(&buffer, order)));
     if size.contains(&540) {
         let hint =
             "save it as NIfTI-1, for example with nibabel: `nibabel.save(nibabel.Nifti1Image.from_image(image), path)`";
@@ -451,6 +372,24 @@ fn read_header(path: &Path, bytes: &mut Bytes, is_pair: bool) -> Result<NiftiHea
     }
     let read = NiftiHeader::from_reader(buffer.as_slice());
     read.map_err(|_| Error::data(path, "it has no valid NIfTI header", "export the file again as NIfTI-1"))
+}
+
+/// The index of the selected one of several volumes.
+fn chosen(path: &Path, size: [usize; 3], num_volumes: usize, selected: Option<u32>) -> Result<usize> {
+    let last = num_volumes - 1;
+    match selected.map(|number| number as usize) {
+        None if last == 0 => Ok(0),
+        Some(number) if number <= last => Ok(number),
+        None => {
+            let ([x, y, z], shown) = (size, path.display());
+            let reason = format!("it is a series of {num_volumes} volumes of {x}x{y}x{z} voxels (4-D)");
+            Err(Error::data(path, reason, format!("choose one, from `{shown}#0` to `{shown}#{last}`")))
+        }
+        Some(number) => {
+            let reason = format!("it has no volume {number}; its {num_volumes} volumes count from 0");
+            Err(Error::data(path, reason, format!("choose a number from 0 to {last}")))
+        }
+    }
 }
 
 /// Size of a volume and number of volumes.

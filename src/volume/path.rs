@@ -50,34 +50,23 @@ pub(crate) fn first_names(names: &[String]) -> String {
     format!("{}{more}", names[..names.len().min(MOST)].join(", "))
 }
 
-/// Reads the first bytes of a regular file; how many there were.
-pub(crate) fn first_bytes(path: &Path, buffer: &mut [u8]) -> Result<usize> {
-    let mut file = files::open(path).map_err(Error::io(path, "read"))?;
-    let mut done = 0;
-    while done < buffer.len() {
-        match file.read(&mut buffer[done..]).map_err(Error::io(path, "read"))? {
-            0 => break,
-            count => done += count,
-        }
-    }
-    Ok(done)
-}
-
 /// True for a name that ends with a dot and one of the endings, in small or capital letters.
 pub(crate) fn has_ending(path: &Path, endings: &[&str]) -> bool {
     let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-    endings.iter().any(|ending| {
-        let stem = name.len().checked_sub(ending.len() + 1).filter(|length| *length > 0);
-        stem.is_some_and(|at| name[at] == b'.' && name[at + 1..].eq_ignore_ascii_case(ending.as_bytes()))
-    })
+    endings.iter().any(|ending| stem_length(name, ending).is_some())
+}
+
+/// Number of bytes before the dot of an ending; `None` for a name that has another one or nothing before it.
+pub(crate) fn stem_length(name: &[u8], ending: &str) -> Option<usize> {
+    let at = name.len().checked_sub(ending.len() + 1).filter(|at| *at > 0)?;
+    (name[at] == b'.' && name[at + 1..].eq_ignore_ascii_case(ending.as_bytes())).then_some(at)
 }
 
 /// The first bytes of a regular file, by which [`super::format::FORMATS`] are known.
 pub(crate) fn start_of(path: &Path) -> Result<Vec<u8>> {
-    let mut start = vec![0; 132];
-    let count = first_bytes(path, &mut start)?;
-    start.truncate(count);
-    Ok(start)
+    let mut start = Vec::new();
+    let read = files::open(path).and_then(|file| file.take(132).read_to_end(&mut start));
+    read.map(|_| start).map_err(Error::io(path, "read"))
 }
 
 #[cfg(test)]

@@ -118,7 +118,7 @@ fn python_reads_our_nifti_masks() {
         let count = volume.grid.num_voxels();
         let mask: Vec<u8> = (0..count).map(|index| u8::from(index % 7 == 0 || index % 5 == 1)).collect();
         let path = out.path().join(format!("{name}.{ending}"));
-        write::segments(&path, &[Segment { name: "target", mask: &mask }], &volume).unwrap();
+        write::segments(&path, &[SegmentMask { name: "target", mask: &mask }], &volume).unwrap();
         let report = json(&python(&[Path::new("nifti"), &path]));
         assert_eq!(report["dtype"], "uint8", "{name}");
         assert_eq!(report["unit"], "mm", "{name}");
@@ -163,7 +163,8 @@ fn python_reads_our_dicom_segmentations() {
         let second: Vec<u8> = (0..count).map(|index| u8::from(index >= 60 && index % 3 == 0)).collect();
         let out = tempfile::tempdir().unwrap();
         let path = out.path().join("seg.dcm");
-        let segments = [Segment { name: "liver", mask: &first }, Segment { name: "Läsion \\ 2", mask: &second }];
+        let segments =
+            [SegmentMask { name: "liver", mask: &first }, SegmentMask { name: "Läsion \\ 2", mask: &second }];
         write::segments(&path, &segments, &volume).unwrap();
         let raw = [out.path().join("1.raw"), out.path().join("2.raw")];
         fs::write(&raw[0], &first).unwrap();
@@ -179,7 +180,7 @@ fn python_reads_our_dicom_segmentations() {
     }
     let nifti = open(&fixture("ras_i16.nii.gz")).unwrap();
     let mask = vec![1; nifti.grid.num_voxels()];
-    let error = write::segments(Path::new("a.dcm"), &[Segment { name: "a", mask: &mask }], &nifti).unwrap_err();
+    let error = write::segments(Path::new("a.dcm"), &[SegmentMask { name: "a", mask: &mask }], &nifti).unwrap_err();
     assert!(error.to_string().contains("the volume is a NIfTI file") && error.hint().contains(".nii.gz"), "{error}");
 }
 
@@ -237,7 +238,7 @@ fn shared_data_a_series_has_its_window_modality_and_spacing() {
     let out = tempfile::tempdir().unwrap();
     let seg = out.path().join("liver.dcm");
     let mask = labels.mask(5);
-    write::segments(&seg, &[Segment { name: "liver", mask: &mask }], &volume).unwrap();
+    write::segments(&seg, &[SegmentMask { name: "liver", mask: &mask }], &volume).unwrap();
     let frames = mask.chunks_exact(512 * 512).filter(|slice| slice.contains(&1)).count() as u64;
     let bytes = fs::metadata(&seg).unwrap().len();
     assert!((frames * 512 * 512 / 8..frames * 512 * 512 / 8 + 40_000).contains(&bytes), "{bytes} bytes");

@@ -7,7 +7,7 @@
 //! | sagittal | anterior | superior | most left |
 //!
 //! An oblique volume is shown along the voxel axes that are closest to the patient's axes; nothing is interpolated.
-//! Pixels stay as they are, also if they are not square: [`Plane::spacing`] has their size.
+//! Pixels stay as they are, also if they are not square: [`SlicePlane::spacing`] has their size.
 
 use std::fmt;
 use std::str::FromStr;
@@ -49,9 +49,9 @@ impl Axis {
     /// The direction in which a volume was acquired: across its thickest slices if they are at least half as thick again
     /// as the pixels, or across its only slice. Axial for volumes with cubic voxels.
     pub fn suggested(grid: &Grid) -> Self {
-        let single = Self::ALL.into_iter().find(|axis| Plane::new(grid, *axis).num_slices == 1);
+        let single = Self::ALL.into_iter().find(|axis| SlicePlane::new(grid, *axis).num_slices == 1);
         let thick = Self::ALL.into_iter().find(|axis| {
-            let Plane { spacing: [x, y], slice_spacing, .. } = Plane::new(grid, *axis);
+            let SlicePlane { spacing: [x, y], slice_spacing, .. } = SlicePlane::new(grid, *axis);
             slice_spacing >= 1.5 * x.max(y)
         });
         single.or(thick).unwrap_or_default()
@@ -84,7 +84,7 @@ impl FromStr for Axis {
 
 /// The slices of a grid along one axis: how columns, rows and slices lie on its voxel axes.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Plane {
+pub struct SlicePlane {
     /// Width and height of a slice in pixels.
     pub size: [usize; 2],
     /// Number of slices.
@@ -99,27 +99,17 @@ pub struct Plane {
     steps: [isize; 3],
 }
 
-impl Plane {
+impl SlicePlane {
     /// The slices of a grid along an axis.
     pub fn new(grid: &Grid, axis: Axis) -> Self {
         let strides = [1, grid.size[0], grid.size[0] * grid.size[1]];
-        let spacing = grid.spacing();
-        let (mut start, mut steps, mut sizes, mut distances) = (0, [0; 3], [0; 3], [0.0; 3]);
-        for (place, (voxel, reversed)) in Self::places(grid, axis).into_iter().enumerate() {
-            let stride = strides[voxel].cast_signed();
-            sizes[place] = grid.size[voxel];
-            distances[place] = spacing[voxel];
-            steps[place] = if reversed { -stride } else { stride };
-            start += if reversed { strides[voxel] * grid.size[voxel].saturating_sub(1) } else { 0 };
-        }
-        Self {
-            size: [sizes[0], sizes[1]],
-            num_slices: sizes[2],
-            spacing: [distances[0], distances[1]],
-            slice_spacing: distances[2],
-            start,
-            steps,
-        }
+        let (places, distances) = (Self::places(grid, axis), grid.spacing());
+        let [width, height, num_slices] = places.map(|(voxel, _)| grid.size[voxel]);
+        let [x, y, slice_spacing] = places.map(|(voxel, _)| distances[voxel]);
+        let start_of = |(voxel, _): &(usize, bool)| strides[*voxel] * grid.size[*voxel].saturating_sub(1);
+        let start = places.iter().filter(|(_, reversed)| *reversed).map(start_of).sum();
+        let steps = places.map(|(voxel, reversed)| strides[voxel].cast_signed() * if reversed { -1 } else { 1 });
+        Self { size: [width, height], num_slices, spacing: [x, y], slice_spacing, start, steps }
     }
 
     /// Voxel axes of columns, rows and slices, and whether they run against them.
@@ -207,89 +197,60 @@ impl Plane {
     /// # Errors
     /// As [`Self::values`].
     pub fn mask(&self, mask: &[u8], slice: usize) -> Result<GrayImage> {
-        let values = self.values(mask, slice)?;
-        self.image(|index| Luma([if values[index] == 0 { 0 } else { 255 }]))
+        self.image(mask.len(), slice, |index| Luma([if mask[index] == 0 { 0 } else { 255 }]))
     }
 
-    /// Writes a mask that was drawn on a slice (0 is background) to the voxels of a mask of the volume, as 0 and 1.
-    ///
-    /// # Errors
-    /// As [`Self::put`]; [`Error::Shape`] for an image of another size.
-    pub fn put_mask(&self, mask: &mut [u8], slice: usize, drawn: &GrayImage) -> Result<()> {
-        let [width, height] = self.size;
-        if (drawn.width() as usize, drawn.height() as usize) != (width, height) {
-            let reason = format!(
-                "a mask of {}x{} pixels does not belong to slices of {width}x{height}",
-                drawn.width(),
-                drawn.height()
-            );
-            return Err(Error::Shape { reason });
-        }
-        let values: Vec<u8> = drawn.as_raw().iter().map(|value| u8::from(*value != 0)).collect();
-        self.put(mask, slice, &values)
-    }
-
-    /// An image of a slice's size from the pixel index.
+    /// An image of a slice, from the linear index of a voxel of so many.
     fn image<P: image::Pixel<Subpixel = u8>>(
         &self,
+        num_voxels: usize,
+        slice: usize,
         pixel: impl Fn(usize) -> P,
     ) -> Result<image::ImageBuffer<P, Vec<u8>>> {
-        let [width, height] = self.size;
+        self.check(num_voxels, slice)?;
         let side = |side: usize| u32::try_from(side).map_err(|_| Error::Shape { reason: "a slice is too wide".into() });
-        Ok(image::ImageBuffer::from_fn(side(width)?, side(height)?, |x, y| pixel(y as usize * width + x as usize)))
+        let [width, height] = self.size;
+        let pixel = |x: u32, y: u32| pixel(self.index(slice, x as usize, y as usize));
+        Ok(image::ImageBuffer::from_fn(side(width)?, side(height)?, pixel))
     }
 
     fn check(&self, num_voxels: usize, slice: usize) -> Result<()> {
         if num_voxels == self.size[0] * self.size[1] * self.num_slices && slice < self.num_slices {
             return Ok(());
         }
-        let [width, height] = self.size;
-        let slices = self.num_slices;
-        let reason = format!(
-            "slice {slice} of {num_voxels} voxels does not exist: there are {slices} slices of {width}x{height}"
-        );
-        Err(Error::Shape { reason })
+        let ([width, height], slices) = (self.size, self.num_slices);
+        let found = format!("slice {slice} of {num_voxels} voxels does not exist");
+        Err(Error::Shape { reason: format!("{found}: there are {slices} slices of {width}x{height}") })
     }
 }
 
 impl Volume {
     /// The slices of the volume along an axis.
-    pub fn plane(&self, axis: Axis) -> Plane {
-        Plane::new(&self.grid, axis)
+    pub fn plane(&self, axis: Axis) -> SlicePlane {
+        SlicePlane::new(&self.grid, axis)
     }
 
     /// One slice as 8-bit grey. `levels` come from [`super::Window::levels`], once for the whole volume. Padding is black.
     ///
     /// # Errors
     /// [`Error::Shape`] for a slice that does not exist, and for a colour image; see [`Self::colour_slice`].
-    pub fn slice(&self, plane: &Plane, slice: usize, levels: &Levels) -> Result<GrayImage> {
-        let mut image = match &self.voxels {
-            Voxels::I16(voxels) => {
-                let values = plane.values(voxels, slice)?;
-                plane.image(|index| Luma([levels.apply(f32::from(values[index]))]))?
-            }
-            Voxels::F32(voxels) => {
-                let values = plane.values(voxels, slice)?;
-                plane.image(|index| Luma([levels.apply(values[index])]))?
-            }
-            Voxels::Rgb(_) => return Err(Error::Shape { reason: "a colour image has no grey values".into() }),
-        };
-        let padding = &self.display.padding;
-        if !padding.is_empty() {
-            let is_padding = |x: u32, y: u32| padding.contains(plane.index(slice, x as usize, y as usize));
-            image.enumerate_pixels_mut().filter(|(x, y, _)| is_padding(*x, *y)).for_each(|(.., pixel)| pixel.0 = [0]);
+    pub fn slice(&self, plane: &SlicePlane, slice: usize, levels: &Levels) -> Result<GrayImage> {
+        if self.is_colour() {
+            return Err(Error::Shape { reason: "a colour image has no grey values".into() });
         }
-        Ok(image)
+        plane.image(self.voxels.len(), slice, |index| {
+            let value = self.voxels.get(index).filter(|_| !self.display.padding.contains(index));
+            Luma([value.map_or(0, |value| levels.apply(value))])
+        })
     }
 
     /// One slice in colour. Grey volumes are windowed, and the grey is repeated.
     ///
     /// # Errors
     /// [`Error::Shape`] for a slice that does not exist.
-    pub fn colour_slice(&self, plane: &Plane, slice: usize, levels: &Levels) -> Result<RgbImage> {
+    pub fn colour_slice(&self, plane: &SlicePlane, slice: usize, levels: &Levels) -> Result<RgbImage> {
         if let Voxels::Rgb(voxels) = &self.voxels {
-            let values = plane.values(voxels, slice)?;
-            return plane.image(|index| image::Rgb(values[index]));
+            return plane.image(voxels.len(), slice, |index| image::Rgb(voxels[index]));
         }
         let grey = self.slice(plane, slice, levels)?;
         Ok(image::DynamicImage::ImageLuma8(grey).into_rgb8())

@@ -16,7 +16,7 @@ impl fmt::Debug for Uid {
 
 /// Where a volume comes from.
 #[derive(Debug, Clone)]
-pub enum Source {
+pub enum VolumeSource {
     /// A NIfTI file, with its affines as they are stored.
     Nifti(Forms),
     /// DICOM files.

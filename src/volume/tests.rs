@@ -302,7 +302,7 @@ fn grey_and_colour_slices_are_images() {
     assert!(volume.slice(&plane, 4, &levels).is_err());
     let mut mask = vec![0; volume.grid.num_voxels()];
     let drawn = image::GrayImage::from_fn(6, 5, |x, y| image::Luma([if (x, y) == (1, 2) { 255 } else { 0 }]));
-    plane.put_mask(&mut mask, 3, &drawn).unwrap();
+    plane.put(&mut mask, 3, &drawn.as_raw().iter().map(|value| value / 255).collect::<Vec<_>>()).unwrap();
     assert_eq!(mask.iter().position(|value| *value == 1), Some(3 * 30 + 2 * 6 + 1));
     assert_eq!(plane.mask(&mask, 3).unwrap(), drawn);
 }
@@ -381,7 +381,7 @@ fn a_dicom_segmentation_is_a_label_map_on_its_series() {
             (0..count).map(|index| u8::from(index / 30 % 2 == 1 && index % 3 == remainder)).collect()
         };
         let (first, second) = (mask(0), mask(1));
-        let segments = [Segment { name: "liver", mask: &first }, Segment { name: "spleen", mask: &second }];
+        let segments = [SegmentMask { name: "liver", mask: &first }, SegmentMask { name: "spleen", mask: &second }];
         write::segments(&path, &segments, &volume).unwrap();
         let labels = labels::open(&path).unwrap();
         assert_eq!(labels.names.to_string(), "1=liver,2=spleen");
@@ -412,7 +412,7 @@ fn toy_format_is_read_and_written() {
     fs::write(&image, "TOY 2 2 1\n0 5 70 900\n").expect("written");
     let volume = open(&image).expect("a volume");
     assert_eq!((volume.grid.size, volume.voxels.get(3)), ([2, 2, 1], Some(900.0)));
-    write::segments(&mask, &[Segment { name: "a", mask: &[0, 1, 0, 1] }], &volume).expect("written");
+    write::segments(&mask, &[SegmentMask { name: "a", mask: &[0, 1, 0, 1] }], &volume).expect("written");
     assert_eq!(labels::open(&mask).expect("labels").values, [0, 1, 0, 1]);
     assert!(is_volume(&mask).expect("readable") && only_volume(folder.path()).expect("read").is_none());
 }

@@ -6,8 +6,8 @@ use super::format::{Format, NO_FORMAT, Writer};
 use super::grid::{Affine, Grid};
 use super::labels::LabelMap;
 use super::nifti::geometry::Forms;
-use super::voxels::{Volume, VoxelBuilder};
-use super::{Source, nifti};
+use super::voxels::{Volume, Voxels};
+use super::{VolumeSource, nifti};
 use prsmed_base::error::{Error, Result};
 
 pub(crate) const TOY: Format = Format {
@@ -16,12 +16,12 @@ pub(crate) const TOY: Format = Format {
     knows: |_, start| start.starts_with(b"TOY "),
     volume: Some(|path, _| {
         let (numbers, grid) = read(path)?;
-        let mut voxels = VoxelBuilder::with_capacity(numbers.len());
+        let mut voxels = Voxels::with_capacity(numbers.len());
         for number in numbers {
             voxels.push(number.into());
         }
-        let source = Source::Nifti(Forms::of_grid(&grid));
-        Ok(Volume::new(voxels.finish(), grid, source))
+        let source = VolumeSource::Nifti(Forms::of_grid(&grid));
+        Ok(Volume::new(voxels, grid, source))
     }),
     labels: Some(|path, _| read(path).map(|(numbers, grid)| LabelMap::new(numbers, grid, Vec::new()))),
     write: Some(Writer {

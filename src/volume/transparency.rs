@@ -52,10 +52,8 @@ pub(super) fn of(
     let shows_background = visible.iter().any(|colour| is_black(*colour));
     let shows_target = visible.iter().any(|colour| !is_black(*colour));
     if shows_target && (hidden.len() == 1 || shows_background) {
-        return Ok((
-            Transparency::Hides,
-            Some("masks whose transparent pixels are background, although they are not black"),
-        ));
+        let note = "masks whose transparent pixels are background, although they are not black";
+        return Ok((Transparency::Hides, Some(note)));
     }
     let colours = |colours: &HashSet<[u8; 3]>| if colours.len() == 1 { "one colour" } else { "several colours" };
     Err(format!(

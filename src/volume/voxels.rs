@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::display::Display;
 use super::grid::Grid;
 use super::modality::Modality;
-use super::source::{Source, Uid};
+use super::source::{Uid, VolumeSource};
 use super::voxel_set::VoxelSet;
 
 /// A volume or a single image.
@@ -31,12 +31,12 @@ pub struct Volume {
     /// What was assumed or ignored, in sentences for the user.
     pub notes: Vec<String>,
     /// Where the volume comes from.
-    pub source: Source,
+    pub source: VolumeSource,
 }
 
 impl Volume {
     /// A volume of which nothing but its voxels is known.
-    pub fn new(voxels: Voxels, grid: Grid, source: Source) -> Self {
+    pub fn new(voxels: Voxels, grid: Grid, source: VolumeSource) -> Self {
         Self {
             voxels,
             grid,
@@ -74,6 +74,28 @@ pub enum Voxels {
 }
 
 impl Voxels {
+    /// No grey values yet. Memory for `count` of them is reserved in pieces as they are pushed, up to that number.
+    pub(crate) fn with_capacity(count: usize) -> Self {
+        // a header may promise more voxels than there are
+        Self::I16(Vec::with_capacity(count.min(1 << 24)))
+    }
+
+    /// Adds a grey value. All are i16 while they are whole numbers that fit, else f32.
+    pub(crate) fn push(&mut self, value: f64) {
+        let fits = value.fract() == 0.0 && (f64::from(i16::MIN)..=f64::from(i16::MAX)).contains(&value);
+        #[expect(clippy::cast_possible_truncation, reason = "checked, and voxels are kept as f32")]
+        match self {
+            Self::I16(values) if fits => values.push(value as i16),
+            Self::I16(values) => {
+                let mut values: Vec<f32> = values.iter().copied().map(f32::from).collect();
+                values.push(value as f32);
+                *self = Self::F32(values);
+            }
+            Self::F32(values) => values.push(value as f32),
+            Self::Rgb(_) => {}
+        }
+    }
+
     /// Number of voxels.
     pub fn len(&self) -> usize {
         match self {
@@ -117,43 +139,6 @@ pub(crate) fn extremes(values: impl Iterator<Item = f32>) -> [f32; 2] {
     values.fold([f32::INFINITY, f32::NEG_INFINITY], |[low, high], value| [low.min(value), high.max(value)])
 }
 
-/// Voxels that are added one by one: i16 while all values are whole numbers that fit, else f32.
-pub(crate) enum VoxelBuilder {
-    I16(Vec<i16>),
-    F32(Vec<f32>),
-}
-
-impl VoxelBuilder {
-    /// Memory for `count` voxels is reserved in pieces as they are added, up to that number.
-    pub(crate) fn with_capacity(count: usize) -> Self {
-        // a header may promise more voxels than there are
-        Self::I16(Vec::with_capacity(count.min(1 << 24)))
-    }
-
-    pub(crate) fn push(&mut self, value: f64) {
-        #[expect(clippy::cast_possible_truncation, reason = "checked, and voxels are kept as f32")]
-        match self {
-            Self::I16(values) => {
-                if value.fract() == 0.0 && (f64::from(i16::MIN)..=f64::from(i16::MAX)).contains(&value) {
-                    values.push(value as i16);
-                } else {
-                    let mut values: Vec<f32> = values.iter().copied().map(f32::from).collect();
-                    values.push(value as f32);
-                    *self = Self::F32(values);
-                }
-            }
-            Self::F32(values) => values.push(value as f32),
-        }
-    }
-
-    pub(crate) fn finish(self) -> Voxels {
-        match self {
-            Self::I16(values) => Voxels::I16(values),
-            Self::F32(values) => Voxels::F32(values),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -161,11 +146,11 @@ mod tests {
     #[test]
     fn values_are_i16_while_they_fit() {
         let built = |values: &[f64]| {
-            let mut builder = VoxelBuilder::with_capacity(usize::MAX);
+            let mut voxels = Voxels::with_capacity(usize::MAX);
             for value in values {
-                builder.push(*value);
+                voxels.push(*value);
             }
-            builder.finish()
+            voxels
         };
         assert_eq!(built(&[-32768.0, 32767.0]), Voxels::I16(vec![-32768, 32767]));
         assert_eq!(built(&[1.0, 0.5, 2.0]), Voxels::F32(vec![1.0, 0.5, 2.0]));

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::display::Curve;
-use super::hounsfield::{LEAST_WATER, Shares};
+use super::hounsfield::{LEAST_WATER, TissueShares};
 use super::modality::Modality;
 use super::voxel_set::VoxelSet;
 use super::voxels::{FEW_VALUES, Volume, Voxels, extremes, has_more_than};
@@ -138,9 +138,10 @@ impl Window {
         let values = || volume.voxels.values(&volume.display.padding, 0..volume.voxels.len());
         let [low, high] = extremes(values());
         let grey = |value: f32| f32::from(levels.apply(value));
+        let is_light = || TissueShares::of(values()).has_light();
         let what = if !has_more_than(FEW_GREYS, values().map(grey)) && has_more_than(FEW_VALUES, values()) {
             format!("leaves at most {FEW_GREYS} of 256 grey levels of the values ({low:?} to {high:?})")
-        } else if is_hounsfield && volume.modality != Modality::Ct && low < high && !Shares::of(values()).has_light() {
+        } else if is_hounsfield && volume.modality != Modality::Ct && low < high && !is_light() {
             format!(
                 "is like one in Hounsfield units, and less than 1 % of the values ({low:?} to {high:?}) are those of air, lung \
                  and fat (-1100 to -20)"
@@ -295,28 +296,27 @@ impl FromStr for Window {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let text = text.trim();
-        match text {
-            "auto" => return Ok(Self::Auto),
-            "file" => return Ok(Self::File),
-            _ => {}
+        let named = match text {
+            "auto" => Some(Self::Auto),
+            "file" => Some(Self::File),
+            _ => Self::named(text),
+        };
+        if let Some(window) = named {
+            return Ok(window);
         }
-        if let Some(named) = Self::named(text) {
-            return Ok(named);
+        let numbers = |parts: Option<(&str, &str)>| -> Result<Option<(f32, f32)>, String> {
+            parts.map(|(a, b)| Ok((number(a)?, number(b)?))).transpose()
+        };
+        if let Some((low, high)) = numbers(text.strip_prefix('p').and_then(|rest| rest.split_once("-p")))? {
+            let is_valid = 0.0 <= low && low < high && high <= 100.0;
+            let reason = format!("`{text}` has no two increasing percentiles from 0 to 100, as in `p0.5-p99.5`");
+            return if is_valid { Ok(Self::Percentiles { low, high }) } else { Err(reason) };
         }
-        if let Some((low, high)) = text.strip_prefix('p').and_then(|rest| rest.split_once("-p")) {
-            let (low, high) = (number(low)?, number(high)?);
-            if !(0.0..=100.0).contains(&low) || !(0.0..=100.0).contains(&high) || low >= high {
-                return Err(format!("`{text}` has no two increasing percentiles from 0 to 100, as in `p0.5-p99.5`"));
-            }
-            return Ok(Self::Percentiles { low, high });
-        }
-        if let Some((low, high)) = text.split_once("..") {
-            let (low, high) = (number(low)?, number(high)?);
+        if let Some((low, high)) = numbers(text.split_once(".."))? {
             let reason = format!("`{text}`: the value of white must be larger than that of black");
             return if low < high { Ok(Self::Range { low, high }) } else { Err(reason) };
         }
-        if let Some((width, level)) = text.split_once('/') {
-            let (width, level) = (number(width)?, number(level)?);
+        if let Some((width, level)) = numbers(text.split_once('/'))? {
             let reason = format!("`{text}`: the width of a window must be larger than 0");
             return if width > 0.0 { Ok(Self::Level { width, level }) } else { Err(reason) };
         }

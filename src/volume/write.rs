@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use super::dicom::seg::Segment;
+use super::dicom::seg::SegmentMask;
 use super::format::{self, Writer};
-pub use super::nifti::mask::{check_probabilities, nifti, nifti_f32, nifti_i16, nifti_labels};
+pub use super::nifti::mask::{check_probabilities, nifti_f32, nifti_i16, nifti_labels};
 use super::voxels::Volume;
 use prsmed_base::error::{Error, Result};
 use prsmed_base::files;
@@ -30,7 +30,7 @@ fn format_of(path: &Path) -> Result<Writer> {
 ///
 /// # Errors
 /// As [`check`]; [`Error::Shape`] for a mask of another size; [`Error::Io`].
-pub fn segments(path: &Path, segments: &[Segment], volume: &Volume) -> Result<()> {
+pub fn segments(path: &Path, segments: &[SegmentMask], volume: &Volume) -> Result<()> {
     let bytes = encoded(path, segments, volume)?;
     files::write_output(path, &bytes).map_err(Error::io(path, "write"))
 }
@@ -39,7 +39,7 @@ pub fn segments(path: &Path, segments: &[Segment], volume: &Volume) -> Result<()
 ///
 /// # Errors
 /// As [`segments()`].
-pub fn encoded(path: &Path, segments: &[Segment], volume: &Volume) -> Result<Vec<u8>> {
+pub fn encoded(path: &Path, segments: &[SegmentMask], volume: &Volume) -> Result<Vec<u8>> {
     check(path, volume)?;
     (format_of(path)?.encode)(path, segments, volume)
 }

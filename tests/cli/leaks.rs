@@ -175,6 +175,7 @@ fn test_images_that_train_are_named_in_every_way_that_they_come_in() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table of cases")]
 fn every_kind_of_leak_is_named_in_every_way() {
     let own = subset("leaks-own", CLEAN);
     add_leaks(&own);

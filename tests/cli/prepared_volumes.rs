@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use prsmed::data::volume::{self, Segment, write};
+use prsmed::data::volume::{self, SegmentMask, write};
 use serde_json::Value;
 
 use crate::support::{copy, done, folder, objects, path, prsmed, refused, train, update_checksum};
@@ -13,6 +13,7 @@ fn result(text: &str) -> Value {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one run, asked in several ways")]
 fn a_prediction_on_a_volume_has_the_window_of_the_training_images() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/volumes/axial.zip");
     let series = volume::open(&source).unwrap();
@@ -26,9 +27,9 @@ fn a_prediction_on_a_volume_has_the_window_of_the_training_images() {
     let grey: Vec<u8> = (0..count).map(|index| u8::try_from(index * 7 % 250).unwrap()).collect();
     let (images, masks) = (folder("volumes-to-prepare"), folder("label-maps-to-prepare"));
     fs::copy(&source, images.join("P1.zip")).unwrap();
-    write::nifti(&images.join("P2.nii.gz"), &grey, &series).unwrap();
+    write::nifti_labels(&images.join("P2.nii.gz"), &grey, &series.grid).unwrap();
     for name in ["P1_labels.nii.gz", "P2_labels.nii.gz"] {
-        write::nifti(&masks.join(name), &labels, &series).unwrap();
+        write::nifti_labels(&masks.join(name), &labels, &series.grid).unwrap();
     }
     let root = path("prepared-volumes");
     let prepare = |modality: &str, more: &[&str]| {
@@ -53,7 +54,7 @@ fn a_prediction_on_a_volume_has_the_window_of_the_training_images() {
     // a folder of DICOM SEG files instead of NIfTI; segment 1 is the liver
     let segmentations = folder("segmentations-to-prepare");
     let mask: Vec<u8> = labels.iter().map(|label| u8::from(*label > 0)).collect();
-    write::segments(&segmentations.join("P1.dcm"), &[Segment { name: "liver", mask: &mask }], &series).unwrap();
+    write::segments(&segmentations.join("P1.dcm"), &[SegmentMask { name: "liver", mask: &mask }], &series).unwrap();
     let other = path("prepared-from-segmentations");
     let mut command = prsmed();
     command.args(["data", "prepare", "--modality", "ct", "--labels", "1=liver", "--window", "350/50", "--images"]);

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use prsmed::prelude::*;
+use prsmed::segment::Training;
 use serde_json::Value;
 
 use crate::support::{copy_into, done, folder, path, phantoms, prsmed, train};

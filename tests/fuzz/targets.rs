@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use prsmed_base::event::Silent;
-use prsmed_data::image::{MaskMode, PadOffset, mask_pixels, tower_pixels};
+use prsmed_data::image::{Fit, MaskMode, PadOffset, mask_pixels, tower_pixels};
 use prsmed_data::manifest::{Manifest, OpenOptions};
-use prsmed_data::text::clip_bpe::ClipTokenizer;
+use prsmed_data::text::clip_bpe::PromptTokenizer;
 use prsmed_data::text::{Prompt, TextTokenizer, training_prompt};
-use prsmed_data::volume::{self, Axis, Levels, Segment, Window, labels, write};
+use prsmed_data::volume::{self, Axis, Levels, SegmentMask, Window, labels, write};
 use prsmed_data::{annotation, decode};
 use prsmed_hub::{self as hub, Files, HubOptions, Timeouts};
 
@@ -119,7 +119,7 @@ pub fn image(bytes: &[u8]) {
         if let Ok(mask) = decode::mask(&path) {
             assert!(num_labels < 2, "{num_labels} labels");
             for mode in [MaskMode::Binary, MaskMode::Soft] {
-                assert_eq!(mask_pixels(&mask, 16, mode).expect("a mask has pixels").len(), 16 * 16);
+                assert_eq!(mask_pixels(&mask, 16, mode, Fit::Stretch).expect("a mask has pixels").len(), 16 * 16);
             }
         }
     });
@@ -147,7 +147,7 @@ fn read_volume(path: &Path) {
                 let mask = vec![1; grid.num_voxels()];
                 for name in ["mask.nii", "mask.dcm"] {
                     let out = folder.path().join(name);
-                    let segment = Segment { name: "lesion", mask: &mask };
+                    let segment = SegmentMask { name: "lesion", mask: &mask };
                     if write::segments(&out, &[segment], &volume).is_ok() {
                         let read = labels::open(&out).expect("a mask that was written can be read");
                         assert_eq!(read.values.iter().filter(|value| **value == 1).count(), mask.len());
@@ -246,7 +246,7 @@ pub fn tokenizer(bytes: &[u8]) {
             let _ = training_prompt(&tokenizer, "Where?", "There.", true);
             let _ = tokenizer.files();
         }
-        if let Ok(tokenizer) = ClipTokenizer::open(folder.path()) {
+        if let Ok(tokenizer) = PromptTokenizer::open(folder.path()) {
             for text in TEXTS {
                 let _ = tokenizer.encode(text).map(|ids| assert_eq!(ids.ids.len(), 77));
             }

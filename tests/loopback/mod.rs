@@ -185,6 +185,7 @@ fn plain(status: &str) -> Answer {
     whole(format!("{status}\r\n"), Vec::new())
 }
 
+#[expect(clippy::too_many_lines, reason = "the answers of a server")]
 fn respond(request: &Request, state: &mut State, base: &str) -> Answer {
     if let Some(token) = &state.token
         && request.headers.get("authorization") != Some(&format!("Bearer {token}"))

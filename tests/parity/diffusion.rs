@@ -2,7 +2,7 @@
 
 use crate::fixture::Fixture;
 use prsmed::models::diffusion::controlnet::{self, ControlNet};
-use prsmed::models::diffusion::text::{self, ClipText};
+use prsmed::models::diffusion::text::{self, TextTower};
 use prsmed::models::diffusion::unet::{self, Added, Conditioning, Unet};
 use prsmed::models::diffusion::vae::{self, Vae};
 use prsmed::tensor::store::{Role, Store, StoreOptions, VarPath};
@@ -170,6 +170,7 @@ fn sdxl_agrees() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one fixture, compared step by step")]
 fn sd15_and_its_controlnet_agree() {
     let fixture = Fixture::open("diffusion");
     let unet_config: unet::Config = config(&fixture, "sd15");
@@ -299,7 +300,7 @@ fn the_text_towers_agree() {
     let tower = |name: &str, projection: bool| {
         let config: text::Config = config(&fixture, name);
         config.check().unwrap();
-        build(&fixture, name, |scope| ClipText::new(scope, &config, projection))
+        build(&fixture, name, |scope| TextTower::new(scope, &config, projection))
     };
     let (store, quick) = tower("clip_quick", false);
     let names = ["text_model.embeddings.token_embedding.weight", "text_model.encoder.layers.1.self_attn.k_proj.weight"];

@@ -75,7 +75,7 @@ fn the_autoencoder_has_the_published_keys() {
 
 #[test]
 fn text_towers_have_the_published_keys() {
-    let tower = |config: &text::Config, projection| summary(|s| drop(text::ClipText::new(s, config, projection)));
+    let tower = |config: &text::Config, projection| summary(|s| drop(text::TextTower::new(s, config, projection)));
     let hash = "2d6bd75085bd03af52a7719c719d4a51a986392b52812388305320cfb0500046";
     same(&tower(&text::Config::clip_l(), false), 196, 123_060_480, hash);
     let hash = "42ac16b3f9ae2999257e196151188497597d171289bb09e9131f49e737ed6f79";

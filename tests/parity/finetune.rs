@@ -11,7 +11,7 @@ use prsmed::models::diffusion::sampler::{PredictionType, SchedulerConfig};
 use prsmed::models::diffusion::unet::{self, Adapters, Conditioning, Pass, Unet};
 use prsmed::nn::LoraConfig;
 use prsmed::tensor::autograd::clear_grad;
-use prsmed::tensor::store::{Entry, Role, Store, StoreOptions};
+use prsmed::tensor::store::{Role, Store, StoreEntry, StoreOptions};
 use prsmed::tensor::{Kind, Tensor};
 use serde_json::Value;
 use std::path::Path;
@@ -69,16 +69,14 @@ impl Step {
         let objective = Objective::new(&scheduler, &config);
         let timesteps = meta["timesteps"].as_array().expect("a list");
         let timesteps: Vec<u64> = timesteps.iter().map(|t| t.as_u64().expect("a timestep")).collect();
-        let factors = timesteps.iter().flat_map(|&t| {
-            let factors = objective.factors(usize::try_from(t).expect("a timestep"));
-            [factors.signal, factors.noise, factors.weight]
-        });
+        let factors = timesteps.iter().flat_map(|&t| objective.factors(usize::try_from(t).expect("a timestep")));
         let factors = Tensor::from_slice(&factors.collect::<Vec<f32>>()).view([2, 3]);
         let times: Vec<f32> = timesteps.iter().map(|&t| f32::from(u16::try_from(t).expect("a timestep"))).collect();
         let single = |shape: &[i64], frequency: f64| wave(shape, frequency).to_kind(Kind::Float);
         let (clean, noise) = (single(&[2, 4, 16, 16], 0.31), single(&[2, 4, 16, 16], 0.53));
         let conditioning = Conditioning { context: single(&[2, 77, 32], 0.17), added: None };
-        let batch = NoisyBatch { clean: &clean, noise: &noise, factors: &factors, pixels: None };
+        let pixels = Tensor::ones([2, 1, 16, 16], (Kind::Float, clean.device()));
+        let batch = NoisyBatch { clean: &clean, noise: &noise, factors: &factors, pixels: &pixels };
         let (times, pass) = (Tensor::from_slice(&times), Pass { checkpoint });
         let sum = objective.loss(&batch, |noisy| {
             let residuals = self.control.as_ref().map(|control| {
@@ -132,7 +130,7 @@ fn losses_and_gradients_of_a_step_agree() {
                     compared += 1;
                 }
                 if what == Trained::Control {
-                    let is_frozen = |entry: Entry| !entry.tensor.grad().defined();
+                    let is_frozen = |entry: StoreEntry| !entry.tensor.grad().defined();
                     assert!(step.base.entries().into_iter().all(is_frozen), "a weight of the UNet has a gradient");
                 }
                 if what == Trained::Lora {

@@ -1,7 +1,7 @@
 //! Parity of InceptionV3 with pytorch-fid's network, rebuilt by `scripts/fixtures/inception.py` (which compares it with
 //! torchvision's). Weights and images are the same formulas on both sides.
 
-use prsmed::models::inception::{Config, Inception};
+use prsmed::models::inception::Inception;
 use prsmed::tensor::store::{Role, Store, StoreOptions};
 use prsmed::tensor::{Device, Kind, Tensor, no_grad};
 use serde_json::Value;
@@ -15,7 +15,7 @@ fn fixture() -> Value {
 
 fn build(kind: Kind, divisor: i64) -> (Store, Inception) {
     let store = Store::new(StoreOptions { frozen_kind: kind, device: Device::Cpu, initialise: false });
-    let model = Inception::with_config(&store.root(Role::Frozen), Config { divisor });
+    let model = Inception::with_divisor(&store.root(Role::Frozen), divisor);
     (store, model)
 }
 
@@ -51,7 +51,7 @@ fn error_of(kind: Kind, case: &Value, divisor: i64) -> f64 {
     let i = counted(&[count, 3, height, width]);
     let image = ((&i * 0.013).sin() + (&i * 0.31).sin()) / 4.0 + 0.5;
     let want: Vec<f64> = serde_json::from_value(case["features"].clone()).expect("numbers");
-    let want = Tensor::from_slice(&want).view([count, Config { divisor }.out_dim()]);
+    let want = Tensor::from_slice(&want).view([count, 2048 / divisor]);
     let got = model.features(&image);
     assert_eq!((got.kind(), got.size()), (kind, want.size()));
     ((got.to_kind(Kind::Double) - &want).norm() / want.norm()).double_value(&[])

@@ -4,7 +4,7 @@ use crate::fixture::{
     BF16, Fixture, assert_finite_gradients, assert_near_in_bf16, generator, load, relative_error, store,
 };
 use crate::mistral::{Outputs, embeds, forward};
-use prsmed::models::decoder::{Config, Decoder, Pass};
+use prsmed::models::decoder::{Config, Decoder, DecoderPass};
 use prsmed::nn::{Linear, LoraConfig};
 use prsmed::tensor::store::{Init, Role, Store};
 use prsmed::tensor::weights::Archive;
@@ -31,7 +31,7 @@ fn lora_agrees() {
     for prefix in ["b", "c"] {
         let (base, adapters, model) = build(&fixture, 0.0);
         let embeds = embeds(&fixture, prefix, &model, Kind::Float);
-        let out = forward(&fixture, prefix, &model, &embeds, Pass { train: true, checkpoint: 0 });
+        let out = forward(&fixture, prefix, &model, &embeds, DecoderPass { train: true, checkpoint: 0 });
         out.scalar(&fixture, prefix).backward();
         let mut case = fixture.case(prefix);
         case.check("last_hidden", &out.hidden);
@@ -71,7 +71,7 @@ fn an_adapted_layer_equals_its_merged_weight() {
 }
 
 /// Hidden states and all gradients of one pass from a fixed generator state.
-fn gradients(fixture: &Fixture, pass: Pass) -> (Outputs, Vec<(String, Tensor)>) {
+fn gradients(fixture: &Fixture, pass: DecoderPass) -> (Outputs, Vec<(String, Tensor)>) {
     let _generator = generator();
     let (_base, adapters, model) = build(fixture, 0.4);
     rng::seed(5);
@@ -86,14 +86,14 @@ fn gradients(fixture: &Fixture, pass: Pass) -> (Outputs, Vec<(String, Tensor)>) 
 #[test]
 fn checkpointing_with_dropout_is_bit_identical() {
     let fixture = Fixture::open("lora");
-    let (plain, expected) = gradients(&fixture, Pass { train: true, checkpoint: 0 });
-    let (again, got) = gradients(&fixture, Pass { train: true, checkpoint: usize::MAX });
+    let (plain, expected) = gradients(&fixture, DecoderPass { train: true, checkpoint: 0 });
+    let (again, got) = gradients(&fixture, DecoderPass { train: true, checkpoint: usize::MAX });
     assert_eq!(plain.hidden, again.hidden, "states");
     assert_eq!(expected.len(), 17);
     for ((name, want), (_, got)) in expected.iter().zip(&got) {
         assert!(want.defined() && want == got, "gradient of {name}: relative error {:.1e}", relative_error(got, want));
     }
-    let (still, _) = gradients(&fixture, Pass { train: false, checkpoint: 0 });
+    let (still, _) = gradients(&fixture, DecoderPass { train: false, checkpoint: 0 });
     assert!(relative_error(&plain.hidden, &still.hidden) > 1e-2, "dropout was off");
 }
 
@@ -101,7 +101,7 @@ fn checkpointing_with_dropout_is_bit_identical() {
 fn lora_runs_in_bf16() {
     let fixture = Fixture::open("lora");
     let (_base, adapters, model) = build(&fixture, 0.0);
-    let run = |kind: Kind| forward(&fixture, "c", &model, &embeds(&fixture, "c", &model, kind), Pass::default());
+    let run = |kind: Kind| forward(&fixture, "c", &model, &embeds(&fixture, "c", &model, kind), DecoderPass::default());
     let (narrow, wide) = (run(Kind::BFloat16), run(Kind::Float));
     narrow.scalar(&fixture, "c").backward();
     assert_finite_gradients(&adapters);

@@ -2,7 +2,7 @@
 //! those of diffusers.
 
 use crate::fixture::{archive, relative_error};
-use prsmed::models::diffusion::lora::{self, Adapter, Component};
+use prsmed::models::diffusion::lora::{self, Adapter, LoraNetwork};
 use prsmed::tensor::store::{Init, Role, Store, StoreOptions};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ fn folder() -> PathBuf {
 }
 
 /// The weights of one network before the merge.
-fn store(component: Component) -> Store {
+fn store(component: LoraNetwork) -> Store {
     let base = archive(&folder().join("base.safetensors"));
     let store = Store::new(StoreOptions { initialise: false, ..StoreOptions::cpu() });
     for name in base.names() {
@@ -28,16 +28,16 @@ fn store(component: Component) -> Store {
 fn check(path: &Path, strength: f64) -> (usize, usize) {
     let adapters = lora::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let merged = archive(&folder().join("merged.safetensors"));
-    let counts = [Component::Unet, Component::TextEncoder].map(|component| {
+    let counts = [LoraNetwork::Unet, LoraNetwork::TextEncoder].map(|component| {
         let own: Vec<&Adapter> = adapters.iter().filter(|adapter| adapter.component == component).collect();
         let store = store(component);
-        let report = lora::merge(&store, own.iter().copied(), strength).expect("every module exists");
-        for name in &report.changed {
+        let changed = lora::merge(&store, own.iter().copied(), strength).expect("every module exists");
+        for name in &changed {
             let want = merged.read(&format!("{}.{name}", component.name())).expect("a changed weight");
             let error = relative_error(&store.get(name).expect("a weight"), &want);
             assert!(error < 1e-6, "{}: {name}: relative error {error:.1e}", path.display());
         }
-        report.changed.len()
+        changed.len()
     });
     assert_eq!(adapters.len(), counts[0] + counts[1], "{}", path.display());
     (counts[0], counts[1])

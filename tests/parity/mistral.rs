@@ -3,7 +3,7 @@
 use crate::fixture::{
     BF16, Fixture, assert_finite_gradients, assert_near_in_bf16, leaf, probed, relative_error, store,
 };
-use prsmed::models::decoder::{Config, Decoder, KvCache, Pass};
+use prsmed::models::decoder::{Config, Decoder, DecoderPass, KvCache};
 use prsmed::tensor::store::{Role, Store};
 use prsmed::tensor::{Kind, Tensor, dims, no_grad};
 
@@ -37,7 +37,7 @@ pub(crate) fn keep(fixture: &Fixture, prefix: &str) -> Option<Tensor> {
     fixture.has_input(&name).then(|| fixture.input(&name))
 }
 
-pub(crate) fn forward(fixture: &Fixture, prefix: &str, model: &Decoder, embeds: &Tensor, pass: Pass) -> Outputs {
+pub(crate) fn forward(fixture: &Fixture, prefix: &str, model: &Decoder, embeds: &Tensor, pass: DecoderPass) -> Outputs {
     let hidden = model.forward(embeds, keep(fixture, prefix).as_ref(), pass);
     let logits = model.logits(&hidden);
     let [_b, t, vocab] = dims(&logits);
@@ -60,7 +60,7 @@ fn mistral_agrees() {
     for prefix in ["a", "b", "c"] {
         let (store, model) = build(&fixture);
         let embeds = embeds(&fixture, prefix, &model, Kind::Float);
-        let out = forward(&fixture, prefix, &model, &embeds, Pass { train: true, checkpoint: 0 });
+        let out = forward(&fixture, prefix, &model, &embeds, DecoderPass { train: true, checkpoint: 0 });
         out.scalar(&fixture, prefix).backward();
         let mut case = fixture.case(prefix);
         case.check("last_hidden", &out.hidden);
@@ -98,7 +98,7 @@ fn hidden_states_with_and_without_cache_agree() {
     let fixture = Fixture::open("mistral");
     let (_store, model) = build(&fixture);
     let embeds = no_grad(|| model.embed(&fixture.input("b.input_ids").narrow(0, 0, 1)));
-    let whole = no_grad(|| model.forward(&embeds, None, Pass::default()));
+    let whole = no_grad(|| model.forward(&embeds, None, DecoderPass::default()));
     let [_b, t, _d] = dims(&embeds);
     let mut cache = KvCache::new(model.config(), t);
     let mut parts = vec![model.forward_cached(&embeds.narrow(1, 0, 4), None, &mut cache)];
@@ -113,8 +113,8 @@ fn padding_on_the_right_needs_no_mask() {
     let fixture = Fixture::open("mistral");
     let (_store, model) = build(&fixture);
     let (embeds, keep) = (embeds(&fixture, "b", &model, Kind::Float), keep(&fixture, "b").expect("case b is padded"));
-    let masked = model.forward(&embeds, Some(&keep), Pass::default());
-    let plain = model.forward(&embeds, None, Pass::default());
+    let masked = model.forward(&embeds, Some(&keep), DecoderPass::default());
+    let plain = model.forward(&embeds, None, DecoderPass::default());
     let real = |states: &Tensor| states.masked_select(&keep.unsqueeze(2));
     let error = relative_error(&real(&plain), &real(&masked));
     assert!(error <= 1e-5, "unmasked padding changes real tokens by {error:.1e}");
@@ -127,8 +127,9 @@ fn mistral_runs_in_bf16() {
     let fixture = Fixture::open("mistral");
     for prefix in ["a", "b", "c"] {
         let (store, model) = build(&fixture);
-        let run =
-            |kind: Kind| forward(&fixture, prefix, &model, &embeds(&fixture, prefix, &model, kind), Pass::default());
+        let run = |kind: Kind| {
+            forward(&fixture, prefix, &model, &embeds(&fixture, prefix, &model, kind), DecoderPass::default())
+        };
         let (narrow, wide) = (run(Kind::BFloat16), run(Kind::Float));
         assert_eq!((narrow.hidden.kind(), narrow.logits.kind()), (Kind::BFloat16, Kind::BFloat16));
         narrow.scalar(&fixture, prefix).backward();

@@ -6,14 +6,14 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use crate::fixture::generator;
-use prsmed::augment::finetune::network::{Masters, Network};
-use prsmed::augment::finetune::{self, FinetuneConfig, Method};
-use prsmed::augment::pipeline::{Batch, Generator, Placement, PromptPair, encode_prompts, tokenize};
-use prsmed::augment::pipeline_config::{Part, PipelineConfig};
+use prsmed::augment::finetune::network::Network;
+use prsmed::augment::finetune::{FinetuneConfig, FinetuneMode, Method};
+use prsmed::augment::pipeline::{GenerationBatch, Generator, Placement, PromptPair, encode_prompts, tokenize};
+use prsmed::augment::pipeline_config::{PipelineConfig, PipelinePart};
 use prsmed::augment::settings::{AugmentConfig, Decode, Mode, SamplerChoice};
 use prsmed::config::{AugmentRun, Sources};
 use prsmed::event::Silent;
-use prsmed::models::diffusion::{controlnet::ControlNet, text::ClipText, unet::Unet, vae::Vae};
+use prsmed::models::diffusion::{controlnet::ControlNet, text::TextTower, unet::Unet, vae::Vae};
 use prsmed::tensor::store::{Role, Store, StoreOptions};
 use prsmed::tensor::weights::{Archive, write_safetensors};
 use prsmed::tensor::{Device, Kind, Tensor};
@@ -73,7 +73,7 @@ fn folder(name: &str) -> (tempfile::TempDir, Value, Archive) {
     for (i, config) in pipeline_config.texts.iter().enumerate() {
         let name = ["text_encoder", "text_encoder_2"][i];
         write_part(&root.join(name), "model.safetensors", |store| {
-            drop(ClipText::new(&store.root(Role::Frozen), config, i == 1));
+            drop(TextTower::new(&store.root(Role::Frozen), config, i == 1));
         });
     }
     if let Some(config) = &pipeline_config.controlnet {
@@ -125,7 +125,7 @@ fn config(settings: &Value, mode: Mode) -> AugmentConfig {
     }
 }
 
-fn compare(name: &str, mode: Mode, batch: impl FnOnce(&Archive, Tensor) -> Batch, without_negative: bool) {
+fn compare(name: &str, mode: Mode, batch: impl FnOnce(&Archive, Tensor) -> GenerationBatch, without_negative: bool) {
     let _generator = generator();
     let (folder, settings, expected) = folder(name);
     let pipeline_config =
@@ -150,9 +150,9 @@ fn compare(name: &str, mode: Mode, batch: impl FnOnce(&Archive, Tensor) -> Batch
     assert!(error < TOLERANCE, "{name}: {error}");
 }
 
-fn plain(noise: Tensor) -> Batch {
+fn plain(noise: Tensor) -> GenerationBatch {
     let prompts = vec![PromptPair { positive: 0, negative: 1 }];
-    Batch { pixels: None, repaint: None, preserves: false, control: None, noise, prompts }
+    GenerationBatch { pixels: None, repaint: None, preserves: false, control: None, noise, prompts }
 }
 
 fn image(expected: &Archive) -> Tensor {
@@ -187,13 +187,13 @@ fn sdxl_without_a_negative_prompt_agrees() {
 
 #[test]
 fn image_to_image_agrees() {
-    let batch = |expected: &Archive, noise| Batch { pixels: Some(image(expected)), ..plain(noise) };
+    let batch = |expected: &Archive, noise| GenerationBatch { pixels: Some(image(expected)), ..plain(noise) };
     compare("img2img", Mode::Img2img, batch, false);
 }
 
 #[test]
 fn inpainting_with_preserved_latents_agrees() {
-    let batch = |expected: &Archive, noise| Batch {
+    let batch = |expected: &Archive, noise| GenerationBatch {
         pixels: Some(image(expected)),
         repaint: Some(cells(expected)),
         preserves: true,
@@ -204,13 +204,16 @@ fn inpainting_with_preserved_latents_agrees() {
 
 #[test]
 fn controlnet_agrees() {
-    let batch = |expected: &Archive, noise| Batch { control: Some(expected.read("control").unwrap()), ..plain(noise) };
+    let batch = |expected: &Archive, noise| GenerationBatch {
+        control: Some(expected.read("control").unwrap()),
+        ..plain(noise)
+    };
     compare("controlnet", Mode::MaskToImage, batch, false);
 }
 
 #[test]
 fn a_nine_channel_inpainting_network_agrees() {
-    let batch = |expected: &Archive, noise| Batch {
+    let batch = |expected: &Archive, noise| GenerationBatch {
         pixels: Some(image(expected)),
         repaint: Some(cells(expected)),
         ..plain(noise)
@@ -228,11 +231,11 @@ fn missing_and_unexpected_tensors_are_named() {
     let mut tensors = closed_form(&store);
     let (lost, _) = tensors.remove(3);
     write(&file, &tensors);
-    let error = pipeline_config.fill(Part::Vae, &store).unwrap_err().to_string();
+    let error = pipeline_config.fill(PipelinePart::Vae, &store).unwrap_err().to_string();
     assert!(error.contains(&format!("1 tensors are missing, first `{lost}`")), "{error}");
     tensors.push(("decoder.odd".into(), Tensor::zeros([2], (Kind::Float, Device::Cpu))));
     write(&file, &tensors);
-    let error = pipeline_config.fill(Part::Vae, &store).unwrap_err().to_string();
+    let error = pipeline_config.fill(PipelinePart::Vae, &store).unwrap_err().to_string();
     assert!(error.contains("`decoder.odd` belongs to no layer"), "{error}");
 }
 
@@ -253,7 +256,7 @@ fn an_old_autoencoder_is_read() {
     let stored: Vec<(String, Tensor)> = tensors.iter().map(old).collect();
     assert!(stored.iter().any(|(name, tensor)| name.ends_with(".query.weight") && tensor.dim() == 4));
     write(&folder.path().join("vae/diffusion_pytorch_model.safetensors"), &stored);
-    pipeline_config.fill(Part::Vae, &store).unwrap();
+    pipeline_config.fill(PipelinePart::Vae, &store).unwrap();
     for (name, tensor) in tensors {
         assert_eq!(store.get(&name).unwrap(), tensor, "{name}");
     }
@@ -269,13 +272,13 @@ fn new_networks_of_a_fine_tuning_begin_as_the_generator() {
     let placement = Placement { device: Device::Cpu, kind: Kind::Float, seed: 3 };
     let network = |mode, method| {
         let config = FinetuneConfig { mode, method, ..FinetuneConfig::default() };
-        Network::new(&pipeline_config, &config, placement, Masters::OnDevice).unwrap()
+        Network::new(&pipeline_config, &config, placement, None).unwrap()
     };
     let named = |network: &Network| -> BTreeMap<String, Tensor> {
         network.parameters().into_iter().map(|parameter| (parameter.name, parameter.tensor)).collect()
     };
-    let plain = named(&network(finetune::Mode::Images, Method::Full));
-    let wide = named(&network(finetune::Mode::Inpaint, Method::Full));
+    let plain = named(&network(FinetuneMode::Images, Method::Full));
+    let wide = named(&network(FinetuneMode::Inpaint, Method::Full));
     assert!(plain.keys().eq(wide.keys()));
     for (name, tensor) in &wide {
         if name == "conv_in.weight" {
@@ -286,7 +289,7 @@ fn new_networks_of_a_fine_tuning_begin_as_the_generator() {
             assert!(tensor.equal(&plain[name]), "{name}");
         }
     }
-    let control = named(&network(finetune::Mode::MaskToImage, Method::Lora));
+    let control = named(&network(FinetuneMode::MaskToImage, Method::Lora));
     let own = control.iter().filter_map(|(name, tensor)| {
         plain.get(name.strip_prefix("controlnet.").expect("only the ControlNet is trained")).map(|unet| (unet, tensor))
     });

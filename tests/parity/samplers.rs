@@ -30,15 +30,15 @@ fn check(case: &Value) {
     let steps = usize::try_from(case["steps"].as_u64().expect("a count")).expect("small");
     let what = format!("{kind} {steps} {} {}", case["config"], case["strength"]);
     let sampler = Sampler::new(kind, &config(case), steps).unwrap_or_else(|error| panic!("{what}: {error}"));
-    let times = largest_difference(sampler.timesteps(), &numbers(&case["timesteps"]));
+    let times = largest_difference(&sampler.timesteps, &numbers(&case["timesteps"]));
     assert!(times < 1e-3, "{what}: timesteps differ by {times}");
     let scale = case["init_noise_scale"].as_f64().expect("a number");
-    assert!((sampler.init_noise_scale() / scale - 1.0).abs() < 1e-6, "{what}: {}", sampler.init_noise_scale());
+    assert!((sampler.init_noise_scale / scale - 1.0).abs() < 1e-6, "{what}: {}", sampler.init_noise_scale);
 
     let latents: Vec<Vec<f64>> = case["latents"].as_array().expect("a list").iter().map(numbers).collect();
     let clean = Tensor::linspace(-1.0, 1.0, 5, (Dtype::Float, Device::Cpu));
     let (start, mut xs) = match case["strength"].as_f64() {
-        None => (0, &clean * sampler.init_noise_scale()),
+        None => (0, &clean * sampler.init_noise_scale),
         Some(strength) => {
             let start = sampler.start_index(strength);
             (start, sampler.add_noise(&clean, &clean.flip([0]), start))
@@ -57,7 +57,7 @@ fn check(case: &Value) {
             "{what}: before step {i} the latents differ by {error:.1e}: {got:?}, expected {want:?}"
         );
         if i < steps {
-            let wave = 0.05 * (sampler.timesteps()[i] / 100.0).sin();
+            let wave = 0.05 * (sampler.timesteps[i] / 100.0).sin();
             let output = sampler.scale_model_input(&xs, i) * 0.3 + wave;
             xs = sampler.step(i, &output, &xs, &mut history);
         }

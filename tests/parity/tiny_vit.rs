@@ -3,13 +3,14 @@
 use crate::fixture::{
     BF16, Fixture, assert_finite_gradients, assert_near_in_bf16, generator, leaf, probed, relative_error, store,
 };
-use prsmed::models::tiny_vit::{Config, Pass, TinyVit};
+use prsmed::models::image_encoder::EncoderPass;
+use prsmed::models::tiny_vit::{Config, TinyVit};
 use prsmed::nn::BatchStatistics;
 use prsmed::tensor::store::{Role, Store};
 use prsmed::tensor::{Kind, Tensor, no_grad};
 
-const EVAL: Pass = Pass { statistics: BatchStatistics::Running, checkpoint: 0 };
-const TRAIN: Pass = Pass { statistics: BatchStatistics::Batch { momentum: 0.1 }, checkpoint: 0 };
+const EVAL: EncoderPass = EncoderPass { statistics: BatchStatistics::Running, checkpoint: 0 };
+const TRAIN: EncoderPass = EncoderPass { statistics: BatchStatistics::TRAIN, checkpoint: 0 };
 
 fn build(fixture: &Fixture) -> (Store, TinyVit) {
     let config = Config {
@@ -72,7 +73,7 @@ fn gradients(fixture: &Fixture, checkpoint: usize, train_biases: bool) -> Vec<(S
         }
     });
     let image = leaf(&image(fixture, "b"), Kind::Float);
-    let output = model.forward(&image, Pass { checkpoint, ..EVAL });
+    let output = model.forward(&image, EncoderPass { checkpoint, ..EVAL });
     probed(&output, &fixture.input("b.probe")).backward();
     let trained = store.entries().into_iter().filter(|e| e.tensor.requires_grad());
     let mut all: Vec<_> = trained.map(|e| (e.name, e.tensor.grad())).collect();

@@ -6,7 +6,7 @@ use prsmed::augment::pipeline_config::PipelineConfig;
 use prsmed::augment::settings::AugmentConfig;
 use prsmed::config::AugmentRun;
 use prsmed::job::planned::{Fitted as _, Planned as _};
-use prsmed::plan::dry_run::{Meter, Steps};
+use prsmed::plan::dry_run::{Meter, PlannedSteps};
 use prsmed::plan::machine::Machine;
 use prsmed::plan::report::Plan;
 
@@ -50,13 +50,13 @@ fn pipeline_config(family: &str, config: &AugmentConfig) -> PipelineConfig {
 fn phases_of(config: &AugmentConfig, pipeline_config: &PipelineConfig, prompts: usize, device: Device) -> Vec<Peak> {
     let generation = Generation { config, pipeline_config, prompts, device };
     if device == META {
-        let steps = Steps { whole: config.steps, shown: config.steps };
+        let steps = PlannedSteps { whole: config.steps, shown: config.steps };
         let planned =
-            dry_run::plan_walk(Job::Augment, steps, Target::Cpu, false, |begin| generation.walk(begin)).unwrap();
+            dry_run::plan_walk(Job::Augment, steps, PlanTarget::Cpu, false, |begin| generation.walk(begin)).unwrap();
         let phases = replay::phases(&planned.trace, replay::ReplayTarget::Cpu).into_iter();
         return phases.map(|p| (p.name, p.allocated_peak, p.categories)).collect();
     }
-    let mut meter = Measured::begin(device).unwrap();
+    let mut meter = PhaseMeter::begin(device).unwrap();
     generation.walk(&mut |phase| meter.begin(phase)).unwrap();
     meter.finish().unwrap().into_iter().map(|p| (p.name, p.allocated_peak, p.categories)).collect()
 }

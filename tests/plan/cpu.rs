@@ -132,7 +132,7 @@ fn measured(case: &Case) -> Bytes {
 
 /// Planned bytes on the meta device, and the operators that allocated or computed.
 fn planned(case: &Case) -> (Bytes, BTreeSet<String>) {
-    let mut recording = trace::begin(trace::Options { counts_host: true, costs: true }).unwrap();
+    let mut recording = trace::begin(PlanTarget::Cpu, true).unwrap();
     let mut work = (case.prepare)(META);
     recording.mark("work");
     let kept = work();

@@ -54,6 +54,7 @@ fn attend(size: [i64; 4], groups: i64, kind: Kind, device: Device, causal: bool)
     forward(move || attention::attention(&q, &k, &v, &mask, 0.0))
 }
 
+#[expect(clippy::too_many_lines, reason = "a table of cases")]
 fn attention_cases() -> Vec<Case> {
     vec![
         // transformers/cuda/flash_attn/flash_api.cpp, mha_fwd: output, log-sum-exp fp32, seed (16) and offset (8)
@@ -409,7 +410,7 @@ fn planned(case: &Case) -> (i64, u64) {
 #[test]
 fn planned_memory_of_cuda_operators_is_as_worked_out_by_hand() {
     let _alone = ready();
-    let _target = meta::enter_target(meta::Target::Cuda);
+    let _target = meta::enter_target(meta::PlanTarget::Cuda);
     meta::set_gpu(80, 108);
     let cases = cases();
     assert!(cases.len() >= 25);
@@ -425,7 +426,7 @@ fn planned_memory_of_cuda_operators_is_as_worked_out_by_hand() {
 #[test]
 fn planned_memory_of_custom_cuda_kernels_is_as_worked_out_by_hand() {
     let _alone = ready();
-    let _target = meta::enter_target(meta::Target::Cuda);
+    let _target = meta::enter_target(meta::PlanTarget::Cuda);
     meta::set_gpu(80, 108);
     kernels::set_mode(kernels::KernelMode::On);
     // native/kernels.cpp: the bias is written at once
@@ -442,10 +443,10 @@ fn planned_memory_of_custom_cuda_kernels_is_as_worked_out_by_hand() {
 #[test]
 fn operations_of_grouped_query_attention_are_counted() {
     let _alone = ready();
-    let _target = meta::enter_target(meta::Target::Cuda);
+    let _target = meta::enter_target(meta::PlanTarget::Cuda);
     let bias = zeros(&[1, 1, 64, 64], FP32, META);
     for (mask, part) in [(Mask::Causal, 0.5), (Mask::Bias(&bias), 1.0)] {
-        let recording = trace::begin(trace::Options { counts_host: false, costs: true }).unwrap();
+        let recording = trace::begin(meta::PlanTarget::Cuda, true).unwrap();
         let (ys, leaves) = self_attention([1, 4, 64, 32], 2, FP32, META, &mask);
         Tensor::run_backward(&[&ys.sum(FP32)], &leaves, false, false);
         let trace = recording.finish();
@@ -460,7 +461,7 @@ fn operations_of_grouped_query_attention_are_counted() {
 #[test]
 fn operations_of_packed_questions_are_counted() {
     let _alone = ready();
-    let _target = meta::enter_target(meta::Target::Cuda);
+    let _target = meta::enter_target(meta::PlanTarget::Cuda);
     let [q, k, v] = [4, 2, 2].map(|heads| leaf(&[1, 16, heads * 32], BF16, META));
     let keys = || zeros(&[40], Kind::Int64, META);
     let segments = Segments {
@@ -469,7 +470,7 @@ fn operations_of_packed_questions_are_counted() {
         starts: [0; 2].map(|_| zeros(&[5], Kind::Int, META)),
         lengths: vec![[8, 8], [4, 12], [2, 10], [2, 2]],
     };
-    let recording = trace::begin(trace::Options { counts_host: false, costs: true }).unwrap();
+    let recording = trace::begin(meta::PlanTarget::Cuda, true).unwrap();
     let ys = segments.attend(&q, &k, &v, 32);
     Tensor::run_backward(&[&ys.sum(FP32)], &[q, k, v], false, false);
     let trace = recording.finish();
@@ -485,8 +486,8 @@ fn operations_of_packed_questions_are_counted() {
 fn a_plan_in_a_fixed_order_has_more_gradients_of_attention() {
     let _alone = ready();
     let peaks = ["false", "true"].map(|deterministic| {
-        let _target = meta::enter_target(meta::Target::Cuda);
-        let _deterministic = prsmed::tensor::Deterministic::enter(deterministic == "true");
+        let _target = meta::enter_target(meta::PlanTarget::Cuda);
+        let _deterministic = prsmed::tensor::enter_deterministic(deterministic == "true");
         let (ys, leaves) = self_attention([1, 4, 256, 64], 4, BF16, META, &Mask::Causal);
         let before = ledger::usage().allocated.0;
         ledger::reset_peak();
@@ -508,7 +509,7 @@ fn adapters_of_a_layer(are_shared: bool) -> (f64, usize) {
     let [q, k, v, o] = matrices.each_ref().map(|[a, b]| LowRank { a, b, scale: 1.0, dropout: 0.05 });
     let [y_q, y_k, y_v, y_o] = widths.map(|out| zeros(&[SIZE[0], SIZE[1], out], BF16, META));
     let inputs = [0; 2].map(|_| leaf(&SIZE, BF16, META));
-    let recording = trace::begin(trace::Options { counts_host: false, costs: true }).unwrap();
+    let recording = trace::begin(meta::PlanTarget::Cuda, true).unwrap();
     let mut sums: Vec<Tensor> = if are_shared {
         LowRank::add_each_to([q, k, v], [y_q, y_k, y_v], &inputs[0]).into()
     } else {
@@ -525,7 +526,7 @@ fn adapters_of_a_layer(are_shared: bool) -> (f64, usize) {
 #[expect(clippy::print_stdout, reason = "shown with --nocapture")]
 fn adapters_that_share_their_input_move_half_of_the_bytes() {
     let _alone = ready();
-    let _target = meta::enter_target(meta::Target::Cuda);
+    let _target = meta::enter_target(meta::PlanTarget::Cuda);
     let (apart, operators) = adapters_of_a_layer(false);
     kernels::set_mode(kernels::KernelMode::On);
     let (shared, fewer) = adapters_of_a_layer(true);
@@ -537,7 +538,7 @@ fn adapters_that_share_their_input_move_half_of_the_bytes() {
 
 /// Live bytes of the optimizer after a step of two parameters, and its peak in a second step.
 fn optimizer_bytes_on_a_gpu(sets: &str) -> (u64, u64) {
-    let _target = meta::enter_target(meta::Target::Cuda);
+    let _target = meta::enter_target(meta::PlanTarget::Cuda);
     let config = config_of("tiny", &format!("train.clip_norm=1 {sets}")).train;
     // three chunks of offloaded state, and a small parameter
     let params = [(3 << 20) - 4096, 1000].map(|size| leaf(&[size], FP32, META));
@@ -600,7 +601,7 @@ fn settled_bytes(gpu: Device) -> u64 {
 #[ignore = "needs CUDA"]
 fn memory_of_operators_on_cuda_is_as_planned() {
     let _alone = ready();
-    let _target = meta::enter_target(meta::Target::Cuda);
+    let _target = meta::enter_target(meta::PlanTarget::Cuda);
     let gpu = Device::Cuda(0);
     // the first product, product with a bias and convolution create the library handles and their workspaces
     let warm = zeros(&[8, 8, 8, 8], BF16, gpu);

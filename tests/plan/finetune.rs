@@ -62,11 +62,11 @@ fn phases_of(run: &FinetuneRun, pipeline_config: &PipelineConfig, device: Device
     if device == META {
         let encode =
             |begin: &mut dyn FnMut(&'static str) -> prsmed::Result<()>| encode(pipeline_config, run, META, begin);
-        let planned = dry_run::plan_after(Job::Train, &run.train, Target::Cpu, false, encode, build).unwrap();
+        let planned = dry_run::plan_after(Job::Train, &run.train, PlanTarget::Cpu, false, encode, build).unwrap();
         let phases = replay::phases(&planned.trace, replay::ReplayTarget::Cpu).into_iter();
         return phases.map(|p| (p.name, p.allocated_peak, p.categories)).collect();
     }
-    let mut meter = Measured::begin(device).unwrap();
+    let mut meter = PhaseMeter::begin(device).unwrap();
     encode(pipeline_config, run, device, &mut |phase| meter.begin(phase)).unwrap();
     dry_run::dry_run(Job::Train, &run.train, Ranks::default(), &build, &mut meter).unwrap();
     meter.finish().unwrap().into_iter().map(|p| (p.name, p.allocated_peak, p.categories)).collect()

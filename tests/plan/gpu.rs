@@ -4,7 +4,7 @@ use super::{config_of, ready};
 use prsmed::augment::dry_run::{GenerationDryRun as Generation, PHASES};
 use prsmed::config::{AugmentRun, Sources};
 use prsmed::plan::device_terms::DeviceUsage;
-use prsmed::plan::dry_run::{self, Job, Measured, Meter, Phase};
+use prsmed::plan::dry_run::{self, Job, Meter, PhaseMeter, RealPhase};
 use prsmed::plan::machine::Machine;
 use prsmed::plan::report::Plan;
 use prsmed::plan::{detect, gpus};
@@ -57,7 +57,7 @@ fn memory_of_jobs_on_cuda_is_as_planned() {
             let build = |ranks: Ranks| {
                 SegmentDryRun::new(&config.model, &sizes, &config.train, example, (Device::Cuda(0), ranks))
             };
-            let mut meter = Measured::begin(Device::Cuda(0)).unwrap();
+            let mut meter = PhaseMeter::begin(Device::Cuda(0)).unwrap();
             dry_run::dry_run(job, &config.train, Ranks::default(), &build, &mut meter).unwrap();
             wrong.extend(different(&gpu, preset, sets, &plan, &tensors, meter.finish().unwrap()));
         }
@@ -83,7 +83,7 @@ fn memory_of_generation_on_cuda_is_as_planned() {
         let device = Device::Cuda(0);
         let generation =
             Generation { config: &run.augment, pipeline_config: &pipeline_config, prompts: PROMPTS, device };
-        let mut meter = Measured::begin(device).unwrap();
+        let mut meter = PhaseMeter::begin(device).unwrap();
         generation.walk(&mut |phase| meter.begin(phase)).unwrap();
         let measured = meter.finish().unwrap();
         assert_eq!(measured.iter().map(|phase| phase.name).collect::<Vec<_>>(), PHASES);
@@ -107,7 +107,14 @@ fn first_gpu() -> (String, Machine, Machine) {
 
 /// Prints one line for each phase of a job; returns the lines of phases whose tensors differ from the plan.
 #[expect(clippy::print_stdout, reason = "scripts/gpu-check reads the output")]
-fn different(gpu: &str, preset: &str, sets: &str, plan: &Plan, tensors: &Plan, measured: Vec<Phase>) -> Vec<String> {
+fn different(
+    gpu: &str,
+    preset: &str,
+    sets: &str,
+    plan: &Plan,
+    tensors: &Plan,
+    measured: Vec<RealPhase>,
+) -> Vec<String> {
     let mut wrong = Vec::new();
     for ((planned, tensors), measured) in plan.phases.iter().zip(&tensors.phases).zip(measured) {
         let line = json!({

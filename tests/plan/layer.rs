@@ -4,7 +4,7 @@
 use super::operands::{BF16, FP32, leaf, zeros};
 use super::*;
 use prsmed::models::base::llava_med;
-use prsmed::models::decoder::{AttentionPattern, Config, Decoder, PackedAttention, Pass};
+use prsmed::models::decoder::{AttentionPattern, Config, Decoder, DecoderPass, PackedAttention};
 use prsmed::models::prsmed::{BuildOptions, PrsMed};
 use prsmed::nn::LoraConfig;
 use prsmed::nn::attention::{merge_heads, split_heads};
@@ -72,7 +72,7 @@ fn fused(config: &Config, kind: Kind, texts: Texts) -> i64 {
     let [one, two] = [1, 2].map(|layers| {
         let (_adapters, model) = of_layers(config, layers, kind);
         let xs = leaf(&[1, TOKENS, config.hidden_size], kind, META);
-        kept(|| model.forward_with(&xs, pattern, positions, Pass { train: true, checkpoint: 0 }))
+        kept(|| model.forward_with(&xs, pattern, positions, DecoderPass { train: true, checkpoint: 0 }))
     });
     two - one
 }
@@ -178,15 +178,15 @@ fn a_layer_keeps_at_most_three_fifths_of_the_composed_layer() {
     let _alone = ready();
     let full = llava_med::sizes().llm;
     for (config, target, kind, texts) in [
-        (narrow(), Target::Cpu, FP32, Texts::One),
-        (narrow(), Target::Cpu, BF16, Texts::One),
-        (narrow(), Target::Cuda, BF16, Texts::One),
-        (full.clone(), Target::Cuda, BF16, Texts::One),
-        (full.clone(), Target::Cuda, BF16, Texts::Packed),
-        (full.clone(), Target::Cuda, BF16, Texts::Padded),
-        (full.clone(), Target::Cuda, FP32, Texts::One),
-        (full.clone(), Target::Cuda, FP32, Texts::Packed),
-        (full, Target::Cuda, FP32, Texts::Padded),
+        (narrow(), PlanTarget::Cpu, FP32, Texts::One),
+        (narrow(), PlanTarget::Cpu, BF16, Texts::One),
+        (narrow(), PlanTarget::Cuda, BF16, Texts::One),
+        (full.clone(), PlanTarget::Cuda, BF16, Texts::One),
+        (full.clone(), PlanTarget::Cuda, BF16, Texts::Packed),
+        (full.clone(), PlanTarget::Cuda, BF16, Texts::Padded),
+        (full.clone(), PlanTarget::Cuda, FP32, Texts::One),
+        (full.clone(), PlanTarget::Cuda, FP32, Texts::Packed),
+        (full, PlanTarget::Cuda, FP32, Texts::Padded),
     ] {
         let _target = meta::enter_target(target);
         let (fused, composed) = (fused(&config, kind, texts), composed(&config, kind, texts));
@@ -204,11 +204,11 @@ fn no_activations_are_kept_before_the_first_trained_tensor() {
     let (_adapters, model) = of_layers(&config, 1, BF16);
     let size = [1, TOKENS, config.hidden_size];
     let (leaf, frozen) = (leaf(&size, BF16, META), zeros(&size, BF16, META));
-    let pass = Pass { train: true, checkpoint: 0 };
+    let pass = DecoderPass { train: true, checkpoint: 0 };
     // only the statistics of the first norm, fp32 per row (the test itself holds the input)
     assert_eq!(kept(|| model.forward(&leaf, None, pass)) - kept(|| model.forward(&frozen, None, pass)), 4 * TOKENS);
     let output = size.iter().product::<i64>() * 2;
-    assert_eq!(kept(|| no_grad(|| model.forward(&leaf, None, Pass::default()))), output);
+    assert_eq!(kept(|| no_grad(|| model.forward(&leaf, None, DecoderPass::default()))), output);
 }
 
 #[test]

@@ -3,11 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use prsmed::config::{RunConfig, Sources};
-use prsmed::plan::dry_run::{self, Job, Measured};
+use prsmed::plan::dry_run::{self, Job, PhaseMeter};
 use prsmed::replay::{self, PhaseMemory};
 use prsmed::segment::dry_run::{Example, SegmentDryRun};
 use prsmed::segment::setup;
-use prsmed::tensor::meta::Target;
+use prsmed::tensor::meta::PlanTarget;
 use prsmed::tensor::{Device, META, kernels, ledger, meta, no_grad, set_num_threads, use_flash_attention};
 use prsmed::trainer::{Ranks, Switch};
 use prsmed::units::Bytes;
@@ -49,6 +49,7 @@ fn share(all: usize) -> usize {
 type Peak = (&'static str, Bytes, Vec<(&'static str, Bytes)>);
 
 /// Random settings that affect memory, a random example, and how many ids all texts but the first are shorter.
+#[expect(clippy::too_many_lines, reason = "a drawing")]
 fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
     let mut one = |key: &str, values: &[&str]| format!("{key}={}", values.choose(rng).unwrap());
     let mut sets = vec![
@@ -154,11 +155,11 @@ fn phases(config: &RunConfig, example: Example, shorter: usize, device: Device) 
     let jobs = [Job::Train, Job::Eval, Job::Predict];
     let of = |job| -> Vec<Peak> {
         if device == META {
-            let trace = dry_run::plan(job, &config.train, Target::Cpu, false, build).unwrap().trace;
+            let trace = dry_run::plan(job, &config.train, PlanTarget::Cpu, false, build).unwrap().trace;
             let phases = replay::phases(&trace, replay::ReplayTarget::Cpu).into_iter();
             return phases.map(|p: PhaseMemory| (p.name, p.allocated_peak, p.categories)).collect();
         }
-        let mut meter = Measured::begin(device).unwrap();
+        let mut meter = PhaseMeter::begin(device).unwrap();
         dry_run::dry_run(job, &config.train, Ranks::default(), &build, &mut meter).unwrap();
         meter.finish().unwrap().into_iter().map(|p| (p.name, p.allocated_peak, p.categories)).collect()
     };

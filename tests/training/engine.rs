@@ -8,7 +8,7 @@ use prsmed::segment::task::SegmentTask;
 use prsmed::tensor::weights::{Archive, verify_folder};
 use prsmed::tensor::{Device, Kind, Tensor, ledger, no_grad};
 use prsmed::trainer::run::Session;
-use prsmed::trainer::{self, Outcome, Ranks, Task};
+use prsmed::trainer::{self, Ranks, Task, TrainingOutcome};
 use prsmed::units::Bytes;
 use std::path::Path;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ fn session(
     folder: &Path,
     resume: bool,
     losses: &Losses,
-) -> prsmed::Result<Outcome> {
+) -> prsmed::Result<TrainingOutcome> {
     let session = Session {
         config: &config.train,
         folder,

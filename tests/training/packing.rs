@@ -73,9 +73,9 @@ fn trained(model: &PrsMed) -> Vec<(String, Tensor)> {
 /// Losses and gradients of everything trained, without dropout.
 fn gradients(model: &PrsMed, inputs: &Inputs, checkpoint: usize) -> Vec<(String, Tensor)> {
     let pass = Pass {
-        llm: decoder::Pass { train: false, checkpoint },
-        encoder: image_encoder::Pass::default(),
-        decoder: mask_head::Pass::default(),
+        llm: decoder::DecoderPass { train: false, checkpoint },
+        encoder: image_encoder::EncoderPass::default(),
+        decoder: mask_head::HeadPass::default(),
     };
     let trained = trained(model);
     for (_, tensor) in &trained {

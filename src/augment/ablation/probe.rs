@@ -8,7 +8,8 @@
 //! The pairs are training images of the synthetic arm, so the rate inside decoys is rather too low there. A rate that
 //! is too high nevertheless is a sign of the shortcut; a low one is no proof of its absence.
 
-use super::trained::Trained;
+use super::trained::ArmSegmenter;
+use crate::augment::check_interrupt;
 use crate::augment::export::Record;
 use crate::augment::settings::{Mode, Paste};
 use crate::data::decode;
@@ -19,11 +20,11 @@ use crate::data::split::spread;
 use crate::metrics::segmentation::is_foreground;
 use crate::runtime::Runtime;
 use crate::tensor::weights::write_bytes;
-use crate::{Error, Result, files};
+use crate::{Result, files};
 use image::RgbImage;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// A rate inside decoys above this multiple of the rate on real background suggests the shortcut.
 pub(super) const MOST_TIMES: f64 = 1.5;
@@ -111,21 +112,18 @@ impl Probe {
     ///
     /// # Errors
     /// [`Error::Data`] for an image that cannot be read; [`Error::Interrupted`].
-    pub(super) fn measure(&self, model: &Trained, folder: &Path, runtime: &Runtime) -> Result<ProbeCounts> {
+    pub(super) fn measure(&self, model: &ArmSegmenter, folder: &Path, runtime: &Runtime) -> Result<ProbeCounts> {
         let mut counts = ProbeCounts::default();
         for (row, record) in &self.pairs {
-            if runtime.is_interrupted() {
-                return Err(Error::Interrupted);
-            }
+            check_interrupt(runtime.interrupt())?;
             counts += self.of_pair(model, row, record)?;
         }
         let saved = Saved { pairs: self.identity.clone(), counts };
-        let path: PathBuf = folder.join(FILE);
-        write_bytes(&path, &serde_json::to_vec(&saved).expect("plain numbers serialise"))?;
+        write_bytes(&folder.join(FILE), &serde_json::to_vec(&saved).expect("plain numbers serialise"))?;
         Ok(counts)
     }
 
-    fn of_pair(&self, model: &Trained, row: &Row, record: &Record) -> Result<ProbeCounts> {
+    fn of_pair(&self, model: &ArmSegmenter, row: &Row, record: &Record) -> Result<ProbeCounts> {
         let image = decode::image(&row.image_path)?;
         let source = decode::image(&record.source_image)?;
         let label = foreground(&decode::labelled_mask(&row.target().mask_path, self.labels)?);

@@ -5,13 +5,13 @@
 //! alone *and* over the duplicated real rows. Each of the two must hold, so they need no correction for their number.
 //! All other comparisons are secondary.
 
+use super::Ablation;
 use super::arms::{Arm, RunKey};
 use super::probe::{FalsePositives, MOST_TIMES, ProbeCounts};
 use super::rows::ArmRows;
 use super::scores::{RowScore, TestSet};
 use crate::Result;
-use crate::data::mixing_sampler::Ratio;
-use crate::metrics::paired::{self, Comparison, Conclusion, Interval, Scores};
+use crate::metrics::paired::{self, Conclusion, GroupComparison, Interval, Scores};
 use crate::metrics::text_table::aligned;
 use crate::units::signed;
 use std::collections::HashMap;
@@ -87,12 +87,12 @@ pub struct ArmComparison {
     /// True for the comparisons that the verdict depends on.
     pub is_primary: bool,
     /// By class, and overall in the last row.
-    pub groups: Vec<Comparison>,
+    pub groups: Vec<GroupComparison>,
 }
 
 impl ArmComparison {
     /// The comparison over all images.
-    pub fn overall(&self) -> Option<&Comparison> {
+    pub fn overall(&self) -> Option<&GroupComparison> {
         self.groups.last()
     }
 }
@@ -105,28 +105,22 @@ pub(super) struct RunScores {
 }
 
 /// What a report is made from.
-pub(super) struct Results<'a> {
-    pub(super) steps: u64,
-    pub(super) seeds: Vec<u64>,
-    pub(super) ratios: &'a [Ratio],
-    /// Number of real training images; 0 = all.
-    pub(super) limit_real: usize,
+pub(super) struct AblationRuns<'a> {
+    pub(super) ablation: &'a Ablation<'a>,
     pub(super) rows: &'a ArmRows,
     pub(super) sets: &'a [TestSet<'a>],
     /// By the name of the run.
     pub(super) runs: &'a HashMap<String, RunScores>,
 }
 
-impl Results<'_> {
+impl AblationRuns<'_> {
     /// Compares all arms.
     ///
     /// # Errors
     /// As [`paired::compare`].
     pub(super) fn report(&self) -> Result<AblationReport> {
-        let mut comparisons = Vec::new();
-        for set in 0..self.sets.len() {
-            comparisons.extend(self.compare(set)?);
-        }
+        let comparisons: Vec<Vec<_>> = (0..self.sets.len()).map(|set| self.compare(set)).collect::<Result<_>>()?;
+        let comparisons = comparisons.concat();
         let primary = || comparisons.iter().filter(|c| c.is_primary).filter_map(ArmComparison::overall);
         let verdict = if primary().any(|all| all.images_only) {
             // the intervals of one seed do not contain the variation between trainings
@@ -134,26 +128,24 @@ impl Results<'_> {
         } else {
             conclude(&primary().map(|all| all.verdict).collect::<Vec<_>>())
         };
+        let of_set = |set: &TestSet| SetReport { name: set.name, rows: set.rows.len(), images: set.groups().len() };
         Ok(AblationReport {
-            steps: self.steps,
-            seeds: self.seeds.clone(),
-            sets: self
-                .sets
-                .iter()
-                .map(|set| SetReport { name: set.name, rows: set.len(), images: set.groups().len() })
-                .collect(),
+            steps: self.ablation.steps,
+            seeds: self.ablation.seeds(),
+            sets: self.sets.iter().map(of_set).collect(),
             real_images: self.rows.num_images,
             synthetic_images: self.rows.num_pairs,
             runs: self.means(),
-            probes: Arm::all(self.ratios).into_iter().filter_map(|arm| self.probe(arm)).collect(),
+            probes: Arm::all(&self.ablation.ratios).into_iter().filter_map(|arm| self.probe(arm)).collect(),
             comparisons,
             verdict,
         })
     }
 
     fn runs_of(&self, arm: Arm) -> impl Iterator<Item = &RunScores> {
-        let limit_real = self.limit_real;
-        self.seeds.iter().filter_map(move |&seed| self.runs.get(&RunKey { limit_real, arm, seed }.to_string()))
+        let limit_real = self.ablation.real_images;
+        let run = move |seed| self.runs.get(&RunKey { limit_real, arm, seed }.to_string());
+        self.ablation.seeds().into_iter().filter_map(run)
     }
 
     /// Dice of each image for each seed.
@@ -164,7 +156,7 @@ impl Results<'_> {
     fn compare(&self, set: usize) -> Result<Vec<ArmComparison>> {
         let groups = self.sets[set].groups();
         let mut pairs = vec![(Arm::Real, Arm::Classical, false)];
-        for (number, &ratio) in self.ratios.iter().enumerate() {
+        for (number, &ratio) in self.ablation.ratios.iter().enumerate() {
             let (duplicates, synthetic) = (Arm::Duplicates(ratio), Arm::Synthetic(ratio));
             let is_primary = set == 0 && number == 0;
             pairs.extend([
@@ -174,11 +166,11 @@ impl Results<'_> {
                 (Arm::Classical, synthetic, false),
             ]);
         }
-        let bootstrap_seed = self.seeds.first().copied().unwrap_or(0);
+        let seeds = self.ablation.seeds();
         let compare = |(baseline, arm, is_primary): (Arm, Arm, bool)| {
             let [base, other] = [baseline, arm].map(|arm| self.scores(arm, set));
             let scores = Scores { groups: &groups, baseline: &base, other: &other };
-            let groups = paired::compare(&scores, bootstrap_seed)?;
+            let groups = paired::compare(&scores, seeds.first().copied().unwrap_or(0))?;
             Ok(ArmComparison { set: self.sets[set].name, arm, baseline, is_primary, groups })
         };
         pairs.into_iter().map(compare).collect()
@@ -187,14 +179,12 @@ impl Results<'_> {
     /// Mean scores of the runs of each arm.
     fn means(&self) -> Vec<ArmMeans> {
         let mean = |scores: &Vec<f64>| scores.iter().sum::<f64>() / scores.len().max(1) as f64;
-        let mut runs = Vec::new();
-        for (number, set) in self.sets.iter().enumerate() {
-            runs.extend(Arm::all(self.ratios).into_iter().map(|arm| {
-                let by_seed = self.scores(arm, number).iter().map(mean).collect();
-                ArmMeans { set: set.name, arm, by_seed }
-            }));
-        }
-        runs
+        let arms = Arm::all(&self.ablation.ratios);
+        let of_set = |(number, set): (usize, &TestSet)| {
+            let by_seed = |arm| self.scores(arm, number).iter().map(mean).collect();
+            arms.iter().map(|&arm| ArmMeans { set: set.name, arm, by_seed: by_seed(arm) }).collect::<Vec<_>>()
+        };
+        self.sets.iter().enumerate().flat_map(of_set).collect()
     }
 
     fn probe(&self, arm: Arm) -> Option<ProbeReport> {
@@ -292,7 +282,7 @@ impl AblationReport {
         out
     }
 
-    fn primary(&self, baseline: &str) -> Option<&Comparison> {
+    fn primary(&self, baseline: &str) -> Option<&GroupComparison> {
         self.comparisons.iter().find(|c| c.is_primary && c.baseline.kind() == baseline)?.overall()
     }
 
@@ -309,7 +299,7 @@ impl AblationReport {
         let (Some(real), Some(duplicates)) = (self.primary("real"), self.primary("duplicates")) else {
             return "nothing was compared".into();
         };
-        let change = |all: &Comparison, over: &str| {
+        let change = |all: &GroupComparison, over: &str| {
             let Interval { low, high } = all.bootstrap;
             let [difference, low, high] = [all.difference, low, high].map(|value| signed(value, 4));
             format!("{difference} Dice over {over} (95 % of draws {low} to {high}).")
@@ -346,7 +336,7 @@ impl AblationReport {
 }
 
 /// The conclusion of one comparison. A wide interval that contains 0 tells nothing.
-fn result_of(all: &Comparison) -> String {
+fn result_of(all: &GroupComparison) -> String {
     let is_open = all.verdict == Conclusion::NoGain && half_width(all) > WIDEST;
     if is_open { "cannot tell".to_owned() } else { all.verdict.to_string() }
 }
@@ -355,7 +345,7 @@ fn result_of(all: &Comparison) -> String {
 const WIDEST: f64 = 0.05;
 
 /// Half of the wider interval.
-fn half_width(all: &Comparison) -> f64 {
+fn half_width(all: &GroupComparison) -> f64 {
     let widths =
         std::iter::once(all.bootstrap).chain(all.over_seeds).map(|interval| (interval.high - interval.low) / 2.0);
     widths.fold(0.0, f64::max)

@@ -1,6 +1,8 @@
 //! Scores of a trained segmenter on sets of real test rows.
 
-use super::trained::Trained;
+use super::trained::ArmSegmenter;
+use crate::augment::check_interrupt;
+use crate::augment::inputs::image_sums;
 use crate::data::image::foreground;
 use crate::data::labels::Labels;
 use crate::data::manifest::{Manifest, Row, Split};
@@ -34,7 +36,7 @@ pub(super) struct TestSet<'a> {
     /// `test` or `external`: the name of the file of scores, and in the report.
     pub(super) name: &'static str,
     manifest: &'a Manifest,
-    rows: Vec<usize>,
+    pub(super) rows: Vec<usize>,
     /// SHA-256 of the image of each row. A data root may contain a copy of an image for each of its masks.
     images: Vec<String>,
     labels: Labels,
@@ -47,73 +49,45 @@ struct Saved {
     rows: Vec<RowScore>,
 }
 
-/// How sets are scored.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Scoring {
-    /// Foreground labels of masks.
-    pub(super) labels: Labels,
-    /// Most rows of a set, spread evenly; 0 = all.
-    pub(super) limit: usize,
-}
-
 impl<'a> TestSet<'a> {
-    /// The `test` rows of `real` whose masks show their target and whose images are not also training images.
-    pub(super) fn of_test_rows(real: &'a Manifest, scoring: Scoring, observer: &dyn Observer) -> Result<Self> {
-        let rows = real.rows_of(Split::Test);
-        let set = Self::unseen("test", real, (real, rows), scoring, observer)?;
-        if set.rows.is_empty() {
-            let hint = "give some rows the split `test`: the ablation scores real images that no arm was trained on";
-            return Err(Error::data(&real.root, "there are no `test` rows", hint));
-        }
-        Ok(set)
-    }
-
-    /// The `test` rows of `external`, or all of its rows if there are none, whose images are not training images of
-    /// `real`.
-    pub(super) fn of_external(
+    /// Rows of `real`, or of `external`, whose masks show their target and whose images are not also training images of
+    /// `real`: the `test` rows, or all rows of `external` if there are none. At most `limit` rows, spread evenly; 0 = all.
+    pub(super) fn new(
         real: &'a Manifest,
-        external: &'a Manifest,
-        scoring: Scoring,
+        external: Option<&'a Manifest>,
+        (labels, limit): (Labels, usize),
         observer: &dyn Observer,
     ) -> Result<Self> {
-        let test = external.rows_of(Split::Test);
-        let rows = if test.is_empty() { (0..external.rows.len()).collect() } else { test };
-        let set = Self::unseen("external", real, (external, rows), scoring, observer)?;
-        if set.rows.is_empty() {
-            let hint = "give a data root of other images";
-            return Err(Error::data(&external.root, "all images are training images of the ablation", hint));
+        let (name, manifest) = external.map_or(("test", real), |external| ("external", external));
+        let mut rows = manifest.rows_of(Split::Test);
+        if rows.is_empty() && external.is_some() {
+            rows = (0..manifest.rows.len()).collect();
         }
-        Ok(set)
-    }
-
-    fn unseen(
-        name: &'static str,
-        real: &Manifest,
-        (manifest, rows): (&'a Manifest, Vec<usize>),
-        scoring: Scoring,
-        observer: &dyn Observer,
-    ) -> Result<Self> {
-        let trained: HashSet<&PathBuf> =
-            real.rows_of(Split::Train).into_iter().map(|row| &real.rows[row].image_path).collect();
-        let trained: HashSet<String> = trained.into_iter().map(|path| sha256(path)).collect::<Result<_>>()?;
-        let sums = sums(rows.iter().map(|&row| &manifest.rows[row]))?;
-        let sum = |row: usize| &sums[&manifest.rows[row].image_path];
-        let rows: Vec<usize> = rows.into_iter().filter(|&row| manifest.rows[row].is_present()).collect();
+        let trained = image_sums(real.rows_of(Split::Train).into_iter().map(|row| &real.rows[row]))?;
+        let trained: HashSet<String> = trained.into_values().collect();
+        let sums = image_sums(rows.iter().map(|&row| &manifest.rows[row]))?;
+        let sum = |row: usize| &sums[manifest.rows[row].image_path.as_path()];
+        rows.retain(|&row| manifest.rows[row].is_present());
         let all = rows.len();
-        let unseen: Vec<usize> = rows.into_iter().filter(|&row| !trained.contains(sum(row))).collect();
-        if unseen.len() < all {
-            let count = all - unseen.len();
+        rows.retain(|&row| !trained.contains(sum(row)));
+        if rows.len() < all {
+            let count = all - rows.len();
             let text = format!("left out {count} {name} rows whose images are also training images");
             observer.on(&Event::Warning(text));
         }
-        let rows = spread(unseen, scoring.limit);
+        if rows.is_empty() {
+            let (reason, hint) = match external {
+                Some(_) => ("all images are training images of the ablation", "give a data root of other images"),
+                None => (
+                    "there are no `test` rows",
+                    "give some rows the split `test`: the ablation scores real images that no arm was trained on",
+                ),
+            };
+            return Err(Error::data(&manifest.root, reason, hint));
+        }
+        let rows = spread(rows, limit);
         let images = rows.iter().map(|&row| sum(row).clone()).collect();
-        Ok(Self { name, manifest, rows, images, labels: scoring.labels })
-    }
-
-    /// Number of rows.
-    pub(super) fn len(&self) -> usize {
-        self.rows.len()
+        Ok(Self { name, manifest, rows, images, labels })
     }
 
     /// The class of each image, in the order of first rows.
@@ -143,7 +117,7 @@ impl<'a> TestSet<'a> {
     /// The scores that are known in the folder of a run; fewer than there are rows after an interruption, and none if
     /// they are of other rows.
     pub(super) fn known(&self, folder: &Path) -> Result<Vec<RowScore>> {
-        let Ok(text) = files::read(&self.file(folder), files::MAX_TABLE) else { return Ok(Vec::new()) };
+        let text = files::read(&self.file(folder), files::MAX_TABLE).unwrap_or_default();
         let Ok(saved) = serde_json::from_slice::<Saved>(&text) else { return Ok(Vec::new()) };
         let is_same = saved.rows.len() <= self.rows.len() && saved.set_sha256 == self.identity()?;
         Ok(if is_same { saved.rows } else { Vec::new() })
@@ -157,20 +131,17 @@ impl<'a> TestSet<'a> {
     ///
     /// # Errors
     /// [`Error::Data`] for a row that cannot be read; [`Error::NotFinite`]; [`Error::Interrupted`] after saving.
-    pub(super) fn score(&self, model: &Trained, folder: &Path, runtime: &Runtime) -> Result<Vec<RowScore>> {
+    pub(super) fn score(&self, model: &ArmSegmenter, folder: &Path, runtime: &Runtime) -> Result<Vec<RowScore>> {
         let mut saved = Saved { set_sha256: self.identity()?, rows: self.known(folder)? };
         let observer = runtime.observer();
         let total = self.rows.len() as u64;
         observer.on(&Event::Started { phase: format!("score {} rows", self.name), total, unit: "questions" });
         while let Some(&row) = self.rows.get(saved.rows.len()) {
-            if runtime.is_interrupted() {
+            if runtime.is_interrupted() || (!saved.rows.is_empty() && saved.rows.len().is_multiple_of(SAVED_AFTER)) {
                 self.save(folder, &saved)?;
-                return Err(Error::Interrupted);
+                check_interrupt(runtime.interrupt())?;
             }
             saved.rows.push(self.row_score(model, &self.manifest.rows[row])?);
-            if saved.rows.len().is_multiple_of(SAVED_AFTER) {
-                self.save(folder, &saved)?;
-            }
             observer.on(&Event::Advanced { done: saved.rows.len() as u64 });
         }
         observer.on(&Event::Finished);
@@ -182,7 +153,7 @@ impl<'a> TestSet<'a> {
         write_bytes(&self.file(folder), &serde_json::to_vec(saved).expect("plain numbers serialise"))
     }
 
-    fn row_score(&self, model: &Trained, row: &Row) -> Result<RowScore> {
+    fn row_score(&self, model: &ArmSegmenter, row: &Row) -> Result<RowScore> {
         let (image, mask) = decoded(row, self.labels).map_err(|error| at_row(row, &error))?;
         let truth: Vec<bool> = foreground(&mask).iter().map(|value| *value > 127).collect();
         let probabilities =
@@ -194,12 +165,6 @@ impl<'a> TestSet<'a> {
             background: counts.pixels - counts.truth,
         })
     }
-}
-
-/// SHA-256 of each image.
-fn sums<'a>(rows: impl Iterator<Item = &'a Row>) -> Result<HashMap<&'a PathBuf, String>> {
-    let images: HashSet<&PathBuf> = rows.map(|row| &row.image_path).collect();
-    images.into_iter().map(|path| Ok((path, sha256(path)?))).collect()
 }
 
 /// Mean score of each image, in the order of first occurrence.

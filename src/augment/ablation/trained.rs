@@ -11,16 +11,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// A segmenter with the weights after the last step of its training.
-pub(super) struct Trained(Model);
+pub(super) struct ArmSegmenter(Model);
 
-impl Trained {
+impl ArmSegmenter {
     /// Trains a segmenter in the run folder `folder`. An interrupted training continues from its checkpoint, and a
     /// finished one is read.
     ///
     /// # Errors
     /// As [`Training::run`]; [`Error::Interrupted`].
     pub(super) fn train(config: RunConfig, manifest: Arc<Manifest>, folder: &Path, runtime: &Runtime) -> Result<Self> {
-        let quiet = runtime.clone().with_observer(Arc::new(Quiet { inner: Arc::clone(runtime.observer()) }));
+        let quiet = runtime.clone().with_observer(Arc::new(Quiet(Arc::clone(runtime.observer()))));
         let trained = Training::new(config, manifest, folder, &quiet)?.resume(true).run()?;
         if runtime.is_interrupted() { Err(Error::Interrupted) } else { Ok(Self(trained.into())) }
     }
@@ -37,17 +37,13 @@ impl Trained {
 }
 
 /// Forwards only progress, steps and warnings of a training.
-struct Quiet {
-    inner: Arc<dyn Observer>,
-}
+struct Quiet(Arc<dyn Observer>);
 
 impl Observer for Quiet {
     fn on(&self, event: &Event) {
-        if matches!(
-            event,
-            Event::Warning(_) | Event::Started { .. } | Event::Advanced { .. } | Event::Finished | Event::Step(_)
-        ) {
-            self.inner.on(event);
+        use Event::{Advanced, Finished, Started, Step, Warning};
+        if matches!(event, Warning(_) | Started { .. } | Advanced { .. } | Finished | Step(_)) {
+            self.0.on(event);
         }
     }
 }

@@ -19,8 +19,10 @@ use crate::tensor::weights::write_bytes;
 pub struct Journal {
     path: PathBuf,
     file: File,
-    records: Vec<Record>,
-    done: BTreeSet<u64>,
+    /// All records, in file order.
+    pub records: Vec<Record>,
+    /// Indices of the pairs that have a record, accepted or rejected.
+    pub done: BTreeSet<u64>,
 }
 
 impl Journal {
@@ -61,11 +63,6 @@ impl Journal {
         Ok(parse(path, &bytes[..complete_len(&bytes)])?.0)
     }
 
-    /// All records, in file order.
-    pub fn records(&self) -> &[Record] {
-        &self.records
-    }
-
     /// Number of rejected pairs by the first failed test.
     pub fn rejected(&self) -> BTreeMap<String, usize> {
         let mut rejected = BTreeMap::new();
@@ -74,11 +71,6 @@ impl Journal {
             *rejected.entry(first.to_owned()).or_default() += 1;
         }
         rejected
-    }
-
-    /// Indices of the pairs that have a record, accepted or rejected.
-    pub fn done(&self) -> &BTreeSet<u64> {
-        &self.done
     }
 
     /// Checks that a record may be appended.
@@ -108,14 +100,15 @@ impl Journal {
     /// # Errors
     /// As [`Self::open`].
     pub(super) fn replace(&mut self, records: &[Record]) -> Result<()> {
-        let mut bytes = Vec::new();
-        for record in records {
-            serde_json::to_writer(&mut bytes, record).map_err(|error| Error::io(&self.path, "write")(error.into()))?;
-            bytes.push(b'\n');
-        }
-        write_bytes(&self.path, &bytes)?;
+        let lines: Vec<Vec<u8>> = records.iter().map(|record| self.line(record)).collect::<Result<_>>()?;
+        write_bytes(&self.path, &lines.concat())?;
         *self = Self::open(&self.path)?;
         Ok(())
+    }
+
+    fn line(&self, record: &Record) -> Result<Vec<u8>> {
+        let json = serde_json::to_vec(record).map_err(|error| Error::io(&self.path, "write")(error.into()))?;
+        Ok([json.as_slice(), b"\n"].concat())
     }
 
     /// Appends a record and waits until it is on disk.
@@ -124,11 +117,9 @@ impl Journal {
     /// As [`Journal::check`]; [`Error::Io`].
     pub fn append(&mut self, record: Record) -> Result<()> {
         self.check(&record)?;
-        let failed = |error: std::io::Error| Error::io(&self.path, "write")(error);
-        let mut line = serde_json::to_vec(&record).map_err(|error| failed(error.into()))?;
-        line.push(b'\n');
-        self.file.write_all(&line).and_then(|()| self.file.flush()).map_err(failed)?;
-        self.file.sync_data().map_err(Error::io(&self.path, "write"))?;
+        let line = self.line(&record)?;
+        let written = self.file.write_all(&line).and_then(|()| self.file.flush()).and_then(|()| self.file.sync_data());
+        written.map_err(Error::io(&self.path, "write"))?;
         self.done.insert(record.index);
         self.records.push(record);
         Ok(())

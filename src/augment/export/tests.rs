@@ -15,6 +15,7 @@ use crate::fixture;
 use crate::tensor::weights::sha256;
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one export, looked at from all sides")]
 fn an_exported_data_root_opens_and_passes_the_check() {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("from"), folder.path().join("to"));
@@ -70,7 +71,7 @@ fn an_exported_data_root_opens_and_passes_the_check() {
     let report = check(&to, None, Labels::NONE, &Silent).unwrap();
     assert!(report.is_good() && report.leaks.is_empty(), "{:?}", report.bad);
     assert_eq!(report.images, accepted, "rejected images are not counted");
-    assert_eq!(Export::open(&to).unwrap().journal().records(), export.journal().records());
+    assert_eq!(Export::open(&to).unwrap().journal.records, export.journal.records);
     // No cell is empty in any column.
     for file in fs::read_dir(to.join("annotations")).unwrap() {
         let mut reader = csv::Reader::from_path(file.unwrap().path()).unwrap();
@@ -148,7 +149,7 @@ fn an_incomplete_last_line_is_cut_off_and_written_again() {
     for cut in [1, 10, third.len() - 2, third.len() - 1] {
         fs::write(&path, [&complete[..], &third[..cut]].concat()).unwrap();
         let mut journal = Journal::open(&path).unwrap();
-        assert_eq!(journal.done(), &BTreeSet::from([0, 4]), "{cut} bytes of a line");
+        assert_eq!(journal.done, BTreeSet::from([0, 4]), "{cut} bytes of a line");
         assert_eq!(fs::read(&path).unwrap(), complete);
         journal.append(record(9, "ct", true)).unwrap();
         assert_eq!(fs::read(&path).unwrap(), [&complete[..], &third[..]].concat());
@@ -156,12 +157,12 @@ fn an_incomplete_last_line_is_cut_off_and_written_again() {
     // a power loss may leave zeros in place of the start of the last line
     let zeros = [&complete[..], &[0; 20], &third[20..]].concat();
     fs::write(&path, zeros).unwrap();
-    assert_eq!(Journal::open(&path).unwrap().done(), &BTreeSet::from([0, 4]));
+    assert_eq!(Journal::open(&path).unwrap().done, BTreeSet::from([0, 4]));
     assert_eq!(fs::read(&path).unwrap(), complete);
     Journal::open(&path).unwrap().append(record(9, "ct", true)).unwrap();
     let journal = Journal::open(&path).unwrap();
     let read: Vec<Record> = [4, 0, 9].map(|index| record(index, "ct", index != 4)).to_vec();
-    assert_eq!(journal.records(), read);
+    assert_eq!(journal.records, read);
 }
 
 #[test]
@@ -190,7 +191,7 @@ fn non_finite_scores_are_read_as_nan() {
     let scores = [("a".to_owned(), f64::NAN), ("b".to_owned(), f64::INFINITY), ("c".to_owned(), 0.25)].into();
     Journal::open(&path).unwrap().append(Record { scores, ..record(0, "ct", true) }).unwrap();
     let read = Journal::open(&path).unwrap();
-    let scores = &read.records()[0].scores;
+    let scores = &read.records[0].scores;
     assert!(scores["a"].is_nan() && scores["b"].is_nan());
     assert_eq!(scores["c"], 0.25);
 }
@@ -205,7 +206,7 @@ fn foreign_roots_and_wrong_sizes_are_rejected_and_jpeg_masks_become_png() {
     let image = RgbImage::from_pixel(32, 24, image::Rgb([9, 8, 7]));
     let small = GrayImage::new(8, 8);
     assert!(export.write(&image, MaskSource::Made(&small), record(0, "ct", true)).is_err());
-    assert!(export.journal().records().is_empty(), "a pair that was not written has no record");
+    assert!(export.journal.records.is_empty(), "a pair that was not written has no record");
     let path = folder.path().join("m.jpg");
     GrayImage::from_fn(32, 24, |x, _| Luma([u8::from(x > 15) * 255])).save(&path).unwrap();
     export.write(&image, MaskSource::Unchanged(&path), record(0, "ct", true)).unwrap();

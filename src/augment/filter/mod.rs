@@ -9,4 +9,4 @@ mod config;
 mod decision;
 
 pub use config::Thresholds;
-pub use decision::{Decision, Spread};
+pub use decision::{Decision, ValueSpread};

@@ -9,10 +9,12 @@
 //! generated area.
 
 use super::{Decision, Thresholds};
+use crate::augment::check_interrupt;
 use crate::augment::export::{Export, Record};
 use crate::augment::inpaint_mask::dilate;
-use crate::augment::neighbours::{knn_distance, knn_distance_within, max_cosine, max_cosine_within};
-use crate::augment::quality::{self, Images};
+use crate::augment::inputs::image_sums;
+use crate::augment::neighbours::{knn_distance, max_cosine};
+use crate::augment::quality::{self, FeatureImages};
 use crate::augment::saved_settings::same_settings;
 use crate::augment::settings::Mode;
 use crate::data::decode;
@@ -27,7 +29,7 @@ use crate::segment::LoadedModel;
 use crate::segment::setup::{self, Build, RunOverrides};
 use crate::segment::{RunConfig, Training};
 use crate::shell::ShellCommand;
-use crate::tensor::weights::{readable_folder, sha256, verify_folder, write_bytes};
+use crate::tensor::weights::{readable_folder, verify_folder, write_bytes};
 use crate::tensor::{Device, Kind, Tensor, rng};
 use crate::{Error, Result, files};
 use image::GrayImage;
@@ -151,10 +153,7 @@ impl FilterModels {
         let sums = sums(real)?;
         for fold in 0..num_models {
             runtime.note(format!("filter model {} of {num_models}", fold + 1));
-            let is_training_row = |row: &&Row| {
-                row.split == Split::Train
-                    && sums.get(&row.image_path).and_then(|sum| this.folds.get(sum)) != Some(&fold)
-            };
+            let is_training_row = |row: &&Row| row.split == Split::Train && this.fold_of(row, &sums) != Some(&fold);
             let rows: Vec<Row> = real.rows.iter().filter(is_training_row).cloned().collect();
             let manifest = Arc::new(Manifest { rows, ..real.clone() });
             let mut config = config.clone();
@@ -164,9 +163,7 @@ impl FilterModels {
             files::create_below(folder, &run).map_err(Error::io(&run, "create"))?;
             let training = Training::new(config, manifest, run, runtime)?;
             training.with_toml(toml.to_owned()).resume(true).run()?;
-            if runtime.is_interrupted() {
-                return Err(Error::Interrupted);
-            }
+            check_interrupt(runtime.interrupt())?;
         }
         Ok(this)
     }
@@ -179,7 +176,7 @@ impl FilterModels {
         let folder = readable_folder(&self.run(fold).join("last"))?;
         verify_folder(&folder)?;
         let (device, cache) = (runtime.device(), runtime.cache());
-        let kind = kind_on(device);
+        let kind = if device == Device::Cpu { Kind::Float } else { Kind::BFloat16 };
         let locate = &|spec: &str| runtime.locate(spec);
         let build = Build { cache, ..Build::new(device, kind, locate) };
         setup::open(&folder, &RunOverrides::default(), build).map(Model::from)
@@ -199,7 +196,7 @@ impl FilterModels {
         runtime: &Runtime,
     ) -> Result<FilterReport> {
         let sums = sums(real)?;
-        let mut records: Vec<Record> = export.journal().records().to_vec();
+        let mut records: Vec<Record> = export.journal.records.clone();
         let total = records.len() as u64;
         runtime.observer().on(&Event::Started { phase: "filter".into(), total, unit: "images" });
         let mut agreement: HashMap<String, Vec<f64>> = HashMap::new();
@@ -211,19 +208,14 @@ impl FilterModels {
                 continue;
             }
             let model = self.model(fold, runtime)?;
-            let held_out = self.held_out(real, &sums, fold);
-            for row in &held_out {
+            for row in once_each(real, |row| self.fold_of(row, &sums) == Some(&fold)) {
                 let dice = score(&model, &row.image_path, &decode::mask(&row.target().mask_path)?, &row.question)?.0;
                 agreement.entry(row.modality.clone()).or_default().push(dice);
             }
-            let images = RealImages { manifest: real, sums: &sums };
-            let pairs = FoldPairs { export, records: &records, own: &own };
-            let features = nearness(&model.loaded, &images, &pairs, thresholds, runtime)?;
+            let nearness = nearness(&model.loaded, (real, &sums), (export, &records, &own), thresholds, runtime)?;
             for &i in &own {
-                if runtime.is_interrupted() {
-                    return Err(Error::Interrupted);
-                }
-                let decision = decide(&model, export, &records[i], thresholds, features.get(&i))?;
+                check_interrupt(runtime.interrupt())?;
+                let decision = decide(&model, export, &records[i], thresholds, nearness.get(&i))?;
                 revise(&mut records[i], &decision);
                 done += 1;
                 runtime.observer().on(&Event::Advanced { done });
@@ -234,44 +226,32 @@ impl FilterModels {
         export.revise(&records)?;
         let rows = export.write_annotations()?;
         let all: Vec<f64> = agreement.into_values().flatten().collect();
-        Ok(self.summary(export, rows, quantile(&all, 0.5)))
-    }
-
-    fn summary(&self, export: &Export, rows: usize, real_dice: Option<f64>) -> FilterReport {
-        let records = export.journal().records();
-        FilterReport {
+        Ok(FilterReport {
             pairs: records.len(),
             accepted: records.iter().filter(|record| record.accepted).count(),
             rows,
             unknown: records.iter().filter(|record| !self.folds.contains_key(&record.source_sha256)).count(),
-            rejected: export.journal().rejected(),
-            real_dice,
-        }
+            rejected: export.journal.rejected(),
+            real_dice: quantile(&all, 0.5),
+        })
     }
 
-    /// One row of each real image that the model of this fold was not trained on.
-    fn held_out<'a>(&self, real: &'a Manifest, sums: &HashMap<PathBuf, String>, fold: usize) -> Vec<&'a Row> {
-        let mut seen = BTreeSet::new();
-        let is_wanted = |row: &&Row| {
-            row.split == Split::Train
-                && row.is_present()
-                && sums.get(&row.image_path).and_then(|sum| self.folds.get(sum)) == Some(&fold)
-                && seen.insert(row.target().mask_path.clone())
-        };
-        real.rows.iter().filter(is_wanted).collect()
+    /// The fold of the image of a row.
+    fn fold_of(&self, row: &Row, sums: &HashMap<&Path, String>) -> Option<&usize> {
+        self.folds.get(sums.get(row.image_path.as_path())?)
     }
 }
 
-/// Dtype of the frozen weights and activations of a filter model.
-fn kind_on(device: Device) -> Kind {
-    if device == Device::Cpu { Kind::Float } else { Kind::BFloat16 }
+/// The training rows that show their target and are wanted, one of each mask.
+fn once_each(real: &Manifest, is_wanted: impl Fn(&Row) -> bool) -> Vec<&Row> {
+    let mut seen = BTreeSet::new();
+    let rows = real.rows.iter().filter(|row| row.split == Split::Train && row.is_present() && is_wanted(row));
+    rows.filter(|row| seen.insert(&row.target().mask_path)).collect()
 }
 
 /// SHA-256 of every training image.
-fn sums(real: &Manifest) -> Result<HashMap<PathBuf, String>> {
-    let images: BTreeSet<&PathBuf> =
-        real.rows.iter().filter(|row| row.split == Split::Train).map(|row| &row.image_path).collect();
-    images.into_iter().map(|path| Ok((path.clone(), sha256(path)?))).collect()
+fn sums(real: &Manifest) -> Result<HashMap<&Path, String>> {
+    image_sums(real.rows.iter().filter(|row| row.split == Split::Train))
 }
 
 /// Assigns every training image to a fold, with the images of each class spread evenly. Copies of an image are in the
@@ -280,7 +260,7 @@ fn folds(real: &Manifest, num_models: usize, seed: u64) -> Result<BTreeMap<Strin
     let sums = sums(real)?;
     let mut classes: BTreeMap<&str, BTreeSet<&String>> = BTreeMap::new();
     for row in real.rows.iter().filter(|row| row.split == Split::Train) {
-        classes.entry(&row.modality).or_default().insert(&sums[&row.image_path]);
+        classes.entry(&row.modality).or_default().insert(&sums[row.image_path.as_path()]);
     }
     let largest = classes.values().map(BTreeSet::len).max().unwrap_or(0);
     if num_models < 2 || largest < num_models {
@@ -338,19 +318,11 @@ fn decide(
     let (image, mask) = export.paths(record);
     let question = record.texts.first().map(|text| text.question.as_str()).unwrap_or_default();
     let (dice, outside) = score(model, &image, &decode::mask(&mask)?, question)?;
-    let mut decision = Decision::new();
+    let mut decision = Decision::default();
     decision.at_least("dice", dice, thresholds.dice_min);
     decision.at_most("outside", outside, thresholds.outside_max);
-    if let Some(nearness) = nearness {
-        for (name, value, most) in [
-            ("knn_distance", nearness.distance, nearness.distance_max),
-            ("cosine", nearness.cosine, nearness.cosine_max),
-        ] {
-            match most {
-                Some(most) => decision.at_most(name, value, most),
-                None => decision.add_score(name, value),
-            }
-        }
+    for &(name, value, most) in nearness.into_iter().flatten() {
+        decision.at_most_if_known(name, value, most);
     }
     Ok(decision)
 }
@@ -399,53 +371,25 @@ fn drop_the_easiest(
     }
 }
 
-/// Distance and similarity of a pair to real images, and the limits that real images give.
-#[derive(Debug, Clone, Copy)]
-struct Nearness {
-    distance: f64,
-    distance_max: Option<f64>,
-    cosine: f64,
-    cosine_max: Option<f64>,
-}
-
-/// Real images with the SHA-256 of each training image.
-struct RealImages<'a> {
-    manifest: &'a Manifest,
-    sums: &'a HashMap<PathBuf, String>,
-}
-
-/// The pairs that the model of one fold scores.
-struct FoldPairs<'a> {
-    export: &'a Export,
-    records: &'a [Record],
-    /// Indices of the pairs in `records`.
-    own: &'a [usize],
-}
+/// Distance and similarity of a pair to real images: name, value, and the limit that real images give.
+type Nearness = [(&'static str, f64, Option<f64>); 2];
 
 /// Nearness of the pairs `own`, by their record's index. Each class is compared with all real training images of the
 /// class. The limits come from each real image's own nearest neighbours.
 fn nearness(
     loaded: &LoadedModel,
-    real: &RealImages,
-    pairs: &FoldPairs,
+    (real, sums): (&Manifest, &HashMap<&Path, String>),
+    (export, records, own): (&Export, &[Record], &[usize]),
     thresholds: &Thresholds,
     runtime: &Runtime,
 ) -> Result<HashMap<usize, Nearness>> {
-    let RealImages { manifest: real, sums } = *real;
-    let FoldPairs { export, records, own } = *pairs;
     let mut groups: BTreeMap<(&str, Mode), Vec<usize>> = BTreeMap::new();
     for &i in own {
         groups.entry((&records[i].class, records[i].mode)).or_default().push(i);
     }
     let mut found = HashMap::new();
     for ((class, mode), members) in groups {
-        let mut seen = BTreeSet::new();
-        let rows: Vec<&Row> = real
-            .rows
-            .iter()
-            .filter(|row| row.split == Split::Train && row.is_present() && row.modality == class)
-            .filter(|row| seen.insert(&row.target().mask_path))
-            .collect();
+        let rows = once_each(real, |row| row.modality == class);
         if rows.len() < LEAST {
             continue;
         }
@@ -453,26 +397,17 @@ fn nearness(
         let reference = features(loaded, mode, &pairs, runtime)?;
         let pairs = members.iter().map(|&i| export.paths(&records[i])).collect::<Vec<_>>();
         let query = features(loaded, mode, &pairs, runtime)?;
-        let distances = knn_distance(&query, &reference, NEIGHBOURS)?;
-        let own_image =
-            |i: &usize| rows.iter().position(|row| sums.get(&row.image_path) == Some(&records[*i].source_sha256));
-        let cosines = members
-            .iter()
-            .enumerate()
-            .map(|(at, i)| {
-                // the pair's own source is left out: it shares the layout and the preserved pixels
-                let at = i64::try_from(at).expect("a few pairs");
-                let own = own_image(i);
-                let others: Vec<i64> =
-                    (0_i64..).zip(0..rows.len()).filter(|(_, row)| Some(*row) != own).map(|(row, _)| row).collect();
-                let others = reference.index_select(0, &Tensor::from_slice(&others));
-                Ok(max_cosine(&query.narrow(0, at, 1), &others)?[0])
-            })
-            .collect::<Result<Vec<f64>>>()?;
-        let distance_max = quantile(&knn_distance_within(&reference, NEIGHBOURS)?, thresholds.knn_quantile);
-        let cosine_max = quantile(&max_cosine_within(&reference)?, thresholds.cosine_quantile);
-        for ((i, distance), cosine) in members.into_iter().zip(distances).zip(cosines) {
-            found.insert(i, Nearness { distance, distance_max, cosine, cosine_max });
+        let distances = knn_distance(&query, Some(&reference), NEIGHBOURS)?;
+        let distance_max = quantile(&knn_distance(&reference, None, NEIGHBOURS)?, thresholds.knn_quantile);
+        let cosine_max = quantile(&max_cosine(&reference, None)?, thresholds.cosine_quantile);
+        for ((at, i), distance) in (0..).zip(members).zip(distances) {
+            // the pair's own source is left out: it shares the layout and the preserved pixels
+            let sum = Some(&records[i].source_sha256);
+            let own = rows.iter().position(|row| sums.get(row.image_path.as_path()) == sum);
+            let others = (0_i64..).zip(0..rows.len()).filter(|(_, row)| Some(*row) != own).map(|(row, _)| row);
+            let others = reference.index_select(0, &Tensor::from_slice(&others.collect::<Vec<_>>()));
+            let cosine = max_cosine(&query.narrow(0, at, 1), Some(&others))?[0];
+            found.insert(i, [("knn_distance", distance, distance_max), ("cosine", cosine, cosine_max)]);
         }
     }
     Ok(found)
@@ -483,7 +418,7 @@ fn features(loaded: &LoadedModel, mode: Mode, pairs: &[(PathBuf, PathBuf)], runt
     let files: Vec<PathBuf> = pairs.iter().map(|pair| pair.0.clone()).collect();
     let area = |i: usize| -> Result<GrayImage> { Ok(generated_area(foreground(&decode::mask(&pairs[i].1)?), mode)) };
     let of_a_part = matches!(mode, Mode::KeepLesion | Mode::EditLesion | Mode::InsertLesion);
-    let images = Images {
+    let images = FeatureImages {
         files: &files,
         area: of_a_part.then_some(&area),
         batch: FEATURES,

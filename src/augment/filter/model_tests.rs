@@ -8,7 +8,7 @@ use crate::nn::LoraConfig;
 use crate::segment::setup::ModelConfig;
 use crate::segment::weights;
 use crate::tensor::no_grad;
-use crate::tensor::weights::Staged;
+use crate::tensor::weights::{Staged, sha256};
 use image::{Luma, RgbImage};
 use std::sync::Mutex;
 
@@ -145,7 +145,7 @@ fn every_training_image_is_in_one_fold_and_folds_have_equal_sizes() {
     let manifest = manifest(folder.path(), rows);
     let found = sums(&manifest).unwrap();
     assert_eq!(found.len(), 7, "the images of training rows");
-    assert_eq!(found[&manifest.rows[0].image_path], found[&manifest.rows[6].image_path], "a copy");
+    assert_eq!(found[manifest.rows[0].image_path.as_path()], found[manifest.rows[6].image_path.as_path()], "a copy");
     let folds = folds(&manifest, 3, 1).unwrap();
     assert_eq!(folds.keys().collect::<BTreeSet<_>>(), found.values().collect::<BTreeSet<_>>());
     for fold in 0..3 {

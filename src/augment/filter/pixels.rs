@@ -3,7 +3,7 @@
 //! Brightness is Rec. 601 luma from 0 to 1. Each test computes a number; the limits are [`super::Thresholds`]. The
 //! intensity test follows the filter of MAISI; the other tests are this project's own.
 
-use super::{Decision, Spread, Thresholds};
+use super::{Decision, Thresholds, ValueSpread};
 use crate::augment::inpaint_mask::{InpaintMask, Side, squared_distances};
 use crate::metrics::order::quantile;
 use image::{GrayImage, Rgb, RgbImage};
@@ -17,7 +17,7 @@ pub fn luma(image: &RgbImage) -> Vec<f32> {
 /// Standard deviation of the brightness.
 pub fn spread(image: &RgbImage) -> f64 {
     let values: Vec<f64> = luma(image).into_iter().map(f64::from).collect();
-    Spread::of(&values).deviation
+    ValueSpread::of(&values).deviation
 }
 
 /// Fraction of clipped pixels: a channel at 255, or all channels at 0.
@@ -138,16 +138,16 @@ impl Plane {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RealStatistics {
     /// Median brightness inside real lesions.
-    pub median: Spread,
+    pub median: ValueSpread,
     /// [`Seam::jump`] on real images.
-    pub seam_jump: Spread,
+    pub seam_jump: ValueSpread,
     /// [`Seam::step`] on real images.
-    pub seam_step: Spread,
+    pub seam_step: ValueSpread,
 }
 
 /// A generated pair for the pixel tests.
 #[derive(Debug, Clone, Copy)]
-pub struct Candidate<'a> {
+pub struct TestedPair<'a> {
     /// The source image.
     pub source: &'a RgbImage,
     /// The generated image.
@@ -163,8 +163,8 @@ pub const REPAINTED_MIN: f64 = 0.01;
 
 /// Runs all tests of this file and adds their results to `decision`. Seams have an upper limit only, because a border
 /// may be smoother than real edges.
-pub fn test_pixels(candidate: &Candidate, real: &RealStatistics, thresholds: &Thresholds, decision: &mut Decision) {
-    let Candidate { source, result, mask, inpaint_mask } = *candidate;
+pub fn test_pixels(candidate: &TestedPair, real: &RealStatistics, thresholds: &Thresholds, decision: &mut Decision) {
+    let TestedPair { source, result, mask, inpaint_mask } = *candidate;
     decision.at_least("spread", spread(result), thresholds.spread_min);
     decision.at_most("clipped_more", clipped_more(result, source), thresholds.clipped_max);
     match median_inside(result, mask) {
@@ -175,12 +175,9 @@ pub fn test_pixels(candidate: &Candidate, real: &RealStatistics, thresholds: &Th
         decision.at_least("repainted", inpaint_mask.repaint_frac(), REPAINTED_MIN);
     }
     if let Some(Seam { jump, step }) = inpaint_mask.and_then(|inpaint_mask| seam(result, inpaint_mask)) {
-        for (name, value, spread) in [("seam_jump", jump, real.seam_jump), ("seam_step", step, real.seam_step)] {
-            if spread.count < 3 {
-                decision.add_score(name, value);
-            } else {
-                decision.at_most(name, value, spread.mean + thresholds.sigma * spread.deviation);
-            }
+        for (name, value, real) in [("seam_jump", jump, real.seam_jump), ("seam_step", step, real.seam_step)] {
+            let most = (real.count >= 3).then_some(real.mean + thresholds.sigma * real.deviation);
+            decision.at_most_if_known(name, value, most);
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Measures real training images of a class; the pixel tests compare generated images with these statistics.
 
-use super::Spread;
+use super::ValueSpread;
 use super::pixels::{RealStatistics, Seam, median_inside, seam};
 use crate::Result;
-use crate::augment::inpaint_mask::{Frame, InpaintMask};
+use crate::augment::inpaint_mask::{InpaintMask, SquareFrame};
 use crate::augment::settings::Mode;
 use crate::data::decode;
 use crate::data::image::foreground;
@@ -21,7 +21,7 @@ pub fn measure(images: &[(&Path, &Path)], (side, mode): (u32, Mode), seed: u64) 
     let one = |(number, (image, mask)): (usize, &(&Path, &Path))| -> Result<(Option<f64>, Option<Seam>)> {
         let image = decode::image(image)?.to_rgb8();
         let label = foreground(&decode::mask(mask)?);
-        let frame = Frame::new(image.dimensions(), side)?;
+        let frame = SquareFrame::new(image.dimensions(), side)?;
         let mut rng = rng::stream(seed, "survey", &[number as u64]);
         let inpaint_mask = match mode {
             Mode::EditLesion | Mode::InsertLesion => InpaintMask::around(&label, &frame, &mut rng)?,
@@ -33,9 +33,9 @@ pub fn measure(images: &[(&Path, &Path)], (side, mode): (u32, Mode), seed: u64) 
     let medians: Vec<f64> = measured.iter().filter_map(|m| m.0).collect();
     let seams: Vec<Seam> = measured.iter().filter_map(|m| m.1).collect();
     Ok(RealStatistics {
-        median: Spread::of(&medians),
-        seam_jump: Spread::of(&seams.iter().map(|seam| seam.jump).collect::<Vec<_>>()),
-        seam_step: Spread::of(&seams.iter().map(|seam| seam.step).collect::<Vec<_>>()),
+        median: ValueSpread::of(&medians),
+        seam_jump: ValueSpread::of(&seams.iter().map(|seam| seam.jump).collect::<Vec<_>>()),
+        seam_step: ValueSpread::of(&seams.iter().map(|seam| seam.step).collect::<Vec<_>>()),
     })
 }
 

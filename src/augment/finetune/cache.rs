@@ -4,15 +4,13 @@
 //! of other images or models are never read, and an interrupted preparation continues.
 
 use super::masks;
-use crate::augment::inpaint_mask::Frame;
-use crate::augment::pipeline::{Embedding, Placement, TextIds, blank, encode_prompts, input_device, to_host};
-use crate::augment::pipeline_config::{Part, PipelineConfig};
-use crate::data::decode;
-use crate::data::image::foreground;
-use crate::data::text::clip_bpe::CONTEXT;
+use crate::augment::autoencoder::Autoencoder;
+use crate::augment::check_interrupt;
+use crate::augment::inpaint_mask::SquareFrame;
+use crate::augment::inputs::read_pair;
+use crate::augment::pipeline::{Placement, PromptEmbedding, TextIds, encode_prompts};
+use crate::augment::pipeline_config::PipelineConfig;
 use crate::event::{Event, Observer};
-use crate::models::diffusion::vae::Vae;
-use crate::tensor::store::{Role, Store};
 use crate::tensor::weights::{Archive, write_safetensors};
 use crate::tensor::{self, Device, Kind, META, Tensor, guard, memory, no_grad, rng};
 use crate::trainer::Ranks;
@@ -22,7 +20,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 /// Layout of the files.
 const FORMAT: &str = "2";
@@ -35,7 +33,7 @@ pub struct ImageFiles<'a> {
     /// Its mask.
     pub mask: (&'a Path, &'a str),
     /// Its position in the input of the networks.
-    pub frame: Frame,
+    pub frame: SquareFrame,
 }
 
 /// What a network reads besides noise and caption, one tensor for each image or region.
@@ -66,7 +64,7 @@ impl Texts {
 }
 
 /// What encoding needs.
-pub struct Encoding<'a> {
+pub struct CacheEncoder<'a> {
     /// Sizes and files of the generator.
     pub pipeline_config: &'a PipelineConfig,
     /// Hash of its weights.
@@ -123,11 +121,11 @@ impl Cache {
     ///
     /// # Errors
     /// [`Error::Data`] for an image that cannot be read, or whose mask has another size; [`Error::Weights`]; [`Error::Interrupted`]; [`Error::Peer`]; typed errors of libtorch.
-    pub fn fill(folder: &Path, images: &[ImageFiles], texts: &Texts, encoding: &Encoding) -> Result<Self> {
+    pub fn fill(folder: &Path, images: &[ImageFiles], texts: &Texts, encoding: &CacheEncoder) -> Result<Self> {
         encoding.ranks.agree_on(guard::guard(|| Self::fill_part(folder, images, texts, encoding)))
     }
 
-    fn fill_part(folder: &Path, images: &[ImageFiles], texts: &Texts, encoding: &Encoding) -> Result<Self> {
+    fn fill_part(folder: &Path, images: &[ImageFiles], texts: &Texts, encoding: &CacheEncoder) -> Result<Self> {
         files::create_folders(folder).map_err(Error::io(folder, "create"))?;
         let sums: Vec<String> = images.iter().map(|files| format!("{} {}", files.image.1, files.mask.1)).collect();
         let shape_of = |image: usize| format!("{0}x{0}", images[image].frame.side);
@@ -147,7 +145,9 @@ impl Cache {
         let each = encoding.condition.count();
         let conditions: Vec<Vec<PathBuf>> =
             (0..images.len()).map(|image| (0..each).map(|number| condition_path(image, number)).collect()).collect();
-        let missing: Vec<Missing> = (0..images.len())
+        // by the number of the image, because another rank may have written files already
+        let own = |count: usize| (encoding.ranks.rank()..count).step_by(encoding.ranks.size());
+        let missing: Vec<Missing> = own(images.len())
             .map(|image| Missing {
                 image,
                 seed: u64::from_str_radix(&sums[image][..16], 16).unwrap_or_default(),
@@ -156,11 +156,7 @@ impl Cache {
             })
             .filter(|missing| missing.latents.is_some() || !missing.conditions.is_empty())
             .collect();
-        let missing_texts: Vec<usize> = (0..texts_at.len()).filter(|&i| !is_whole(&texts_at[i])).collect();
-        // by the number of the image, because another rank may have written files already
-        let is_own = |number: usize| number % encoding.ranks.size() == encoding.ranks.rank();
-        let missing: Vec<Missing> = missing.into_iter().filter(|missing| is_own(missing.image)).collect();
-        let missing_texts: Vec<usize> = missing_texts.into_iter().filter(|&text| is_own(text)).collect();
+        let missing_texts: Vec<usize> = own(texts_at.len()).filter(|&i| !is_whole(&texts_at[i])).collect();
         encoding.encode_texts(&missing_texts, texts, &texts_at)?;
         return_memory(encoding.placement.device)?;
         encoding.encode_images(&missing, images)?;
@@ -195,10 +191,10 @@ impl Cache {
     ///
     /// # Errors
     /// As [`Self::latents`].
-    pub fn embedding(&self, index: usize) -> Result<Embedding> {
+    pub fn embedding(&self, index: usize) -> Result<PromptEmbedding> {
         let archive = Archive::open(&self.texts[index])?;
         let pooled = archive.contains("pooled").then(|| archive.read("pooled")).transpose()?;
-        Ok(Embedding { context: archive.read("context")?, pooled })
+        Ok(PromptEmbedding { context: archive.read("context")?, pooled })
     }
 }
 
@@ -239,7 +235,7 @@ fn content_sha256(tensors: &[(&str, &Tensor)]) -> String {
     format!("{:x}", hash.finalize())
 }
 
-impl Encoding<'_> {
+impl CacheEncoder<'_> {
     fn path(&self, folder: &Path, what: &str, parts: &[&str]) -> PathBuf {
         let mut hash = Sha256::new();
         // weights that are not loaded depend on the seed
@@ -254,12 +250,8 @@ impl Encoding<'_> {
     }
 
     /// Height and width of the latents.
-    fn cells(&self, frame: &Frame) -> [i64; 2] {
+    fn cells(&self, frame: &SquareFrame) -> [i64; 2] {
         [i64::from(frame.side) / self.pipeline_config.vae.downscale(); 2]
-    }
-
-    fn check_interrupt(&self) -> Result<()> {
-        if self.interrupt.load(Ordering::SeqCst) { Err(Error::Interrupted) } else { Ok(()) }
     }
 
     fn encode_texts(&self, missing: &[usize], texts: &Texts, paths: &[PathBuf]) -> Result<()> {
@@ -285,22 +277,22 @@ impl Encoding<'_> {
         if missing.is_empty() {
             return Ok(());
         }
-        let (vae, _store) = autoencoder(self.pipeline_config, self.placement, Kind::Float)?;
+        let autoencoder = Autoencoder::load(self.pipeline_config, self.placement, Kind::Float)?;
         // as in diffusers' scripts: the frozen autoencoder's convolutions take a quarter of the time, and its errors are
         // those of fp16 mantissas in latents that get noise
-        let _rounding = tensor::Tf32::enter(true);
+        let _rounding = tensor::enter_tf32(true);
         let total = missing.len() as u64;
         self.observer.on(&Event::Started { phase: "encode images".into(), total, unit: "images" });
         for (done, missing) in missing.iter().enumerate() {
-            self.check_interrupt()?;
+            check_interrupt(self.interrupt)?;
             let framed = Self::framed(images[missing.image])?;
             if let Some(path) = &missing.latents {
-                let Latents { mean, std, lesion, inside } = &self.encode(&vae, &framed)?;
+                let Latents { mean, std, lesion, inside } = &self.encode(&autoencoder, &framed)?;
                 let tensors = [("mean", mean), ("std", std), ("lesion", lesion), ("inside", inside)];
                 write(path, &tensors)?;
             }
             for (number, path) in &missing.conditions {
-                let condition = self.encode_condition(&vae, &framed, (missing.seed, *number))?;
+                let condition = self.encode_condition(&autoencoder, &framed, (missing.seed, *number))?;
                 write(path, &[("condition", &condition)])?;
             }
             self.observer.on(&Event::Advanced { done: done as u64 + 1 });
@@ -311,31 +303,31 @@ impl Encoding<'_> {
 
     /// Reads an image and its mask.
     fn framed(files: ImageFiles) -> Result<Framed> {
-        let image = decode::image(files.image.0)?.to_rgb8();
-        let mask = foreground(&decode::mask(files.mask.0)?);
-        if mask.dimensions() != image.dimensions() {
-            let reason = format!("the mask is {:?}, its image {:?}", mask.dimensions(), image.dimensions());
-            return Err(Error::data(files.mask.0, reason, "export image and mask at one size"));
-        }
+        let (image, mask) = read_pair(files.image.0, files.mask.0)?;
         let frame = files.frame;
         let (input, lesion) = (frame.to_model(&image)?, frame.mask_to_model(&mask)?);
         Ok(Framed { image, mask, frame, input, lesion })
     }
 
-    fn encode(&self, vae: &Vae, framed: &Framed) -> Result<Latents> {
+    fn encode(&self, autoencoder: &Autoencoder, framed: &Framed) -> Result<Latents> {
         let Framed { mask, frame, lesion, .. } = framed;
         let whole = GrayImage::from_pixel(mask.width(), mask.height(), image::Luma([1]));
         let (inside, cells) = (frame.mask_to_model(&whole)?, self.cells(frame));
         guard::guard(|| {
             no_grad(|| {
-                let (mean, std) = distribution(vae, &framed.bytes(), None, self.pipeline_config, self.placement.device);
+                let (mean, std) = autoencoder.distribution(&framed.bytes(), None);
                 let covered = |mask: &GrayImage| plane(mask).adaptive_avg_pool2d(cells);
                 Ok(Latents { mean, std, lesion: covered(lesion), inside: covered(&inside) })
             })
         })
     }
 
-    fn encode_condition(&self, vae: &Vae, framed: &Framed, (seed, number): (u64, usize)) -> Result<Tensor> {
+    fn encode_condition(
+        &self,
+        autoencoder: &Autoencoder,
+        framed: &Framed,
+        (seed, number): (u64, usize),
+    ) -> Result<Tensor> {
         let Framed { image, mask, frame, lesion, .. } = framed;
         if self.condition == Condition::Mask {
             return guard::guard(|| Ok(plane(lesion).to_kind(Kind::Uint8)));
@@ -353,8 +345,7 @@ impl Encoding<'_> {
                 let inside = plane(&whole).adaptive_max_pool2d(cells).0;
                 let touched = touched.maximum(&(1.0 - inside));
                 let keep = 1.0 - touched.unsqueeze(0).upsample_nearest2d(size, None, None);
-                let (bytes, device) = (framed.bytes(), self.placement.device);
-                let (mean, _) = distribution(vae, &bytes, Some(&keep), self.pipeline_config, device);
+                let (mean, _) = autoencoder.distribution(&framed.bytes(), Some(&keep));
                 Ok(Tensor::cat(&[touched, mean], 0))
             })
         })
@@ -365,7 +356,7 @@ impl Encoding<'_> {
 struct Framed {
     image: RgbImage,
     mask: GrayImage,
-    frame: Frame,
+    frame: SquareFrame,
     input: RgbImage,
     lesion: GrayImage,
 }
@@ -395,60 +386,9 @@ impl Condition {
     }
 }
 
-/// Mean and standard deviation of the latents of `bytes [H, W, 3]`, each `[c, h, w]` in host memory. Pixels where `keep
-/// [1, 1, H, W]` is 0 are grey.
-fn distribution(
-    vae: &Vae,
-    bytes: &Tensor,
-    keep: Option<&Tensor>,
-    pipeline_config: &PipelineConfig,
-    device: Device,
-) -> (Tensor, Tensor) {
-    let mut pixels = (bytes.permute([2, 0, 1]).to_kind(Kind::Float) / 127.5 - 1.0).unsqueeze(0);
-    if let Some(keep) = keep {
-        pixels *= keep;
-    }
-    let distribution = vae.encode(&pixels.to_device(device));
-    let scale = pipeline_config.vae.scaling_factor;
-    let host = |tensor: Tensor| to_host(&(tensor * scale).squeeze_dim(0));
-    (host(distribution.mean), host((distribution.logvar * 0.5).exp()))
-}
-
-/// Names of the phases of [`dry_run`].
-pub const PHASES: [&str; 2] = ["encode captions", "encode images"];
-
-/// Encodes two captions and an image without data, as [`Cache::fill`] does. Calls `begin` with the name of each phase.
-///
-/// # Errors
-/// Errors of `begin`; typed errors of libtorch.
-pub fn dry_run(
-    pipeline_config: &PipelineConfig,
-    placement: Placement,
-    image_size: i64,
-    begin: &mut dyn FnMut(&'static str) -> Result<()>,
-) -> Result<()> {
-    begin(PHASES[0])?;
-    let ids = vec![vec![vec![0; CONTEXT]; 2]; pipeline_config.texts.len()];
-    drop(encode_prompts(pipeline_config, placement, &ids, &[false, true], &[])?);
-    return_memory(placement.device)?;
-    begin(PHASES[1])?;
-    {
-        let (vae, _store) = autoencoder(pipeline_config, placement, Kind::Float)?;
-        let bytes = blank([image_size, image_size, 3], Kind::Uint8, input_device(placement.device));
-        let _latents =
-            guard::guard(|| Ok(no_grad(|| distribution(&vae, &bytes, None, pipeline_config, placement.device))))?;
-    }
-    return_memory(placement.device)
-}
-
 /// Returns the cached blocks of a network that is no longer used, so that the next one finds memory in one piece.
-fn return_memory(device: Device) -> Result<()> {
+pub(super) fn return_memory(device: Device) -> Result<()> {
     if device == META { Ok(()) } else { memory::release_cache(device).map(drop) }
-}
-
-/// The autoencoder in `kind`. Images are encoded in fp32, as in diffusers' training scripts.
-pub(super) fn autoencoder(pipeline_config: &PipelineConfig, placement: Placement, kind: Kind) -> Result<(Vae, Store)> {
-    placement.network(pipeline_config, Part::Vae, (kind, Role::Frozen), |scope| Vae::new(scope, &pipeline_config.vae))
 }
 
 #[cfg(test)]

@@ -2,13 +2,14 @@
 //!
 //! It calls the functions of the training; the values in its batches have no meaning.
 
-use super::cache::{self, Condition, Latents};
-use super::samples::{self, Conditions, Decoder};
+use super::cache::{Condition, Latents, return_memory};
+use super::samples::{self, Conditions};
 use super::settings::FinetuneRun;
-use super::step::{Denoiser, Draw, NoisyLatents, Sample};
+use super::step::{Denoiser, EncodedSample, NoisyLatents, SampleDraw};
 use super::task::VALIDATED_TIMESTEPS;
 use crate::Result;
-use crate::augment::pipeline::{Embedding, Placement, blank, input_device};
+use crate::augment::autoencoder::Autoencoder;
+use crate::augment::pipeline::{Placement, PromptEmbedding, blank, encode_prompts, input_device};
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::data::text::clip_bpe::CONTEXT;
 use crate::event::Observer;
@@ -17,7 +18,7 @@ use crate::models::inception::{self, Inception};
 use crate::tensor::store::{Mastered, Role, Store, StoreOptions};
 use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, Tensor, guard, ledger, no_grad};
-use crate::trainer::profile::Component;
+use crate::trainer::profile::ModelPart;
 use crate::trainer::{BatchSize, Batches, DryRunTask, Loss, Parameter, Ranks, Shard, Task, Validation};
 use std::path::Path;
 
@@ -37,7 +38,18 @@ pub fn encode(
     begin: &mut dyn FnMut(&'static str) -> Result<()>,
 ) -> Result<()> {
     let placement = Placement { device, kind: run.train.precision.kind(), seed: run.train.seed };
-    cache::dry_run(pipeline_config, placement, run.finetune.image_size, begin)
+    begin("encode captions")?;
+    let ids = vec![vec![vec![0; CONTEXT]; 2]; pipeline_config.texts.len()];
+    drop(encode_prompts(pipeline_config, placement, &ids, &[false, true], &[])?);
+    return_memory(device)?;
+    begin("encode images")?;
+    {
+        let autoencoder = Autoencoder::load(pipeline_config, placement, Kind::Float)?;
+        let size = run.finetune.image_size;
+        let bytes = blank([size, size, 3], Kind::Uint8, input_device(device));
+        let _latents = guard::guard(|| Ok(no_grad(|| autoencoder.distribution(&bytes, None))))?;
+    }
+    return_memory(device)
 }
 
 /// A network in training, without data.
@@ -67,7 +79,7 @@ impl FinetuneDryRun {
     /// `count` samples as read from the cache; those of a training draw their latents.
     fn batch(&self, count: usize, is_trained: bool) -> NoisyLatents {
         let _category = ledger::enter(ledger::Category::Inputs);
-        let draws = (0..count).map(|item| Draw { item, draws_latents: is_trained, ..Draw::default() });
+        let draws = (0..count).map(|item| SampleDraw { item, draws_latents: is_trained, ..SampleDraw::default() });
         let samples = draws.map(|draw| self.sample(draw)).collect();
         self.denoiser.batch(samples).expect("blank samples have the shapes of the model")
     }
@@ -80,8 +92,8 @@ impl FinetuneDryRun {
             let run = || samples::latents(&self.denoiser, &self.pipeline_config, &conditions, SHOWN_STEPS);
             let latents = guard::guard(|| no_grad(run))?.narrow(0, 0, 1).copy();
             drop(conditions);
-            let decoder = Decoder::new(&self.pipeline_config, &self.denoiser)?;
-            drop(guard::guard(|| no_grad(|| decoder.images(&latents)))?);
+            let decoder = samples::decoder(&self.pipeline_config, &self.denoiser)?;
+            drop(guard::guard(|| no_grad(|| samples::decoded(&decoder, &latents)))?);
         }
         let store = Store::new(StoreOptions { device, frozen_kind: Kind::Float, initialise: false });
         guard::guard(|| {
@@ -99,8 +111,8 @@ impl FinetuneDryRun {
     fn conditions(&self) -> Conditions {
         let _category = ledger::enter(ledger::Category::Inputs);
         let (config, seed) = (&self.denoiser.config, self.denoiser.engine.seed);
-        let draw = Draw { seed, ..Draw::default() };
-        let samples: Vec<Sample> = (0..config.sample_batch).map(|_| self.sample(draw)).collect();
+        let draw = SampleDraw { seed, ..SampleDraw::default() };
+        let samples: Vec<EncodedSample> = (0..config.sample_batch).map(|_| self.sample(draw)).collect();
         let condition = || {
             let each = samples.iter().filter_map(|sample| sample.condition.as_ref());
             Tensor::stack(&each.collect::<Vec<_>>(), 0)
@@ -112,7 +124,7 @@ impl FinetuneDryRun {
         Conditions { positive, negative, condition, seeds }
     }
 
-    fn sample(&self, draw: Draw) -> Sample {
+    fn sample(&self, draw: SampleDraw) -> EncodedSample {
         let (sizes, vae) = (&self.pipeline_config.unet, &self.pipeline_config.vae);
         let device = input_device(self.denoiser.device);
         let side = self.denoiser.config.image_size / vae.downscale();
@@ -120,7 +132,7 @@ impl FinetuneDryRun {
         let channels = vae.latent_channels;
         let latents = Latents { mean: map(channels), std: map(channels), lesion: map(1), inside: map(1) };
         let context = i64::try_from(CONTEXT).expect("a short text");
-        let embedding = Embedding {
+        let embedding = PromptEmbedding {
             context: blank([context, sizes.cross_attention_dim], Kind::Float, device),
             pooled: sizes.pooled_dim().map(|width| blank([width], Kind::Float, device)),
         };
@@ -130,7 +142,7 @@ impl FinetuneDryRun {
             Condition::Regions(_) => Some(blank([1 + channels, side, side], Kind::Float, device)),
             Condition::Mask => Some(blank([1, size, size], Kind::Uint8, device)),
         };
-        Sample { latents, embedding, condition, draw }
+        EncodedSample { latents, embedding, condition, draw }
     }
 }
 
@@ -145,7 +157,7 @@ impl Task for FinetuneDryRun {
         self.denoiser.network.mastered()
     }
 
-    fn components(&self) -> Vec<Component> {
+    fn components(&self) -> Vec<ModelPart> {
         self.denoiser.network.components()
     }
 
@@ -227,9 +239,9 @@ mod tests {
     /// Bytes of a batch of samples. Random autoencoders of two dtypes differ, so it is fp32.
     fn images(task: &FinetuneDryRun) -> Tensor {
         let placement = Placement { device: Device::Cpu, kind: Kind::Float, seed: 0 };
-        let decoder = Decoder::in_kind(&task.pipeline_config, placement, Kind::Float).expect("an autoencoder");
+        let decoder = Autoencoder::load(&task.pipeline_config, placement, Kind::Float).expect("an autoencoder");
         let latents = || samples::latents(&task.denoiser, &task.pipeline_config, &task.conditions(), SHOWN_STEPS);
-        let made = || decoder.images(&latents()?);
+        let made = || samples::decoded(&decoder, &latents()?);
         no_grad(made).expect("images").to_kind(Kind::Float)
     }
 

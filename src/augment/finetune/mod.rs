@@ -18,5 +18,5 @@ pub mod step;
 pub mod task;
 pub mod training;
 
-pub use settings::{FinetuneConfig, FinetuneRun, Method, Mode};
+pub use settings::{FinetuneConfig, FinetuneMode, FinetuneRun, Method};
 pub use training::{FinetunedRun, Finetuning};

@@ -1,17 +1,17 @@
 //! The networks that are trained: a UNet with adapters, a whole UNet, or a ControlNet beside a frozen UNet. Writes and
 //! reads them in the files of diffusers.
 
-use super::settings::{FinetuneConfig, Method, Mode};
+use super::settings::{FinetuneConfig, FinetuneMode, Method};
 use crate::augment::pipeline::Placement;
-use crate::augment::pipeline_config::{Part, PipelineConfig, Weights};
+use crate::augment::pipeline_config::{PipelineConfig, PipelinePart};
 use crate::models::diffusion::controlnet::{self, ControlNet};
 use crate::models::diffusion::lora;
 use crate::models::diffusion::unet::{self, Adapters, Unet};
-use crate::tensor::store::{Entry, Init, Mastered, Role, Store, StoreOptions};
+use crate::tensor::store::{Init, Mastered, Role, Store, StoreEntry, StoreOptions};
 use crate::tensor::weights::{Archive, Staged};
 use crate::tensor::{Kind, META, Tensor, guard, no_grad, rng};
 use crate::trainer::Parameter;
-use crate::trainer::profile::Component;
+use crate::trainer::profile::ModelPart;
 use crate::{Error, Result};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ const INPAINT_CHANNELS: i64 = 5;
 pub struct Network {
     /// The UNet.
     pub unet: Unet,
-    /// The ControlNet with [`Mode::MaskToImage`].
+    /// The ControlNet with [`FinetuneMode::MaskToImage`].
     pub controlnet: Option<ControlNet>,
     /// Weights of the UNet.
     base: Store,
@@ -47,6 +47,7 @@ pub struct Network {
 }
 
 /// Trained tensors that are written into one file.
+#[derive(Default)]
 struct Saved {
     /// Path in a checkpoint.
     file: String,
@@ -69,12 +70,12 @@ impl Network {
         pipeline_config: &PipelineConfig,
         config: &FinetuneConfig,
         placement: Placement,
-        masters: Masters,
+        masters: Option<Kind>,
     ) -> Result<Self> {
         let sizes = trained_sizes(pipeline_config, config)?;
         // adapters draw their values after all other weights, so that those are the generator's
         let options = StoreOptions { device: placement.device, frozen_kind: placement.kind, initialise: false };
-        let adapters = config.has_adapters().then(|| masters.applied_to(Store::new(options)));
+        let adapters = config.has_adapters().then(|| with_masters(Store::new(options), masters));
         let (unet, base) = build_unet(pipeline_config, config, (placement, masters), &sizes, adapters.as_ref())?;
         let mut network =
             Self { unet, controlnet: None, base, beside: adapters, config: config.clone(), sizes, control_sizes: None };
@@ -87,7 +88,7 @@ impl Network {
                 })?;
             }
         }
-        if config.mode == Mode::MaskToImage {
+        if config.mode == FinetuneMode::MaskToImage {
             network.add_controlnet(pipeline_config, placement, masters)?;
         }
         network.round()?;
@@ -98,21 +99,21 @@ impl Network {
         &mut self,
         pipeline_config: &PipelineConfig,
         placement: Placement,
-        masters: Masters,
+        masters: Option<Kind>,
     ) -> Result<()> {
         let loaded = pipeline_config.controlnet.clone();
+        let is_read = loaded.is_some() && !pipeline_config.is_random();
         let sizes = match &loaded {
             Some(sizes) => sizes.clone(),
             None => new_controlnet(&self.sizes, pipeline_config.vae.downscale())?,
         };
-        let is_read = loaded.is_some() && pipeline_config.weights != Weights::Random;
         let options = StoreOptions { device: placement.device, frozen_kind: placement.kind, initialise: !is_read };
-        let store = masters.applied_to(Store::new(options));
+        let store = with_masters(Store::new(options), masters);
         rng::seed(placement.seed);
         let network = guard::guard(|| Ok(no_grad(|| ControlNet::new(&store.root(Role::Trainable), &sizes))))?;
         if placement.device != META {
             if is_read {
-                no_grad(|| pipeline_config.fill(Part::ControlNet, &store))?;
+                no_grad(|| pipeline_config.fill(PipelinePart::ControlNet, &store))?;
             } else if loaded.is_none() {
                 guard::guard(|| {
                     no_grad(|| self.copy_into(&store));
@@ -148,7 +149,7 @@ impl Network {
     }
 
     /// The tensors of the UNet that are trained.
-    fn trained_unet(&self) -> Vec<Entry> {
+    fn trained_unet(&self) -> Vec<StoreEntry> {
         let entries = self.base.entries().into_iter();
         entries.filter(|entry| entry.role == Role::Trainable).collect()
     }
@@ -163,46 +164,44 @@ impl Network {
     }
 
     /// The parts of the model.
-    pub fn components(&self) -> Vec<Component> {
-        let prefixed = |file: &str, store: &Store| -> Vec<Entry> {
+    pub fn components(&self) -> Vec<ModelPart> {
+        let prefixed = |file: &str, store: &Store| -> Vec<StoreEntry> {
             let entries = store.entries().into_iter();
-            entries.map(|entry| Entry { name: format!("{file}/{}", entry.name), ..entry }).collect()
+            entries.map(|entry| StoreEntry { name: format!("{file}/{}", entry.name), ..entry }).collect()
         };
-        let mut parts = vec![Component { name: "unet", entries: prefixed("unet", &self.base) }];
+        let mut parts = vec![ModelPart { name: "unet", entries: prefixed("unet", &self.base) }];
         if let Some(store) = &self.beside {
             let (name, file) =
                 if self.controlnet.is_some() { ("controlnet", "controlnet") } else { ("lora_adapter", "lora") };
-            parts.push(Component { name, entries: prefixed(file, store) });
+            parts.push(ModelPart { name, entries: prefixed(file, store) });
         }
         parts
     }
 
     /// Trained weights, and all weights.
     pub fn num_weights(&self) -> (usize, usize) {
-        let count = |entries: Vec<Entry>| entries.iter().map(|entry| entry.tensor.numel()).sum::<usize>();
+        let count = |entries: Vec<StoreEntry>| entries.iter().map(|entry| entry.tensor.numel()).sum::<usize>();
         let beside: usize = self.beside.iter().map(|store| count(store.entries())).sum();
         (count(self.trained_unet()) + beside, count(self.base.entries()) + beside)
     }
 
     /// The files of a checkpoint.
     fn saved(&self) -> Vec<Saved> {
-        let tensors = |entries: Vec<Entry>| entries.into_iter().map(|entry| (entry.name, entry.tensor)).collect();
+        let tensors = |entries: Vec<StoreEntry>| entries.into_iter().map(|entry| (entry.name, entry.tensor)).collect();
         let in_folder = |folder: &str, tensors: Vec<(String, Tensor)>, settings: Value| Saved {
             file: format!("{folder}/{WEIGHTS_FILE}"),
             tensors,
-            metadata: BTreeMap::new(),
             settings: Some((format!("{folder}/config.json"), settings)),
-            is_copy: false,
+            ..Saved::default()
         };
         let class = |mut sizes: Value, class: &str| {
             sizes["_class_name"] = json!(class);
             sizes
         };
-        let value = |sizes: serde_json::Result<Value>| sizes.expect("plain values serialise");
         let mut saved = Vec::new();
         match (&self.beside, &self.control_sizes) {
             (Some(store), Some(sizes)) => {
-                let mut sizes = class(value(serde_json::to_value(sizes)), "ControlNetModel");
+                let mut sizes = class(json!(sizes), "ControlNetModel");
                 // sizes of the UNet's decoder, which a ControlNet does not have
                 for key in ["sample_size", "out_channels", "up_block_types"] {
                     sizes.as_object_mut().expect("an object").remove(key);
@@ -220,21 +219,19 @@ impl Network {
                     file: KOHYA_FILE.to_owned(),
                     tensors: lora::kohya::tensors(&tensors, self.config.alpha, self.sizes.is_sdxl()),
                     metadata,
-                    settings: None,
-                    is_copy: false,
+                    ..Saved::default()
                 });
                 saved.push(Saved {
                     file: LORA_FILE.to_owned(),
                     tensors: lora::with_scale_one(tensors, self.config.alpha / self.config.rank as f64),
-                    metadata: BTreeMap::new(),
-                    settings: None,
                     is_copy: true,
+                    ..Saved::default()
                 });
             }
             (None, _) => {}
         }
         if !self.trained_unet().is_empty() {
-            let sizes = class(value(serde_json::to_value(&self.sizes)), "UNet2DConditionModel");
+            let sizes = class(json!(self.sizes), "UNet2DConditionModel");
             saved.push(in_folder(UNET_FOLDER, tensors(self.base.entries()), sizes));
         }
         saved
@@ -275,22 +272,9 @@ impl Network {
     }
 }
 
-/// Where the fp32 values of trained weights are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Masters {
-    /// The weights themselves, on the device.
-    OnDevice,
-    /// In host memory; the device has rounded weights of this dtype.
-    OnHost(Kind),
-}
-
-impl Masters {
-    fn applied_to(self, store: Store) -> Store {
-        match self {
-            Self::OnDevice => store,
-            Self::OnHost(kind) => store.with_masters(kind),
-        }
-    }
+/// `store` with the fp32 values of trained weights in host memory, if the device has rounded weights of the dtype `masters`.
+fn with_masters(store: Store, masters: Option<Kind>) -> Store {
+    if let Some(kind) = masters { store.with_masters(kind) } else { store }
 }
 
 /// Sizes of a new ControlNet for a UNet whose latents are `downscale` times as narrow as the image.
@@ -311,13 +295,13 @@ pub(super) fn trained_sizes(pipeline_config: &PipelineConfig, config: &FinetuneC
     let mut sizes = pipeline_config.unet.clone();
     let inpaints = pipeline_config.inpaints();
     match config.mode {
-        Mode::Inpaint if !inpaints && config.has_adapters() => {
+        FinetuneMode::Inpaint if !inpaints && config.has_adapters() => {
             let reason = "trains a LoRA of a UNet with 4 input channels, which cannot read masks";
             let hint = "use the inpainting model of the family, or `finetune.method=full`, which converts this one";
             return Err(Error::config("finetune.mode", reason, hint));
         }
-        Mode::Inpaint if !inpaints => sizes.in_channels += INPAINT_CHANNELS,
-        Mode::Images | Mode::MaskToImage if inpaints => {
+        FinetuneMode::Inpaint if !inpaints => sizes.in_channels += INPAINT_CHANNELS,
+        FinetuneMode::Images | FinetuneMode::MaskToImage if inpaints => {
             let hint = "set `finetune.mode=inpaint`, or use the text-to-image model of the family";
             return Err(Error::config("finetune.model", "is an inpainting model", hint));
         }
@@ -329,33 +313,31 @@ pub(super) fn trained_sizes(pipeline_config: &PipelineConfig, config: &FinetuneC
 fn build_unet(
     pipeline_config: &PipelineConfig,
     config: &FinetuneConfig,
-    (placement, masters): (Placement, Masters),
+    (placement, masters): (Placement, Option<Kind>),
     sizes: &unet::Config,
     adapters: Option<&Store>,
 ) -> Result<(Unet, Store)> {
     let role = match (config.method, config.mode) {
-        (_, Mode::MaskToImage) | (Method::Lora, _) => Role::Frozen,
+        (_, FinetuneMode::MaskToImage) | (Method::Lora, _) => Role::Frozen,
         (Method::Full, _) => Role::Trainable,
     };
     let adapters = adapters.map(|store| Adapters {
-        root: store.root(Role::Trainable).sub(lora::Component::Unet.name()),
+        root: store.root(Role::Trainable).sub(lora::LoraNetwork::Unet.name()),
         config: config.lora(),
         targets: config.targets(),
     });
-    let build = |scope: &crate::tensor::store::VarPath| Unet::with_adapters(scope, sizes, adapters.as_ref());
+    let build = |scope: &_| Unet::with_adapters(scope, sizes, adapters.as_ref());
     let (before, now) = (pipeline_config.unet.in_channels, sizes.in_channels);
     // new input channels start at zero: the converted network first ignores them
     let fill = |store: &Store| {
-        if before != now
-            && let Some(weight) = store.get("conv_in.weight")
-        {
+        if let Some(weight) = store.get("conv_in.weight").filter(|_| before != now) {
             let _ = weight.narrow(1, before, now - before).zero_();
         }
-        pipeline_config.fill_into(Part::Unet, store, &|name, tensor| {
+        pipeline_config.fill_into(PipelinePart::Unet, store, &|name, tensor| {
             if name == "conv_in.weight" { tensor.narrow(1, 0, before) } else { tensor }
         })
     };
-    let store = masters.applied_to(placement.store(pipeline_config, placement.kind));
+    let store = with_masters(placement.store(pipeline_config, placement.kind), masters);
     placement.network_filled(store, role, build, fill)
 }
 
@@ -363,12 +345,9 @@ fn build_unet(
 fn initialise(store: &Store) {
     for entry in store.entries() {
         let mut tensor = entry.tensor;
-        if entry.name.ends_with("lora_A.weight") {
-            let bound = 1.0 / (tensor.size()[1] as f64).sqrt();
-            Init::Uniform { bound }.fill(&mut tensor);
-        } else {
-            Init::Const(0.0).fill(&mut tensor);
-        }
+        let is_first = entry.name.ends_with("lora_A.weight");
+        let bound = 1.0 / (tensor.size()[1] as f64).sqrt();
+        if is_first { Init::Uniform { bound } } else { Init::Const(0.0) }.fill(&mut tensor);
     }
 }
 

@@ -15,17 +15,6 @@ pub struct Objective {
     min_snr_gamma: f64,
 }
 
-/// Factors of one training timestep.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Factors {
-    /// Factor of the clean latents.
-    pub signal: f32,
-    /// Factor of the noise.
-    pub noise: f32,
-    /// Weight of the loss.
-    pub weight: f32,
-}
-
 /// What a pass over a micro-batch reads.
 #[derive(Debug)]
 pub struct NoisyBatch<'a> {
@@ -35,8 +24,8 @@ pub struct NoisyBatch<'a> {
     pub noise: &'a Tensor,
     /// Factors of the timesteps: `[b, 3]` fp32, signal, noise and weight.
     pub factors: &'a Tensor,
-    /// Weights of the pixels, `[b, 1, s, s]` fp32; `None` = all 1.
-    pub pixels: Option<&'a Tensor>,
+    /// Weights of the pixels, `[b, 1, s, s]` fp32.
+    pub pixels: &'a Tensor,
 }
 
 impl Objective {
@@ -51,14 +40,14 @@ impl Objective {
 
     /// Number of training timesteps.
     pub fn num_timesteps(&self) -> usize {
-        self.schedule.alphas_cumprod().len()
+        self.schedule.alphas_cumprod.len()
     }
 
-    /// Factors of timestep `t`.
-    pub fn factors(&self, t: usize) -> Factors {
-        let alpha = self.schedule.alphas_cumprod()[t];
+    /// Factors of the clean latents and of the noise at timestep `t`, and the weight of the loss.
+    pub fn factors(&self, t: usize) -> [f32; 3] {
+        let alpha = self.schedule.alphas_cumprod[t];
         let (signal, noise) = (alpha.sqrt(), (1.0 - alpha).sqrt());
-        Factors { signal, noise, weight: self.weight(f64::from(signal / noise).powi(2)) }
+        [signal, noise, self.weight(f64::from(signal / noise).powi(2))]
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "weights are fp32")]
@@ -104,9 +93,7 @@ impl NoisyBatch<'_> {
     /// Mean square error of each sample with the weights of its pixels, `[b]`.
     fn square_errors(&self, prediction: Tensor, target: &Tensor) -> Tensor {
         let mut errors = (prediction - target).square();
-        if let Some(pixels) = self.pixels {
-            errors *= pixels;
-        }
+        errors *= self.pixels;
         errors.mean_dim([1_i64, 2, 3].as_slice(), false, Kind::Float)
     }
 
@@ -143,16 +130,17 @@ mod tests {
         let (clean, noise) = (wave(0.0).view([2, 1, 4, 4]), wave(9.0).view([2, 1, 4, 4]));
         for prediction in [PredictionType::Epsilon, PredictionType::Velocity] {
             let objective = objective(prediction, 0.0);
-            let Factors { signal, noise: level, weight } = objective.factors(400);
+            let [signal, level, weight] = objective.factors(400);
             let factors = Tensor::from_slice(&[signal, level, weight]).repeat([2, 1]);
-            let batch = NoisyBatch { clean: &clean, noise: &noise, factors: &factors, pixels: None };
+            let mask = Tensor::ones([2, 1, 4, 4], (Kind::Float, Device::Cpu));
+            let equal = mask.copy();
+            let batch = NoisyBatch { clean: &clean, noise: &noise, factors: &factors, pixels: &equal };
             let perfect = |noisy: &Tensor| match prediction {
                 PredictionType::Epsilon => (noisy - &clean * f64::from(signal)) / f64::from(level),
                 PredictionType::Velocity => &noise * f64::from(signal) - &clean * f64::from(level),
             };
             assert!(objective.loss(&batch, perfect).double_value(&[]) < 1e-9);
             // one wrong pixel, and a weight of 3 on it
-            let mask = Tensor::ones([2, 1, 4, 4], (Kind::Float, Device::Cpu));
             let _ = mask.get(0).get(0).get(0).get(0).fill_(3.0);
             let off = |noisy: &Tensor| {
                 let out = perfect(noisy);
@@ -160,7 +148,7 @@ mod tests {
                 out
             };
             let plain = objective.loss(&batch, off).double_value(&[]);
-            let weighted = objective.loss(&NoisyBatch { pixels: Some(&mask), ..batch }, off).double_value(&[]);
+            let weighted = objective.loss(&NoisyBatch { pixels: &mask, ..batch }, off).double_value(&[]);
             assert!((plain - 4.0 / 16.0).abs() < 1e-5 && (weighted - 12.0 / 16.0).abs() < 1e-5, "{plain} {weighted}");
         }
     }

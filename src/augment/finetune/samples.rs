@@ -3,11 +3,13 @@
 //! The network in training itself makes the images: there is no second copy of it. The autoencoder and the feature
 //! network are loaded for this pass alone.
 
-use super::cache::{Cache, autoencoder};
+use super::cache::Cache;
 use super::step::Denoiser;
-use crate::augment::inpaint_mask::Frame;
+use crate::augment::autoencoder::Autoencoder;
+use crate::augment::check_interrupt;
+use crate::augment::inpaint_mask::SquareFrame;
 use crate::augment::pipeline::{
-    Embedding, Placement, bytes, conditioning, guided, is_finite, noise, on, placed, vae_kind,
+    Placement, PromptEmbedding, bytes, conditioning, doubled, guided, noise, on, pictures, placed, vae_kind,
 };
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::quality::{FeatureSource, QualityReport};
@@ -16,16 +18,14 @@ use crate::data::sheet::{Tile, sheet};
 use crate::event::{Event, Observer};
 use crate::models::diffusion::sampler::{History, Sampler};
 use crate::models::diffusion::unet::Pass;
-use crate::models::diffusion::vae::Vae;
-use crate::tensor::store::Store;
-use crate::tensor::{Device, Kind, META, Tensor, dims, guard, ledger, memory, module_path, no_grad};
-use crate::trainer::{Picture, Ranks, Score};
+use crate::tensor::{Device, Kind, Tensor, guard, ledger, memory, module_path, no_grad};
+use crate::trainer::{Ranks, ValidationPicture, ValidationScore};
 use crate::{Error, Result, files};
 use image::{RgbImage, imageops};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 /// Images on a grid.
 const SHOWN: usize = 24;
@@ -49,13 +49,13 @@ pub struct Quality {
     /// loaded.
     pub extract: Extract,
     /// The classes of the training images.
-    pub classes: Vec<Class>,
+    pub classes: Vec<SampledClass>,
     /// Set by Ctrl-C: the pass ends with [`Error::Interrupted`].
     pub interrupt: Arc<AtomicBool>,
 }
 
 /// A class of images.
-pub struct Class {
+pub struct SampledClass {
     /// Its name.
     pub modality: String,
     /// Features of its real training images.
@@ -76,93 +76,53 @@ pub struct Request {
     /// Seed of its noise.
     pub seed: u64,
     /// The place of that image in the square: only this part of the sample was trained.
-    pub frame: Frame,
+    pub frame: SquareFrame,
 }
 
 /// A measured pass.
-pub struct Measured {
+pub struct MeasuredSamples {
     /// `kid`, `kid_low`, ... for the records.
     pub values: Vec<(String, f64)>,
     /// The score: minus the mean KID of all classes.
-    pub score: Score,
+    pub score: ValidationScore,
     /// The grid, on the first rank.
-    pub picture: Option<Picture>,
+    pub picture: Option<ValidationPicture>,
 }
 
-/// The autoencoder that makes images of the samples' latents.
-pub struct Decoder {
-    pipeline_config: PipelineConfig,
-    placement: Placement,
-    kind: Kind,
-    vae: Vae,
-    // owns its tensors
-    _store: Store,
+/// Side of the tiles in which larger images are decoded, so that this needs less memory than a training step.
+const TILE: i64 = 192;
+
+/// Loads the autoencoder of `pipeline_config` in the dtype of the samples.
+///
+/// # Errors
+/// [`Error::Weights`]; typed errors of libtorch.
+pub(super) fn decoder(pipeline_config: &PipelineConfig, denoiser: &Denoiser) -> Result<Autoencoder> {
+    let kind = denoiser.sample_kind();
+    let placement = Placement { device: denoiser.device, kind, seed: denoiser.engine.seed };
+    Autoencoder::load(pipeline_config, placement, vae_kind(pipeline_config, kind))
 }
 
-impl Decoder {
-    /// Side of the tiles in which larger images are decoded, so that this needs less memory than a training step.
-    const TILE: i64 = 192;
-
-    /// Loads the autoencoder of `pipeline_config` in the dtype of the samples.
-    ///
-    /// # Errors
-    /// [`Error::Weights`]; typed errors of libtorch.
-    pub fn new(pipeline_config: &PipelineConfig, denoiser: &Denoiser) -> Result<Self> {
-        let kind = denoiser.sample_kind();
-        let placement = Placement { device: denoiser.device, kind, seed: denoiser.engine.seed };
-        Self::in_kind(pipeline_config, placement, vae_kind(pipeline_config, kind))
-    }
-
-    /// As [`Self::new`], in a dtype.
-    pub(super) fn in_kind(pipeline_config: &PipelineConfig, placement: Placement, kind: Kind) -> Result<Self> {
-        let (vae, store) = autoencoder(pipeline_config, placement, kind)?;
-        Ok(Self { pipeline_config: pipeline_config.clone(), placement, kind, vae, _store: store })
-    }
-
-    /// Images of `latents [b, c, s, s]`, one after another, `[b, S, S, 3]` bytes on the host.
-    ///
-    /// # Errors
-    /// [`Error::Diverged`] for an image that is not finite; typed errors of libtorch.
-    pub fn images(&self, latents: &Tensor) -> Result<Tensor> {
-        let _module = module_path::enter("samples");
-        Ok(bytes(&self.decode(&placed(self.placement.device, latents))?))
-    }
-
-    /// Images of `latents [b, c, s, s]`, one after another, `[b, 3, S, S]` fp32.
-    ///
-    /// # Errors
-    /// [`Error::Diverged`] for an image that is not finite, also in fp32; typed errors of libtorch.
-    fn decode(&self, latents: &Tensor) -> Result<Tensor> {
-        let pixels = self.pixels(latents);
-        if self.placement.device == META || is_finite(&pixels) {
-            return Ok(pixels);
-        }
-        drop(pixels);
-        if self.kind != Kind::Float {
-            // 16-bit decoders can overflow
-            return Self::in_kind(&self.pipeline_config, self.placement, Kind::Float)?.decode(latents);
-        }
-        Err(Error::Diverged { reason: "a sample of the network in training is not finite".into() })
-    }
-
-    fn pixels(&self, latents: &Tensor) -> Tensor {
-        let scaled = (latents / self.pipeline_config.vae.scaling_factor).to_kind(self.kind);
-        let side = scaled.size()[2] * self.pipeline_config.vae.downscale();
-        let pixels = if side > Self::TILE {
-            self.vae.decode_tiled(&scaled, Self::TILE)
-        } else {
-            self.vae.decode_sliced(&scaled)
-        };
-        pixels.to_kind(Kind::Float)
-    }
+/// Images of `latents [b, c, s, s]`, one after another, `[b, S, S, 3]` bytes on the host.
+///
+/// # Errors
+/// [`Error::Diverged`] for an image that is not finite, also in fp32; typed errors of libtorch.
+pub(super) fn decoded(decoder: &Autoencoder, latents: &Tensor) -> Result<Tensor> {
+    let _module = module_path::enter("samples");
+    let latents = placed(decoder.placement.device, latents);
+    let is_large = latents.size()[2] * decoder.pipeline_config.vae.downscale() > TILE;
+    let pixels = decoder.images(&latents, &|vae, latents| {
+        if is_large { vae.decode_tiled(latents, TILE) } else { vae.decode_sliced(latents) }
+    })?;
+    let reason = "a sample of the network in training is not finite";
+    pixels.map(|pixels| bytes(&pixels)).ok_or_else(|| Error::Diverged { reason: reason.into() })
 }
 
 /// What the network reads to make a batch of images, in host memory.
 pub struct Conditions {
     /// Captions.
-    pub positive: Vec<Embedding>,
+    pub positive: Vec<PromptEmbedding>,
     /// Negative captions, used with guidance.
-    pub negative: Vec<Embedding>,
+    pub negative: Vec<PromptEmbedding>,
     /// Regions or masks, stacked.
     pub condition: Option<Tensor>,
     /// Seeds of the noise.
@@ -182,7 +142,7 @@ impl Quality {
         cache: &Cache,
         ranks: Ranks,
         observer: &dyn Observer,
-    ) -> Result<Measured> {
+    ) -> Result<MeasuredSamples> {
         memory_line("Computing quality metrics... before", denoiser.device, observer);
         ranks.agree(guard::guard(|| self.write_samples(denoiser, cache, ranks, observer)))?;
         let compared = ranks.is_main().then(|| guard::guard(|| self.compare(denoiser, observer)));
@@ -194,7 +154,7 @@ impl Quality {
         let values: Vec<(String, f64)> = values.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect();
         let score = score(&values);
         let picture = ranks.is_main().then(|| self.grid()).transpose()?;
-        Ok(Measured { values, score, picture })
+        Ok(MeasuredSamples { values, score, picture })
     }
 
     /// The file of sample `number` of class `index`.
@@ -206,7 +166,7 @@ impl Quality {
     /// Makes and writes the samples of this rank.
     fn write_samples(&self, denoiser: &Denoiser, cache: &Cache, ranks: Ranks, observer: &dyn Observer) -> Result<()> {
         let batch = denoiser.config.sample_batch.max(1);
-        let own = |class: &Class| {
+        let own = |class: &SampledClass| {
             let count = class.samples.len();
             let batches = ranks.shard().range(count.div_ceil(batch));
             (batches.start * batch).min(count)..(batches.end * batch).min(count)
@@ -223,14 +183,12 @@ impl Quality {
             })?);
         }
         // after all of them, so that the autoencoder and the network's passes are never in memory together
-        let decoder = Decoder::new(&self.pipeline_config, denoiser)?;
+        let decoder = decoder(&self.pipeline_config, denoiser)?;
         for (index, (class, latents)) in self.classes.iter().zip(latents).enumerate() {
             let own = own(class);
             for (number, latents) in own.zip(latents) {
-                if self.interrupt.load(Ordering::SeqCst) {
-                    return Err(Error::Interrupted);
-                }
-                let made = pictures(&guard::guard(|| no_grad(|| decoder.images(&latents)))?);
+                check_interrupt(&self.interrupt)?;
+                let made = pictures(&guard::guard(|| no_grad(|| decoded(&decoder, &latents)))?);
                 let image = inner(&made[0], class.samples[number].frame);
                 crate::data::sheet::save(&image.into(), &self.file(index, number))?;
             }
@@ -252,7 +210,7 @@ impl Quality {
     }
 
     /// A picture of the first samples of each class.
-    fn grid(&self) -> Result<Picture> {
+    fn grid(&self) -> Result<ValidationPicture> {
         let mut tiles = Vec::new();
         for (index, class) in self.classes.iter().enumerate() {
             for number in 0..class.samples.len().min(SHOWN.div_ceil(self.classes.len())) {
@@ -261,7 +219,7 @@ impl Quality {
                 tiles.push(Tile { image, name, shows: "sample", notes: String::new() });
             }
         }
-        Ok(Picture { name: "samples".into(), image: sheet(&tiles, COLUMNS) })
+        Ok(ValidationPicture { name: "samples".into(), image: sheet(&tiles, COLUMNS) })
     }
 
     /// The latents of each of `samples`, in host memory. If memory runs out, batches are halved.
@@ -276,9 +234,7 @@ impl Quality {
         let mut all = Vec::new();
         let mut most = denoiser.config.sample_batch.max(1);
         while all.len() < samples.len() {
-            if self.interrupt.load(Ordering::SeqCst) {
-                return Err(Error::Interrupted);
-            }
+            check_interrupt(&self.interrupt)?;
             let first = all.len();
             let requests = &samples[first..samples.len().min(first + most)];
             let conditions = Conditions::read(requests, denoiser, cache)?;
@@ -304,7 +260,7 @@ impl Quality {
 impl Conditions {
     fn read(requests: &[Request], denoiser: &Denoiser, cache: &Cache) -> Result<Self> {
         let _category = ledger::enter(ledger::Category::Inputs);
-        let texts = |of: fn(&Request) -> usize| -> Result<Vec<Embedding>> {
+        let texts = |of: fn(&Request) -> usize| -> Result<Vec<PromptEmbedding>> {
             requests.iter().map(|request| cache.embedding(of(request))).collect()
         };
         let conditions = requests.iter().map(|request| cache.condition(request.item, 0));
@@ -333,38 +289,26 @@ pub fn latents(
     let (config, device) = (&denoiser.config, denoiser.device);
     let sampler = Sampler::new(pipeline_config.sampler, &pipeline_config.scheduler, config.sample_steps)?;
     let (kind, guidance) = (denoiser.sample_kind(), config.sample_guidance);
-    let doubled = |xs: &Tensor| if guidance > 1.0 { Tensor::cat(&[xs, xs], 0) } else { xs.shallow_clone() };
     let negative = conditions.negative.iter().filter(|_| guidance > 1.0);
-    let rows: Vec<&Embedding> = negative.chain(&conditions.positive).collect();
+    let rows: Vec<&PromptEmbedding> = negative.chain(&conditions.positive).collect();
     let conditioning = conditioning(device, &rows, config.image_size);
-    let condition = conditions.condition.as_ref().map(|condition| doubled(&placed(device, condition)));
+    let condition = conditions.condition.as_ref().map(|condition| doubled(&placed(device, condition), guidance));
     let noise = noise(pipeline_config, config.image_size, device, &conditions.seeds);
-    let mut latents = noise * sampler.init_noise_scale();
+    let mut latents = noise * sampler.init_noise_scale;
     let mut history = History::default();
-    for (i, &time) in sampler.timesteps().iter().enumerate().take(steps) {
-        let input = doubled(&sampler.scale_model_input(&latents, i).to_kind(kind));
+    for (i, &time) in sampler.timesteps.iter().enumerate().take(steps) {
+        let input = doubled(&sampler.scale_model_input(&latents, i).to_kind(kind), guidance);
         let times = Tensor::full([input.size()[0]], time, (Kind::Float, device));
         let output = denoiser.predict(&input, &times, &conditioning, condition.as_ref(), Pass::default());
         drop(input);
-        let mut output = output.to_kind(Kind::Float);
-        if guidance > 1.0 {
-            output = guided(&output, guidance);
-        }
+        let output = guided(output.to_kind(Kind::Float), guidance);
         latents = sampler.step(i, &output, &latents, &mut history);
     }
     Ok(latents)
 }
 
-/// `bytes [b, S, S, 3]` as images.
-fn pictures(bytes: &Tensor) -> Vec<RgbImage> {
-    let [count, height, width, _] = dims(bytes);
-    let [height, width] = [height, width].map(|side| u32::try_from(side).expect("the side of an image"));
-    let each = (0..count).map(|i| Vec::<u8>::try_from(bytes.get(i).flatten(0, -1)).expect("bytes"));
-    each.map(|pixels| RgbImage::from_raw(width, height, pixels).expect("three bytes for each pixel")).collect()
-}
-
 /// The part of a square that shows the image, without the padding.
-fn inner(square: &RgbImage, frame: Frame) -> RgbImage {
+fn inner(square: &RgbImage, frame: SquareFrame) -> RgbImage {
     let (left, top) = frame.offset;
     imageops::crop_imm(square, left, top, frame.inner.0, frame.inner.1).to_image()
 }
@@ -407,7 +351,7 @@ fn summary(report: &QualityReport) -> Result<Vec<(String, f64)>> {
 }
 
 /// Minus the mean KID.
-fn score(values: &[(String, f64)]) -> Score {
+fn score(values: &[(String, f64)]) -> ValidationScore {
     let kid = values.iter().find(|(name, _)| name == KID).expect("a part of every summary").1;
-    Score { value: -kid, is_noisy: true, kind: "KID" }
+    ValidationScore { value: -kid, is_noisy: true, kind: "KID" }
 }

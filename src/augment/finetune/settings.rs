@@ -20,7 +20,7 @@ settings! {
         /// What the generator learns: `images` (to make images from captions), `inpaint` (to fill a region; the UNet has 9
         /// input channels, and one with 4 is converted if all weights are trained) or `mask_to_image` (a ControlNet
         /// that reads lesion masks).
-        mode: Mode = Mode::Images, results(Changes), resume(Fixed);
+        mode: FinetuneMode = FinetuneMode::Images, results(Changes), resume(Fixed);
         /// What is trained: `lora` (small matrices beside the frozen weights) or `full` (all weights of the UNet).
         method: Method = Method::Lora, results(Changes), resume(Fixed),
             memory("`full` needs 16 bytes per weight of the UNet"),
@@ -112,24 +112,13 @@ impl SamplePrecision {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "cli", derive(clap::ValueEnum), value(rename_all = "snake_case"))]
 #[serde(rename_all = "snake_case")]
-pub enum Mode {
+pub enum FinetuneMode {
     /// Images from captions.
     Images,
     /// To fill a region of an image.
     Inpaint,
     /// Images from lesion masks, by a ControlNet.
     MaskToImage,
-}
-
-impl Mode {
-    /// The word of flags and files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Images => "images",
-            Self::Inpaint => "inpaint",
-            Self::MaskToImage => "mask_to_image",
-        }
-    }
 }
 
 /// What is trained.
@@ -143,16 +132,6 @@ pub enum Method {
     Full,
 }
 
-impl Method {
-    /// The word of flags and files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Lora => "lora",
-            Self::Full => "full",
-        }
-    }
-}
-
 impl FinetuneConfig {
     /// Whether the generator has random weights.
     pub fn is_random(&self) -> bool {
@@ -161,25 +140,21 @@ impl FinetuneConfig {
 
     /// The settings that name the generator.
     pub fn generator(&self) -> GeneratorSettings<'_> {
-        GeneratorSettings {
-            section: "finetune",
-            model: &self.model,
-            variant: &self.variant,
-            controlnet: &self.controlnet,
-        }
+        let Self { model, variant, controlnet, .. } = self;
+        GeneratorSettings { section: "finetune", model, variant, controlnet }
     }
 
     /// Whether a LoRA is trained. A ControlNet is always trained whole.
     pub fn has_adapters(&self) -> bool {
-        self.method == Method::Lora && self.mode != Mode::MaskToImage
+        self.method == Method::Lora && self.mode != FinetuneMode::MaskToImage
     }
 
     /// What the network reads besides noise and caption.
     pub fn condition(&self) -> Condition {
         match self.mode {
-            Mode::Images => Condition::None,
-            Mode::Inpaint => Condition::Regions(self.masks_per_image),
-            Mode::MaskToImage => Condition::Mask,
+            FinetuneMode::Images => Condition::None,
+            FinetuneMode::Inpaint => Condition::Regions(self.masks_per_image),
+            FinetuneMode::MaskToImage => Condition::Mask,
         }
     }
 
@@ -220,7 +195,7 @@ impl FinetuneRun {
         if config.has_adapters() && config.targets().is_empty() {
             return Err(Error::config("finetune.targets", "names no layer", "use for example `to_q,to_v`"));
         }
-        if config.mode != Mode::MaskToImage && !config.controlnet.is_empty() {
+        if config.mode != FinetuneMode::MaskToImage && !config.controlnet.is_empty() {
             let hint = "set `finetune.mode=mask_to_image`, or leave it out";
             return Err(Error::config("finetune.controlnet", "belongs to a ControlNet", hint));
         }

@@ -3,10 +3,10 @@
 //! The training and its dry run both call these functions; they differ only in where the samples come from.
 
 use super::cache::Latents;
-use super::network::{Masters, Network};
+use super::network::Network;
 use super::objective::{NoisyBatch, Objective};
 use super::settings::{FinetuneConfig, FinetuneRun};
-use crate::augment::pipeline::{Embedding, Placement, time_ids};
+use crate::augment::pipeline::{Placement, PromptEmbedding, on, time_ids};
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::models::diffusion::unet::{Added, Conditioning, Pass};
 use crate::tensor::{Device, Kind, META, Tensor, guard, ledger, no_grad, rng};
@@ -29,20 +29,20 @@ pub struct Denoiser {
 
 /// An encoded image and one of its captions.
 #[derive(Debug)]
-pub struct Sample {
+pub struct EncodedSample {
     /// The image.
     pub latents: Latents,
     /// The caption.
-    pub embedding: Embedding,
+    pub embedding: PromptEmbedding,
     /// Condition besides latents and caption: region and mask, or none.
     pub condition: Option<Tensor>,
     /// Random choices: timestep, noise seed.
-    pub draw: Draw,
+    pub draw: SampleDraw,
 }
 
 /// Random choices of a sample.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Draw {
+pub struct SampleDraw {
     /// Number of the image in the cache.
     pub item: usize,
     /// Training timestep.
@@ -66,36 +66,30 @@ pub struct NoisyLatents {
     factors: Tensor,
     /// `[b]`.
     timesteps: Tensor,
-    /// `[b, 77, d]`.
-    context: Tensor,
-    /// SDXL: `[b, p]`, and `[b, 6]`.
-    added: Option<Added>,
+    /// Captions.
+    conditioning: Conditioning,
     /// See [`Condition`](super::cache::Condition), with a batch dimension.
     condition: Option<Tensor>,
     /// What was drawn for the rows.
-    pub draws: Vec<Draw>,
+    pub draws: Vec<SampleDraw>,
 }
 
 impl NoisyLatents {
     /// What the objective reads.
     fn noisy(&self) -> NoisyBatch<'_> {
-        NoisyBatch { clean: &self.clean, noise: &self.noise, factors: &self.factors, pixels: Some(&self.pixels) }
+        NoisyBatch { clean: &self.clean, noise: &self.noise, factors: &self.factors, pixels: &self.pixels }
     }
 
     /// This batch with `change(tensor)` in place of each tensor.
     #[must_use]
-    pub fn map(&self, draws: Vec<Draw>, change: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
+    pub fn map(&self, draws: Vec<SampleDraw>, change: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
         Self {
             clean: change(&self.clean),
             noise: change(&self.noise),
             pixels: change(&self.pixels),
             factors: change(&self.factors),
             timesteps: change(&self.timesteps),
-            context: change(&self.context),
-            added: self
-                .added
-                .as_ref()
-                .map(|added| Added { pooled: change(&added.pooled), time_ids: change(&added.time_ids) }),
+            conditioning: self.conditioning.map(change),
             condition: self.condition.as_ref().map(change),
             draws,
         }
@@ -152,7 +146,7 @@ impl Denoiser {
     /// As [`Network::new`].
     pub fn new(pipeline_config: &PipelineConfig, run: &FinetuneRun, device: Device) -> Result<Self> {
         let placement = Placement { device, kind: run.train.precision.kind(), seed: run.train.seed };
-        let masters = if run.train.offload_weights { Masters::OnHost(placement.kind) } else { Masters::OnDevice };
+        let masters = run.train.offload_weights.then_some(placement.kind);
         Ok(Self {
             network: Network::new(pipeline_config, &run.finetune, placement, masters)?,
             objective: Objective::new(&pipeline_config.scheduler, &run.finetune),
@@ -176,19 +170,18 @@ impl Denoiser {
     ///
     /// # Errors
     /// Typed errors of libtorch.
-    pub fn batch(&self, samples: Vec<Sample>) -> Result<NoisyLatents> {
+    pub fn batch(&self, samples: Vec<EncodedSample>) -> Result<NoisyLatents> {
         let _category = ledger::enter(ledger::Category::Inputs);
-        let draws: Vec<Draw> = samples.iter().map(|sample| sample.draw).collect();
+        let draws: Vec<SampleDraw> = samples.iter().map(|sample| sample.draw).collect();
         let rows: Vec<Row> = samples.into_iter().map(|sample| self.row(sample)).collect::<Result<_>>()?;
         guard::guard(|| {
             let stacked = |of: &dyn Fn(&Row) -> &Tensor| {
                 Tensor::stack(&rows.iter().map(|row| of(row).shallow_clone()).collect::<Vec<_>>(), 0)
             };
             let device = rows.first().map_or(Device::Cpu, |row| row.clean.device());
+            let size = self.config.image_size;
             let numbers = |values: &[f32]| on(device, &Tensor::from_slice(values));
-            let factors = draws.iter().map(|draw| self.objective.factors(draw.timestep));
-            let factors: Vec<f32> =
-                factors.flat_map(|factors| [factors.signal, factors.noise, factors.weight]).collect();
+            let factors: Vec<f32> = draws.iter().flat_map(|draw| self.objective.factors(draw.timestep)).collect();
             let timesteps: Vec<f32> = draws.iter().map(|draw| draw.timestep as f32).collect();
             let of_all = |of: &dyn Fn(&Row) -> Option<&Tensor>| {
                 let tensors: Option<Vec<Tensor>> = rows.iter().map(|row| of(row).map(Tensor::shallow_clone)).collect();
@@ -200,19 +193,19 @@ impl Denoiser {
                 pixels: stacked(&|row| &row.pixels),
                 factors: numbers(&factors).view([-1, 3]),
                 timesteps: numbers(&timesteps),
-                context: stacked(&|row| &row.context),
-                added: of_all(&|row| row.pooled.as_ref()).map(|pooled| Added {
-                    pooled,
-                    time_ids: on(device, &time_ids(self.config.image_size, draws.len())),
-                }),
+                conditioning: Conditioning {
+                    context: stacked(&|row| &row.context),
+                    added: of_all(&|row| row.pooled.as_ref())
+                        .map(|pooled| Added { pooled, time_ids: on(device, &time_ids(size, draws.len())) }),
+                },
                 condition: of_all(&|row| row.condition.as_ref()),
                 draws,
             })
         })
     }
 
-    fn row(&self, sample: Sample) -> Result<Row> {
-        let Sample { latents, embedding, condition, draw, .. } = sample;
+    fn row(&self, sample: EncodedSample) -> Result<Row> {
+        let EncodedSample { latents, embedding, condition, draw, .. } = sample;
         guard::guard(|| {
             rng::seed(draw.seed);
             let place = (Kind::Float, latents.mean.device());
@@ -228,29 +221,19 @@ impl Denoiser {
             };
             let weights = latents.inside * (latents.lesion * (self.config.lesion_weight - 1.0) + 1.0);
             let mean = weights.mean(Kind::Float).clamp_min(1e-6);
-            let Embedding { context, pooled } = embedding;
+            let PromptEmbedding { context, pooled } = embedding;
             Ok(Row { clean, noise, pixels: weights / mean, context, pooled, condition })
         })
     }
 
     /// Sum of the denoising losses of the samples, an fp64 scalar.
     pub fn loss_sum(&self, batch: &NoisyLatents, pass: Pass) -> Tensor {
-        let (batch, conditioning) = self.sent(batch);
-        let NoisyLatents { timesteps, condition, .. } = &batch;
+        let batch = batch.map(Vec::new(), &mut |tensor| tensor.to_device(self.device));
+        let NoisyLatents { timesteps, conditioning, condition, .. } = &batch;
         let kind = self.engine.precision.kind();
         self.objective.loss(&batch.noisy(), |noisy| {
-            self.predict(&noisy.to_kind(kind), timesteps, &conditioning, condition.as_ref(), pass)
+            self.predict(&noisy.to_kind(kind), timesteps, conditioning, condition.as_ref(), pass)
         })
-    }
-
-    /// The batch on the device of the networks, and its captions.
-    fn sent(&self, batch: &NoisyLatents) -> (NoisyLatents, Conditioning) {
-        let batch = batch.map(Vec::new(), &mut |tensor| tensor.to_device(self.device));
-        let shared =
-            |added: &Added| Added { pooled: added.pooled.shallow_clone(), time_ids: added.time_ids.shallow_clone() };
-        let added = batch.added.as_ref().map(shared);
-        let conditioning = Conditioning { context: batch.context.shallow_clone(), added };
-        (batch, conditioning)
     }
 
     /// The prediction of the networks.
@@ -316,9 +299,4 @@ impl Denoiser {
 /// The value of a scalar; 0 on the meta device.
 fn number(scalar: &Tensor) -> f64 {
     if scalar.device() == META { 0.0 } else { scalar.double_value(&[]) }
-}
-
-/// `tensor` on the CPU or the meta device.
-fn on(device: Device, tensor: &Tensor) -> Tensor {
-    if device == META { Tensor::empty(tensor.size(), (tensor.kind(), META)) } else { tensor.shallow_clone() }
 }

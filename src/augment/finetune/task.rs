@@ -2,9 +2,9 @@
 
 use super::cache::Cache;
 use super::samples::Quality;
-use super::step::{Denoiser, Draw, NoisyLatents, Sample};
+use super::step::{Denoiser, EncodedSample, NoisyLatents, SampleDraw};
 use crate::Result;
-use crate::augment::inputs::Inputs;
+use crate::augment::inputs::JobInputs;
 use crate::data::identity::DataIdentity;
 use crate::event::{Event, Observer};
 use crate::segment::resume;
@@ -12,8 +12,8 @@ use crate::tensor::async_copy::AsyncCopy;
 use crate::tensor::store::Mastered;
 use crate::tensor::weights::Staged;
 use crate::tensor::{guard, ledger, rng};
-use crate::trainer::profile::Component;
-use crate::trainer::{BatchSize, Batches, Loss, Parameter, Ranks, Score, Shard, Task, Validation};
+use crate::trainer::profile::ModelPart;
+use crate::trainer::{BatchSize, Batches, Loss, Parameter, Ranks, Shard, Task, Validation, ValidationScore};
 use rand::Rng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub(super) const VALIDATED_TIMESTEPS: usize = 8;
 
 /// An image of the training.
 #[derive(Debug, Clone)]
-pub struct Item {
+pub struct TrainingImage {
     /// Its file.
     pub image: PathBuf,
     /// Its mask.
@@ -54,15 +54,15 @@ pub struct Data {
     /// The images, those of `train` first, and the captions.
     pub cache: Cache,
     /// Training images, at least one.
-    pub train: Vec<Item>,
+    pub train: Vec<TrainingImage>,
     /// Validation images; in the cache they follow the training images.
-    pub validated: Vec<Item>,
+    pub validated: Vec<TrainingImage>,
     /// Number of the empty caption.
     pub empty: usize,
     /// Identity of the rows, written into every checkpoint.
     pub identity: DataIdentity,
     /// Everything else that the training reads, written into every checkpoint.
-    pub inputs: Inputs,
+    pub inputs: JobInputs,
 }
 
 impl FinetuneTask {
@@ -78,13 +78,13 @@ impl FinetuneTask {
         self.denoiser.batch(items.iter().map(|&item| self.drawn_image(item, epoch)).collect::<Result<_>>()?)
     }
 
-    fn drawn_image(&self, item: usize, epoch: u64) -> Result<Sample> {
+    fn drawn_image(&self, item: usize, epoch: u64) -> Result<EncodedSample> {
         let Data { train, empty, .. } = &self.data;
         let mut rng = rng::stream(self.denoiser.engine.seed, "finetune sample", &[epoch, item as u64]);
         let timestep = rng.random_range(0..self.denoiser.objective.num_timesteps());
         let caption = train[item].captions.choose(&mut rng).copied().unwrap_or(*empty);
         let is_dropped = rng.random::<f64>() < self.denoiser.config.caption_dropout;
-        let draw = Draw { item, timestep, seed: rng.random(), draws_latents: true };
+        let draw = SampleDraw { item, timestep, seed: rng.random(), draws_latents: true };
         let condition = rng.random_range(0..self.data.cache.num_conditions().max(1));
         self.sample(draw, if is_dropped { *empty } else { caption }, condition)
     }
@@ -96,7 +96,7 @@ impl FinetuneTask {
         let at = |i: usize| {
             let seed = rng::stream(self.denoiser.engine.seed, "finetune validation", &[item as u64, i as u64]).random();
             let timestep = (2 * i + 1) * steps / (2 * VALIDATED_TIMESTEPS);
-            let draw = Draw { item: self.data.train.len() + item, timestep, seed, draws_latents: false };
+            let draw = SampleDraw { item: self.data.train.len() + item, timestep, seed, draws_latents: false };
             self.sample(draw, caption, 0)
         };
         self.denoiser.batch((0..VALIDATED_TIMESTEPS).map(at).collect::<Result<_>>()?)
@@ -116,12 +116,12 @@ impl FinetuneTask {
     }
 
     /// Reads an image, a caption and condition `number` of the image, if there are any, from the cache.
-    fn sample(&self, draw: Draw, caption: usize, number: usize) -> Result<Sample> {
+    fn sample(&self, draw: SampleDraw, caption: usize, number: usize) -> Result<EncodedSample> {
         let _category = ledger::enter(ledger::Category::Inputs);
         let cache = &self.data.cache;
         let (latents, embedding) = (cache.latents(draw.item)?, cache.embedding(caption)?);
         let condition = (cache.num_conditions() > 0).then(|| cache.condition(draw.item, number)).transpose()?;
-        Ok(Sample { latents, embedding, condition, draw })
+        Ok(EncodedSample { latents, embedding, condition, draw })
     }
 }
 
@@ -136,7 +136,7 @@ impl Task for FinetuneTask {
         self.denoiser.network.mastered()
     }
 
-    fn components(&self) -> Vec<Component> {
+    fn components(&self) -> Vec<ModelPart> {
         self.denoiser.network.components()
     }
 
@@ -202,7 +202,7 @@ impl Task for FinetuneTask {
             let losses = ranks.gather_if_all(guard::guard(|| self.validation_losses(ranks, observer)))?;
             let sum: f64 = losses.into_iter().flatten().map(f64::from_bits).sum();
             let loss = sum / (total * VALIDATED_TIMESTEPS) as f64;
-            score = Some(Score { kind: "loss", ..(-loss).into() });
+            score = Some(ValidationScore { kind: "loss", ..(-loss).into() });
             values.push(("loss_denoising".to_owned(), loss));
         }
         if let Some(quality) = &self.quality {

@@ -1,27 +1,27 @@
 //! A fine-tuning from settings and rows to a run folder: [`Finetuning`] and the finished [`FinetunedRun`].
 
-use super::cache::{Cache, Encoding, ImageFiles, Texts};
-use super::samples::{Class, Extract, Quality, Request};
+use super::cache::{Cache, CacheEncoder, ImageFiles, Texts};
+use super::samples::{Extract, Quality, Request, SampledClass};
 use super::settings::FinetuneRun;
 use super::step::Denoiser;
-use super::task::{Data, FinetuneTask, Item};
-use crate::augment::inpaint_mask::Frame;
-use crate::augment::inputs::Inputs;
+use super::task::{Data, FinetuneTask, TrainingImage};
+use crate::augment::inpaint_mask::SquareFrame;
+use crate::augment::inputs::JobInputs;
 use crate::augment::pipeline::{Placement, tokenize};
 use crate::augment::pipeline_config::{PipelineConfig, RANDOM_DIGEST};
-use crate::augment::prompt::Prompts;
+use crate::augment::prompt::DrawnPrompts;
 use crate::augment::quality::{FeatureSource, MIN_IMAGES};
 use crate::augment::settings::Mode;
 use crate::data::decode;
 use crate::data::identity::DataIdentity;
-use crate::data::manifest::{Manifest, Row, Split};
+use crate::data::manifest::{Manifest, Split};
 use crate::data::split::spread;
 use crate::runtime::Runtime;
 use crate::segment::resume;
 use crate::segment::training::checkpoint_in;
 use crate::tensor::rng;
 use crate::tensor::weights::{sha256, verify_folder};
-use crate::trainer::{self, Outcome, Ranks, Session, profile};
+use crate::trainer::{self, Ranks, Session, TrainingOutcome, profile};
 use crate::{Error, Result, files};
 use rand::Rng;
 use rayon::prelude::*;
@@ -54,7 +54,7 @@ pub struct Finetuning<'a> {
     /// What computes the features of images, if samples are measured.
     pub features: Option<(FeatureSource, Extract)>,
     /// Settings of the memory profile, if there is one.
-    pub profile: Option<&'a profile::Settings>,
+    pub profile: Option<&'a profile::ProfileSettings>,
     /// The processes that train together.
     pub ranks: Ranks<'a>,
     /// Device, observer and interrupt flag.
@@ -64,7 +64,7 @@ pub struct Finetuning<'a> {
 /// A finished fine-tuning.
 pub struct FinetunedRun {
     /// Steps, time and best score.
-    pub outcome: Outcome,
+    pub outcome: TrainingOutcome,
     /// The task with the weights after the last step.
     pub task: FinetuneTask,
 }
@@ -119,7 +119,9 @@ impl Finetuning<'_> {
     }
 
     fn prepare(&self, checkpoint: Option<&Path>) -> Result<FinetuneTask> {
-        let mut texts = Captions::new(self.run)?;
+        // a caption is a prompt for whole images, as for generating them
+        let random = (self.run.train.seed, "finetune caption");
+        let mut texts = DrawnPrompts::new(&self.run.finetune.prompts, Mode::Img2img, random)?;
         let train = self.items(Split::Train, &mut texts);
         if train.is_empty() {
             let hint = "the generator learns from train rows: give at least one row the split `train`";
@@ -146,7 +148,7 @@ impl Finetuning<'_> {
         if let Some(folder) = checkpoint {
             self.ranks.agree_on(inputs.check(folder))?;
         }
-        let encoding = Encoding {
+        let encoding = CacheEncoder {
             pipeline_config: self.pipeline_config,
             model_sha256: weights.last().map_or(RANDOM_DIGEST, |(_, hash)| hash),
             placement,
@@ -167,7 +169,7 @@ impl Finetuning<'_> {
     }
 
     /// The hash of each image and mask file.
-    fn sums(&self, train: &[Item], validated: &[Item]) -> Result<BTreeMap<PathBuf, String>> {
+    fn sums(&self, train: &[TrainingImage], validated: &[TrainingImage]) -> Result<BTreeMap<PathBuf, String>> {
         let paths: BTreeSet<&PathBuf> =
             train.iter().chain(validated).flat_map(|item| [&item.image, &item.mask]).collect();
         let sums = paths.into_par_iter().map(|path| Ok((path.clone(), sha256(path)?)));
@@ -175,8 +177,8 @@ impl Finetuning<'_> {
     }
 
     /// Everything that the training reads besides settings and rows.
-    fn inputs(&self, weights: &[(String, String)], texts: &Texts, sums: &BTreeMap<PathBuf, String>) -> Inputs {
-        let mut inputs = Inputs::of_generator(self.pipeline_config, weights);
+    fn inputs(&self, weights: &[(String, String)], texts: &Texts, sums: &BTreeMap<PathBuf, String>) -> JobInputs {
+        let mut inputs = JobInputs::of_generator(self.pipeline_config, weights);
         inputs.add("the text of the captions", format!("{:?}", texts.texts));
         inputs.add("the tokenizer", format!("{:?}", texts.ids));
         for (path, sum) in sums {
@@ -188,10 +190,10 @@ impl Finetuning<'_> {
     }
 
     /// Position of an image in the input of the networks.
-    fn frame(&self, path: &Path) -> Result<Frame> {
+    fn frame(&self, path: &Path) -> Result<SquareFrame> {
         let side = u32::try_from(self.run.finetune.image_size)
             .map_err(|_| Error::config("finetune.image_size", "is not a valid side", "use 512 or 1024"))?;
-        Frame::new(decode::dimensions(path)?, side)
+        SquareFrame::new(decode::dimensions(path)?, side)
     }
 
     /// The samples of each class, and the features of its real training images.
@@ -232,13 +234,13 @@ impl Finetuning<'_> {
             let sources = if validated.is_empty() { &train } else { &validated };
             let request = |k: usize| {
                 let number = sources[k % sources.len()];
-                let Item { image, captions, negative, .. } = item(number);
+                let TrainingImage { image, captions, negative, .. } = item(number);
                 let seed = rng::stream(seed, "finetune samples", &[class as u64, k as u64]).random();
                 let caption = captions[k / sources.len() % captions.len()];
                 Ok(Request { item: number, caption, negative: *negative, seed, frame: self.frame(image)? })
             };
             let samples = (0..each).map(request).collect::<Result<_>>()?;
-            Ok(Class { modality: modality.to_owned(), real: extract(&files)?, samples })
+            Ok(SampledClass { modality: modality.to_owned(), real: extract(&files)?, samples })
         };
         Ok(Quality {
             folder: self.folder.join(SAMPLES),
@@ -252,8 +254,8 @@ impl Finetuning<'_> {
 
     /// The images of a split in the order of their first rows, with one caption for each row. Synthetic rows, and rows
     /// whose mask shows no target, are left out.
-    fn items(&self, split: Split, texts: &mut Captions) -> Vec<Item> {
-        let mut items: Vec<Item> = Vec::new();
+    fn items(&self, split: Split, texts: &mut DrawnPrompts) -> Vec<TrainingImage> {
+        let mut items: Vec<TrainingImage> = Vec::new();
         let mut index_of: HashMap<(&Path, &Path), usize> = HashMap::new();
         for number in self.manifest.rows_of(split) {
             let row = &self.manifest.rows[number];
@@ -262,58 +264,22 @@ impl Finetuning<'_> {
             }
             let index = *index_of.entry((&row.image_path, &row.target().mask_path)).or_insert_with(|| {
                 let (image, mask) = (row.image_path.clone(), row.target().mask_path.clone());
-                let negative = texts.of_row(row, number as u64).1;
+                let negative = texts.draw(row, number as u64).negative;
                 let modality = row.modality.clone();
-                items.push(Item { image, mask, modality, captions: Vec::new(), negative });
+                items.push(TrainingImage { image, mask, modality, captions: Vec::new(), negative });
                 items.len() - 1
             });
-            items[index].captions.push(texts.of_row(row, number as u64).0);
+            items[index].captions.push(texts.draw(row, number as u64).positive);
         }
         items
-    }
-}
-
-/// The different captions of a training.
-struct Captions {
-    prompts: Prompts,
-    seed: u64,
-    texts: Vec<String>,
-    index_of: HashMap<String, usize>,
-}
-
-impl Captions {
-    fn new(run: &FinetuneRun) -> Result<Self> {
-        let file = &run.finetune.prompts;
-        let prompts = if file.is_empty() { Prompts::embedded() } else { Prompts::open(Path::new(file))? };
-        Ok(Self { prompts, seed: run.train.seed, texts: Vec::new(), index_of: HashMap::new() })
-    }
-
-    /// Caption and negative caption of a row: a prompt for whole images, as for generating them.
-    fn of_row(&mut self, row: &Row, number: u64) -> (usize, usize) {
-        let mut rng = rng::stream(self.seed, "finetune caption", &[number]);
-        let prompt = self.prompts.for_row(row, Mode::Img2img, &mut rng);
-        (self.number(prompt.positive), self.number(prompt.negative))
-    }
-
-    fn number(&mut self, text: String) -> usize {
-        *self.index_of.entry(text.clone()).or_insert_with(|| {
-            self.texts.push(text);
-            self.texts.len() - 1
-        })
     }
 }
 
 /// `1234567` as `1,234,567`.
 fn with_commas(count: usize) -> String {
     let digits = count.to_string();
-    let mut text = String::new();
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
+    groups.collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]

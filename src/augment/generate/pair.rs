@@ -2,15 +2,16 @@
 //! after it.
 
 use crate::augment::export::{self, LoraUse, Record, Text};
-use crate::augment::filter::pixels::{self, Candidate, RealStatistics};
+use crate::augment::filter::pixels::{self, RealStatistics, TestedPair};
 use crate::augment::filter::{Decision, Thresholds};
 use crate::augment::inpaint_mask::{
-    AROUND_MAX_PX, ColourMatch, Frame, InpaintMask, dilate, field_of_view, paste_exact, paste_vae,
+    AROUND_MAX_PX, ColourMatch, InpaintMask, SquareFrame, dilate, field_of_view, paste_exact, paste_vae,
 };
+use crate::augment::inputs::read_pair;
 use crate::augment::mask_bank::{self, MaskBank, PlacedMask};
 use crate::augment::pipeline::PromptPair;
-use crate::augment::prompt::Prompts;
-use crate::augment::settings::{AugmentConfig, Mode, Paste};
+use crate::augment::prompt::PromptFile;
+use crate::augment::settings::{AugmentConfig, Mode, Paste, word};
 use crate::data::decode;
 use crate::data::image::foreground;
 use crate::data::manifest::Row;
@@ -52,7 +53,7 @@ pub struct PromptTexts {
 }
 
 /// Inputs of the work for one pair. It runs on many threads.
-pub(super) struct Work<'a> {
+pub(super) struct PairMaker<'a> {
     pub(super) config: &'a AugmentConfig,
     /// Image pixels per latent cell.
     pub(super) cell: u32,
@@ -66,7 +67,7 @@ pub(super) struct Work<'a> {
     pub(super) model_sha256: String,
 }
 
-impl Work<'_> {
+impl PairMaker<'_> {
     /// The pairs `indices`, each as [`Self::prepare`].
     pub(super) fn prepare_all(&self, indices: &[usize]) -> Result<Vec<PreparedPair>> {
         indices.par_iter().map(|&index| self.prepare(index)).collect()
@@ -76,22 +77,17 @@ impl Work<'_> {
     pub(super) fn prepare(&self, index: usize) -> Result<PreparedPair> {
         let number = index / self.config.per_image;
         let source = &self.sources[number];
-        let mut rng = stream(self.config, "augment", index as u64);
+        let mut rng = rng::stream(self.config.seed, "augment", &[index as u64]);
         let seed = rng.random();
-        let image = decode::image(source.image)?.to_rgb8();
-        let own = foreground(&decode::mask(source.mask)?);
-        if own.dimensions() != image.dimensions() {
-            let reason = format!("the mask is {:?}, its image {:?}", own.dimensions(), image.dimensions());
-            return Err(Error::data(source.mask, reason, "export image and mask at one size"));
-        }
-        let frame = Frame::new(image.dimensions(), side_of(self.config)?)?.with_cell(self.cell);
+        let (image, label) = read_pair(source.image, source.mask)?;
+        let frame = SquareFrame { cell: self.cell, ..SquareFrame::new(image.dimensions(), side_of(self.config)?)? };
         let mut pair = PreparedPair {
             index,
             source: number,
             seed,
             frame,
             image,
-            label: own,
+            label,
             label_is_new: false,
             inpaint_mask: None,
             source_mask: None,
@@ -155,12 +151,12 @@ impl Work<'_> {
             }
             (None, _) => paste_vae(original, &generated),
         };
-        let mut decision = Decision::new();
+        let mut decision = Decision::default();
         if let Some(reason) = &prepared.failure {
             decision.reject(reason.clone());
         }
         if let Some(real) = self.real.get(self.sources[prepared.source].class()) {
-            let candidate = Candidate {
+            let candidate = TestedPair {
                 source: original,
                 result: &image,
                 mask: &prepared.label,
@@ -195,17 +191,14 @@ impl Work<'_> {
             steps: u32::try_from(config.steps).unwrap_or(u32::MAX),
             guidance: config.guidance,
             strength: config.strength,
-            sampler: serde_json::to_value(config.sampler)
-                .ok()
-                .and_then(|name| name.as_str().map(str::to_owned))
-                .unwrap_or_default(),
+            sampler: word(config.sampler),
             source_mask: prepared.source_mask.as_ref().map(|placed| placed.source_mask.clone()),
             mask_transform: prepared.source_mask.as_ref().map(|placed| placed.transform),
             rim_px: inpaint_mask.filter(|mask| mask.target.is_none()).map_or(0.0, |mask| mask.rim_px),
             decoys: boxes.unwrap_or_default(),
             texts: prepared.texts.clone(),
             scores: decision.scores.clone(),
-            accepted: decision.accepted,
+            accepted: decision.reasons.is_empty(),
             reason: decision.reason(),
         }
     }
@@ -218,7 +211,7 @@ fn texts_of(source: &SourceImage, pair: &PreparedPair, rng: &mut rand_chacha::Ch
     }
     let before = foreground(&decode::mask(source.mask)?);
     let templates = Templates::embedded();
-    let prompts = Prompts::embedded();
+    let prompts = PromptFile::embedded();
     let mut texts = Vec::new();
     for row in &source.rows {
         texts.push(if let Ok(row) = relabel::relabel(row, &before, &pair.label, None) {
@@ -236,10 +229,6 @@ pub(super) fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
 }
 
-pub(super) fn stream(config: &AugmentConfig, purpose: &str, index: u64) -> rand_chacha::ChaCha8Rng {
-    rng::stream(config.seed, purpose, &[index])
-}
-
 pub(super) fn side_of(config: &AugmentConfig) -> Result<u32> {
     u32::try_from(config.image_size).map_err(|_| {
         Error::config("augment.image_size", format!("{} is not a valid side", config.image_size), "use 512 or 1024")
@@ -251,7 +240,7 @@ pub(super) struct PreparedPair {
     pub(super) index: usize,
     pub(super) source: usize,
     pub(super) seed: u64,
-    pub(super) frame: Frame,
+    pub(super) frame: SquareFrame,
     pub(super) image: RgbImage,
     /// Label of the pair, 0 or 255.
     pub(super) label: GrayImage,

@@ -7,6 +7,7 @@ use image::GrayImage;
 use rand::Rng;
 
 use super::{DECOYS_MAX, REPAINT_MIN_FRAC, count, distance};
+use crate::augment::mask_bank::pixel_range;
 use crate::data::position::{self, PixelBox, Region};
 
 /// Maximum number of locations tried for each decoy.
@@ -114,8 +115,8 @@ impl Shape {
     /// Indices of the image's pixels inside the shape around `middle`.
     fn pixels(&self, middle: (f64, f64), core: &GrayImage) -> Vec<usize> {
         let mut pixels = Vec::new();
-        for y in span(middle.1, self.reach, core.height()) {
-            for x in span(middle.0, self.reach, core.width()) {
+        for y in pixel_range(middle.1, self.reach, core.height()) {
+            for x in pixel_range(middle.0, self.reach, core.width()) {
                 if self.contains(f64::from(x) - middle.0, f64::from(y) - middle.1, core) {
                     pixels.push(y as usize * core.width() as usize + x as usize);
                 }
@@ -144,11 +145,4 @@ impl Shape {
             }
         }
     }
-}
-
-/// The pixels at most `reach` from `middle` along a side of `length` pixels.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to the side")]
-fn span(middle: f64, reach: f64, length: u32) -> Range<u32> {
-    let clamp = |value: f64| value.clamp(0.0, f64::from(length)) as u32;
-    clamp((middle - reach).floor())..clamp((middle + reach).ceil() + 1.0)
 }

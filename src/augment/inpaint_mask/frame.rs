@@ -6,7 +6,6 @@
 
 use image::imageops::{self, FilterType};
 use image::{GrayImage, RgbImage};
-use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
@@ -14,8 +13,8 @@ use crate::error::{Error, Result};
 const CELL: u32 = 8;
 
 /// Position of an image in a square of `side` pixels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Frame {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SquareFrame {
     /// Width and height of the image.
     pub size: (u32, u32),
     /// Side of the square.
@@ -24,20 +23,19 @@ pub struct Frame {
     pub inner: (u32, u32),
     /// Column and row of the image's upper left pixel inside the square.
     pub offset: (u32, u32),
-    /// Side of a latent cell in model pixels.
+    /// Side of a latent cell in model pixels, a divisor of the side.
     pub cell: u32,
 }
 
-impl Frame {
+impl SquareFrame {
     /// The frame of an image of `size` (width, height) in a square of `side` pixels, a multiple of 8.
     ///
     /// # Errors
     /// [`Error::Shape`] for an image or square without pixels, or an invalid side.
     pub fn new(size: (u32, u32), side: u32) -> Result<Self> {
         if size.0 == 0 || size.1 == 0 || side == 0 || !side.is_multiple_of(CELL) {
-            return Err(Error::Shape {
-                reason: format!("an image of {}x{} does not fit a square of side {side}", size.0, size.1),
-            });
+            let reason = format!("an image of {}x{} does not fit a square of side {side}", size.0, size.1);
+            return Err(Error::Shape { reason });
         }
         let longest = u64::from(size.0.max(size.1));
         let fitted = |length: u32| {
@@ -46,12 +44,6 @@ impl Frame {
         };
         let inner = (fitted(size.0), fitted(size.1));
         Ok(Self { size, side, inner, offset: ((side - inner.0) / 2, (side - inner.1) / 2), cell: CELL })
-    }
-
-    /// This frame for an autoencoder with `cell` pixels per latent cell, a divisor of the side.
-    #[must_use]
-    pub fn with_cell(self, cell: u32) -> Self {
-        Self { cell, ..self }
     }
 
     /// Length of a model pixel in pixels of the image.

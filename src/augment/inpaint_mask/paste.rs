@@ -1,7 +1,6 @@
 //! Colour matching, and pasting of preserved pixels over generated ones.
 
 use image::{GrayImage, Rgb, RgbImage};
-use serde::{Deserialize, Serialize};
 
 use super::{InpaintMask, squared_distances};
 use crate::error::{Error, Result};
@@ -14,7 +13,7 @@ const GAIN: (f64, f64) = (0.75, 1.333);
 const SHIFT: f64 = 32.0;
 
 /// A gain and an offset for each channel, from generated to original levels (0..=255).
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ColourMatch {
     /// Factor of each channel.
     pub gain: [f64; 3],

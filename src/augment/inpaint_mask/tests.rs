@@ -39,7 +39,7 @@ fn label_pixels_are_preserved_bit_for_bit_and_the_ramp_lies_outside() {
         let (width, height) = label.dimensions();
         let (original, generated) = (noise(width, height, 1), noise(width, height, 2));
         for seed in 0..4 {
-            let frame = Frame::new((width, height), 256).unwrap();
+            let frame = SquareFrame::new((width, height), 256).unwrap();
             let inpaint_mask = InpaintMask::draw(&label, None, &frame, &mut rng(seed)).unwrap();
             assert_eq!(inpaint_mask.label, label, "{name}");
             assert!(inpaint_mask.ramp_px <= inpaint_mask.rim_px, "{name}");
@@ -75,7 +75,7 @@ fn the_ramp_is_half_a_cosine_wave() {
 fn decoys_are_far_from_the_label_and_leave_enough_to_repaint() {
     let mut drawn = std::collections::BTreeMap::new();
     for (name, label) in cases() {
-        let frame = Frame::new(label.dimensions(), 256).unwrap();
+        let frame = SquareFrame::new(label.dimensions(), 256).unwrap();
         let distances = squared_distances(&label, true);
         for seed in 0..8 {
             let inpaint_mask = InpaintMask::draw(&label, None, &frame, &mut rng(seed)).unwrap();
@@ -114,7 +114,7 @@ fn decoys_are_far_from_the_label_and_leave_enough_to_repaint() {
 fn decoys_stay_in_the_field_of_view() {
     let label = mask(200, 200, |x, y| x.abs_diff(100) < 8 && y.abs_diff(100) < 8);
     let field = mask(200, 200, |x, y| x.abs_diff(100).pow(2) + y.abs_diff(100).pow(2) < 80 * 80);
-    let frame = Frame::new((200, 200), 256).unwrap();
+    let frame = SquareFrame::new((200, 200), 256).unwrap();
     let mut decoys = 0;
     for seed in 0..20 {
         let inpaint_mask = InpaintMask::draw(&label, Some(&field), &frame, &mut rng(seed)).unwrap();
@@ -130,7 +130,7 @@ fn decoys_stay_in_the_field_of_view() {
 #[test]
 fn rim_width_follows_its_limits_and_the_seed() {
     let label = mask(400, 300, |x, y| x.abs_diff(200).pow(2) + y.abs_diff(150).pow(2) <= 60 * 60);
-    let frame = Frame::new((400, 300), 800).unwrap();
+    let frame = SquareFrame::new((400, 300), 800).unwrap();
     let widths: Vec<f64> = (0..40)
         .map(|seed| {
             let draw = || InpaintMask::draw(&label, None, &frame, &mut rng(seed)).unwrap();
@@ -147,7 +147,7 @@ fn rim_width_follows_its_limits_and_the_seed() {
 fn latent_cells_of_preserved_pixels_and_their_neighbours_are_preserved() {
     // 64 pixels in a square of 64: pixel 20,33 lies in cell 2,4.
     let label = mask(64, 64, |x, y| (x, y) == (20, 33));
-    let frame = Frame::new((64, 64), 64).unwrap();
+    let frame = SquareFrame::new((64, 64), 64).unwrap();
     let inpaint_mask = InpaintMask {
         preserved: label.clone(),
         label,
@@ -172,7 +172,7 @@ fn latent_cells_of_preserved_pixels_and_their_neighbours_are_preserved() {
 #[test]
 fn a_thin_label_of_a_large_image_is_preserved_in_the_latents() {
     let label = mask(1000, 600, |x, _| x == 501);
-    let frame = Frame::new((1000, 600), 64).unwrap();
+    let frame = SquareFrame::new((1000, 600), 64).unwrap();
     assert!(frame.mask_to_model(&label).unwrap().iter().all(|&value| value == 0), "the nearest pixel misses it");
     let inpaint_mask = InpaintMask {
         preserved: label.clone(),
@@ -193,7 +193,7 @@ fn a_thin_label_of_a_large_image_is_preserved_in_the_latents() {
 #[test]
 fn around_repaints_the_lesion_and_a_margin_only() {
     let source_mask = mask(128, 128, |x, y| x.abs_diff(50) < 5 && y.abs_diff(60) < 4);
-    let frame = Frame::new((128, 128), 128).unwrap();
+    let frame = SquareFrame::new((128, 128), 128).unwrap();
     let inpaint_mask = InpaintMask::around(&source_mask, &frame, &mut rng(3)).unwrap();
     let distances = squared_distances(&source_mask, true);
     for (at, &preserved) in inpaint_mask.preserved.iter().enumerate() {
@@ -224,7 +224,7 @@ fn a_new_lesion_changes_no_pixel_outside_its_mask() {
     ];
     for (what, source_mask, side) in masks {
         let (width, height) = source_mask.dimensions();
-        let frame = Frame::new((width, height), side).unwrap();
+        let frame = SquareFrame::new((width, height), side).unwrap();
         let depths = squared_distances(&source_mask, false);
         for seed in 0..4 {
             let inpaint_mask = InpaintMask::around(&source_mask, &frame, &mut rng(seed)).unwrap();
@@ -252,7 +252,7 @@ fn a_new_lesion_changes_no_pixel_outside_its_mask() {
 #[test]
 fn a_framed_image_is_recovered_within_a_pixel() {
     for (width, height, side) in [(333, 257, 512), (257, 333, 512), (900, 311, 256), (64, 64, 64), (31, 200, 128)] {
-        let frame = Frame::new((width, height), side).unwrap();
+        let frame = SquareFrame::new((width, height), side).unwrap();
         assert_eq!(frame.inner.0.max(frame.inner.1), side);
         // A smooth spot: its centre must not move, its shape must not change.
         let spot = |scale: f64, dx: f64, dy: f64| {
@@ -297,7 +297,7 @@ fn a_framed_image_is_recovered_within_a_pixel() {
 #[test]
 fn padding_repeats_the_edge() {
     let image = RgbImage::from_fn(40, 20, |_, y| Rgb(if y == 0 { [200, 0, 0] } else { [0, 90, 0] }));
-    let frame = Frame::new((40, 20), 40).unwrap();
+    let frame = SquareFrame::new((40, 20), 40).unwrap();
     let square = frame.to_model(&image).unwrap();
     assert_eq!(frame.offset, (0, 10));
     assert!((0..=10).all(|y| *square.get_pixel(7, y) == Rgb([200, 0, 0])));
@@ -308,7 +308,7 @@ fn padding_repeats_the_edge() {
 #[test]
 fn grey_images_stay_grey() {
     let label = mask(81, 60, |x, y| x.abs_diff(40) < 6 && y.abs_diff(30) < 6);
-    let frame = Frame::new((81, 60), 128).unwrap();
+    let frame = SquareFrame::new((81, 60), 128).unwrap();
     let inpaint_mask = InpaintMask::draw(&label, None, &frame, &mut rng(5)).unwrap();
     let mut original = noise(81, 60, 7);
     original.pixels_mut().for_each(|pixel| pixel.0 = [pixel.0[0]; 3]);
@@ -325,7 +325,7 @@ fn grey_images_stay_grey() {
 #[test]
 fn colours_are_matched_on_the_rim_only() {
     let label = mask(100, 100, |x, y| x.abs_diff(50) < 15 && y.abs_diff(50) < 15);
-    let frame = Frame::new((100, 100), 128).unwrap();
+    let frame = SquareFrame::new((100, 100), 128).unwrap();
     let inpaint_mask = InpaintMask::draw(&label, None, &frame, &mut rng(5)).unwrap();
     let original = RgbImage::from_fn(100, 100, |x, y| {
         let value = u8::try_from(60 + x / 2 + y).unwrap();
@@ -360,15 +360,15 @@ fn colours_are_matched_on_the_rim_only() {
 
 #[test]
 fn sizes_are_checked() {
-    assert!(Frame::new((0, 5), 64).is_err());
-    let fine = Frame::new((64, 64), 64).unwrap().with_cell(4);
+    assert!(SquareFrame::new((0, 5), 64).is_err());
+    let fine = SquareFrame { cell: 4, ..SquareFrame::new((64, 64), 64).unwrap() };
     assert_eq!(fine.cells(), 16);
     let mut mask = GrayImage::new(64, 64);
     mask.put_pixel(13, 6, image::Luma([255]));
     let touched = fine.touched_cells(&mask, true);
     assert_eq!((0..256).filter(|&cell| touched[cell]).collect::<Vec<_>>(), [16 + 3], "row 1, column 3");
-    assert!(Frame::new((5, 5), 63).is_err());
-    let frame = Frame::new((5, 6), 64).unwrap();
+    assert!(SquareFrame::new((5, 5), 63).is_err());
+    let frame = SquareFrame::new((5, 6), 64).unwrap();
     let error = InpaintMask::draw(&GrayImage::new(6, 5), None, &frame, &mut rng(0)).unwrap_err();
     assert_eq!(error.to_string(), "the label is 6x5, the image 5x6");
     let inpaint_mask = InpaintMask::draw(&GrayImage::new(5, 6), None, &frame, &mut rng(0)).unwrap();

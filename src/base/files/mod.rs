@@ -12,13 +12,13 @@ mod write;
 
 pub use write::{
     CHECKSUMS, NewFile, NewFolder, check_replaceable, clear_leftovers, clear_leftovers_of, create_below,
-    create_folders, discard, is_ours, open_to_change, previous, sync, write, write_output,
+    create_folders, discard, is_ours, open_to_change, previous, sync, unless_missing, write, write_output,
 };
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
@@ -39,6 +39,18 @@ pub const MAX_TABLE: u64 = 4 << 30;
 /// beside `0001.png` on disks of other systems.
 pub fn is_hidden(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
+}
+
+/// The paths in a folder but for hidden ones, sorted.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn visible_entries(folder: &Path) -> crate::Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
+    let mut paths: Vec<PathBuf> = entries.map_err(Error::io(folder, "read"))?;
+    paths.retain(|path| !is_hidden(path));
+    paths.sort();
+    Ok(paths)
 }
 
 /// Opens a regular file to read it. Symbolic links are followed.

@@ -253,7 +253,7 @@ impl Drop for NewFolder {
 /// True for a folder that this program has written: it contains [`CHECKSUMS`], or the marker of an unfinished folder.
 pub fn is_ours(folder: &Path) -> bool {
     let is_file = |name: &str| fs::symlink_metadata(folder.join(name)).is_ok_and(|found| found.is_file());
-    is_real_folder(folder) && [CHECKSUMS, UNFINISHED].into_iter().any(is_file)
+    fs::symlink_metadata(folder).is_ok_and(|found| found.is_dir()) && [CHECKSUMS, UNFINISHED].into_iter().any(is_file)
 }
 
 /// Refuses a `target` that [`NewFolder::replace`] must not replace.
@@ -302,10 +302,7 @@ pub fn clear_leftovers(folder: &Path) -> io::Result<()> {
         } else {
             Ok(())
         };
-        match cleared {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        unless_missing(cleared)?;
     }
     Ok(())
 }
@@ -328,10 +325,7 @@ pub fn clear_leftovers_of(target: &Path, is_complete: impl Fn(&Path) -> bool) ->
             // without marker and checksums, only an empty folder is deleted
             && (is_unfinished() || !has_checksums() || is_complete(&path))
         {
-            match clear(&path, true) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            unless_missing(clear(&path, true))?;
         }
     }
     Ok(())
@@ -378,13 +372,19 @@ fn remove_ours(folder: &Path) -> io::Result<()> {
             fs::remove_file(entry.path())?;
         }
     }
-    for path in markers.map(|name| folder.join(name)) {
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-    }
+    markers.iter().try_for_each(|name| unless_missing(fs::remove_file(folder.join(name))))?;
     fs::remove_dir(folder)
+}
+
+/// A result that is also good if there is no such file: nothing has to be deleted.
+///
+/// # Errors
+/// All others.
+pub fn unless_missing(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
 }
 
 fn sync_folder(folder: &Path) -> io::Result<()> {
@@ -428,10 +428,6 @@ fn is_locked_by_us(file: &File) -> io::Result<bool> {
         // on a file system without locks nobody clears leftovers
         Ok(()) | Err(TryLockError::Error(_)) => Ok(file.metadata()?.nlink() > 0),
     }
-}
-
-fn is_real_folder(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|found| found.is_dir())
 }
 
 /// Creates something with `create` under a temporary name for `target`.

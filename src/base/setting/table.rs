@@ -12,10 +12,9 @@ pub fn parse_value(text: &str) -> Value {
 
 /// A table with `value` at a dotted key.
 pub fn nested(key: &str, value: Value) -> Table {
-    match key.split_once('.') {
-        Some((head, rest)) => Table::from_iter([(head.to_owned(), Value::Table(nested(rest, value)))]),
-        None => Table::from_iter([(key.to_owned(), value)]),
-    }
+    let mut table = Table::new();
+    insert(&mut table, key, value);
+    table
 }
 
 /// `prefix.key`, or `key` without a prefix.
@@ -62,8 +61,7 @@ pub fn replace(table: &mut Table, key: &str, value: Option<Value>) {
 pub fn insert(table: &mut Table, key: &str, value: Value) {
     match key.split_once('.') {
         Some((head, rest)) => {
-            let inner = table.entry(head).or_insert_with(|| Value::Table(Table::new()));
-            if let Value::Table(inner) = inner {
+            if let Value::Table(inner) = table.entry(head).or_insert_with(|| Value::Table(Table::new())) {
                 insert(inner, rest, value);
             }
         }
@@ -100,13 +98,10 @@ const OBJECTIVE: &str = "`finetune.lesion_weight` gives lesions more weight in t
 /// [`Error::Config`] for a setting that was removed and has another value than its default, with what replaces it.
 pub fn renamed(mut table: Table, settings: &[Setting]) -> Result<Table> {
     for (key, default, remedy) in REMOVED {
-        match value_at(&table, key) {
-            Some(value) if *value != parse_value(default) => {
-                return Err(Error::config(key, "this setting was removed", remedy));
-            }
-            Some(_) => replace(&mut table, key, None),
-            None => {}
+        if value_at(&table, key).is_some_and(|value| *value != parse_value(default)) {
+            return Err(Error::config(key, "this setting was removed", remedy));
         }
+        replace(&mut table, key, None);
     }
     for setting in settings {
         let (section, _) = setting.key.split_once('.').expect("a dotted key");

@@ -3,11 +3,10 @@
 use crate::augment::ablation::{self, Ablation};
 use crate::cli::args::{PlanArgs, RootArgs, SettingsArgs};
 use crate::cli::context::Context;
-use crate::cli::report::Outcome;
+use crate::cli::report::{CommandEnd, CommandResult};
 use crate::config::RunConfig;
 use crate::data::manifest::Manifest;
 use crate::data::mixing_sampler::Ratio;
-use crate::event::Event;
 use crate::job;
 use crate::job::training_settings::refuse_gpu_preset_without_gpu;
 use crate::metrics::paired::Conclusion;
@@ -69,7 +68,7 @@ pub(in crate::cli) struct Args {
     plan: PlanArgs,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
     let resolved = args.settings.sources("tiny", []).resolve()?;
     refuse_gpu_preset_without_gpu(&resolved, &context.runtime)?;
     let toml = resolved.to_toml();
@@ -97,12 +96,12 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     })?;
     if report.seeds.len() == 1 {
         let text = "one seed cannot show the variation between seeds: use `--seeds 3` or more before you trust a gain";
-        context.progress.on(&Event::Warning(text.into()));
+        context.runtime.warn(text);
     }
     context.output.line(report.table())?;
     context.output.line(format!("report in {}", args.out.display()))?;
     context.output.record(&json!({ "kind": "result", "out": args.out, "report": report }))?;
-    Ok(if report.verdict == Conclusion::Gain { Outcome::Done } else { Outcome::No })
+    Ok(if report.verdict == Conclusion::Gain { CommandEnd::Done } else { CommandEnd::No })
 }
 
 /// The values of a list.

@@ -13,16 +13,11 @@ use crate::shell::ShellCommand;
 use std::path::Path;
 
 /// Checks the files of a segmenter that is trained on `real`, and its memory if a plan is made.
-pub(super) fn check_segmenter(
-    config: &mut RunConfig,
-    real: &Manifest,
-    is_planned: bool,
-    context: &Context,
-) -> Result<()> {
+pub(super) fn check_segmenter(config: &mut RunConfig, real: &Manifest, plans: bool, context: &Context) -> Result<()> {
     let runtime = &context.runtime;
     weight_files::check_architectures(config, runtime)?;
     weight_files::check(needs::of_model(&config.model), runtime)?;
-    if is_planned {
+    if plans {
         check_memory(&config.with_cache_for(real), &machine::here(runtime)?, &context.memory, runtime)?;
     }
     Ok(())

@@ -6,7 +6,7 @@ use crate::augment::export::Export;
 use crate::augment::filter::model::FilterModels;
 use crate::cli::args::{PlanArgs, RootArgs, SettingsArgs};
 use crate::cli::context::Context;
-use crate::cli::report::Outcome;
+use crate::cli::report::{CommandEnd, CommandResult};
 use crate::job::training_settings::refuse_gpu_preset_without_gpu;
 use crate::job::{self, generation};
 use crate::{Error, Result, files};
@@ -56,7 +56,7 @@ pub(in crate::cli) struct Args {
     plan: PlanArgs,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
     let resolved = args.settings.sources("tiny", args.steps.into_iter().flat_map(steps)).resolve()?;
     refuse_gpu_preset_without_gpu(&resolved, &context.runtime)?;
     let toml = resolved.to_toml();
@@ -89,18 +89,15 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let report = job::locked("extra", &args.extra, runtime, filter)?;
     let ablation = ablation_command(&args.data, &args.extra, args.real_images);
     context.output.line(report.text(&args.extra, &args.settings.add_to(ablation)))?;
-    context
-        .output
-        .record(&json!({ "kind": "result", "out": args.extra, "filtered": report, "thresholds": thresholds }))?;
-    Ok(Outcome::Done)
+    let record = json!({ "kind": "result", "out": args.extra, "filtered": report, "thresholds": thresholds });
+    context.output.record(&record)?;
+    Ok(CommandEnd::Done)
 }
 
 /// Whether two paths lead to the same folder.
 fn is_same(a: &Path, b: &Path) -> bool {
-    match (a.canonicalize(), b.canonicalize()) {
-        (Ok(a), Ok(b)) => a == b,
-        _ => a == b,
-    }
+    let full = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    full(a) == full(b)
 }
 
 /// Settings for exactly `count` steps: an epoch has at least one step.

@@ -1,13 +1,14 @@
 //! `prsmed augment finetune`.
 
 use crate::augment::finetune::network::{CONTROLNET_FOLDER, LORA_FILE, UNET_FOLDER, WEIGHTS_FILE};
-use crate::augment::finetune::{FinetuneConfig, Method, Mode};
+use crate::augment::finetune::{FinetuneConfig, FinetuneMode, Method};
+use crate::augment::settings::word;
 use crate::cli::args::{PlanArgs, ResumeArgs, RootArgs, SettingsArgs, assignments};
 use crate::cli::context::Context;
 use crate::cli::memory::ProfileArgs;
 use crate::cli::next;
 use crate::cli::ranks::GpuArgs;
-use crate::cli::report::Outcome;
+use crate::cli::report::{CommandEnd, CommandResult};
 use crate::cli::train::steps_text;
 use crate::config::{FinetuneRun, Resolved, Settings as _};
 use crate::job::finetuning::{Finetuned, GeneratorFinetuning};
@@ -49,7 +50,7 @@ pub(in crate::cli) struct Args {
     model: Option<String>,
     /// What the generator learns [default: images]
     #[arg(long, value_enum)]
-    mode: Option<Mode>,
+    mode: Option<FinetuneMode>,
     /// What is trained, except with `--mode mask_to_image` [default: lora]
     #[arg(long, value_enum)]
     method: Option<Method>,
@@ -75,18 +76,16 @@ pub(in crate::cli) struct Args {
 /// Settings of the engine that apply to the segmenter alone.
 const SEGMENTER_ONLY: [&str; 3] = ["train.checkpoint_encoder", "train.checkpoint_decoder", "train.graph"];
 
-pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
     args.gpus.run(args.print_config, context, |ranks| finetune(args, ranks, context))
 }
 
-fn finetune(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome> {
+fn finetune(args: &Args, ranks: Ranks, context: &Context) -> CommandResult {
     let mut how = How::new(&args.out, &context.runtime)?.with_ranks(ranks);
     how.resume = args.resume.resume();
     let resolved = resolve(args, &how, context)?;
     if args.print_config {
-        context.output.line(resolved.to_toml())?;
-        context.output.record(&resolved.config)?;
-        return Ok(Outcome::Done);
+        return context.done(resolved.to_toml(), &resolved.config);
     }
     how.profile = args.profile.settings(&args.out)?;
     how.plans = args.plan.is_made();
@@ -94,7 +93,7 @@ fn finetune(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outc
     let (rows, may_search) = (args.data.rows(&[])?, args.settings.config.is_none());
     let finetuned = job::run(&how, |how| GeneratorFinetuning::new(resolved, &rows, may_search, how))?;
     if !ranks.is_main() {
-        return Ok(Outcome::Done);
+        return Ok(CommandEnd::Done);
     }
     print_result(&finetuned, args, context)
 }
@@ -102,8 +101,8 @@ fn finetune(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outc
 fn resolve(args: &Args, how: &How, context: &Context) -> Result<Resolved<FinetuneRun>> {
     let flags = [
         ("finetune.model", "--model", args.model.clone()),
-        ("finetune.mode", "--mode", args.mode.map(|mode| mode.name().to_owned())),
-        ("finetune.method", "--method", args.method.map(|method| method.name().to_owned())),
+        ("finetune.mode", "--mode", args.mode.map(word)),
+        ("finetune.method", "--method", args.method.map(word)),
         ("train.seed", "--seed", args.seed.map(|seed| seed.to_string())),
         ("train.precision", "--precision", args.precision.clone()),
     ];
@@ -129,7 +128,7 @@ fn best_line(score: Option<f64>, is_of_samples: bool) -> String {
 fn next_command(generate: ShellCommand, config: &FinetuneConfig, weights: &Path) -> Option<ShellCommand> {
     let command = generate.flag("--model", [&config.model]);
     let command = match (config.mode, config.method) {
-        (Mode::MaskToImage, _) => {
+        (FinetuneMode::MaskToImage, _) => {
             let folder = weights.parent().unwrap_or(weights).display();
             command.flag("--mode", ["mask_to_image"]).flag("--set", [format!("augment.controlnet={folder}")])
         }
@@ -139,17 +138,13 @@ fn next_command(generate: ShellCommand, config: &FinetuneConfig, weights: &Path)
     Some(command.flag("--set", [format!("augment.image_size={}", config.image_size)]))
 }
 
-fn print_result(
-    Finetuned { outcome, run, peak, .. }: &Finetuned,
-    args: &Args,
-    context: &Context,
-) -> anyhow::Result<Outcome> {
+fn print_result(Finetuned { outcome, run, peak, .. }: &Finetuned, args: &Args, context: &Context) -> CommandResult {
     let config = &run.finetune;
     let images_per_s = outcome.samples_now as f64 / outcome.train_seconds.max(1e-9);
     let best = if outcome.best_score.is_some() { "best" } else { "last" };
     let best = args.out.join(best);
     let weights = match (config.mode, config.method) {
-        (Mode::MaskToImage, _) => best.join(CONTROLNET_FOLDER).join(WEIGHTS_FILE),
+        (FinetuneMode::MaskToImage, _) => best.join(CONTROLNET_FOLDER).join(WEIGHTS_FILE),
         (_, Method::Lora) => best.join(LORA_FILE),
         (_, Method::Full) => best.join(UNET_FOLDER).join(WEIGHTS_FILE),
     };
@@ -174,7 +169,7 @@ fn print_result(
         "images_per_s": images_per_s,
         "memory": { "measured": peak },
     }))?;
-    Ok(Outcome::Done)
+    Ok(CommandEnd::Done)
 }
 
 #[cfg(test)]
@@ -198,7 +193,8 @@ mod tests {
         let start = "prsmed augment generate --data-root data --out pairs --model sd15";
         let lora = next(&config).expect("a command");
         assert_eq!(lora, format!("{start} --lora runs/a/best/file --set augment.image_size=512"));
-        let controlnet = next(&FinetuneConfig { mode: Mode::MaskToImage, ..config.clone() }).expect("a command");
+        let controlnet =
+            next(&FinetuneConfig { mode: FinetuneMode::MaskToImage, ..config.clone() }).expect("a command");
         let expected = "--mode mask_to_image --set augment.controlnet=runs/a/best --set augment.image_size=512";
         assert_eq!(controlnet, format!("{start} {expected}"));
         assert_eq!(next(&FinetuneConfig { method: Method::Full, ..config }), None);

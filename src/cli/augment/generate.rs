@@ -1,11 +1,11 @@
 //! `prsmed augment generate`.
 
 use crate::augment::generate::GenerationSummary;
-use crate::augment::settings::Mode;
+use crate::augment::settings::{Mode, word};
 use crate::cli::args::{PlanArgs, RootArgs, SettingsArgs, assignments};
 use crate::cli::context::Context;
 use crate::cli::ranks::GpuArgs;
-use crate::cli::report::Outcome;
+use crate::cli::report::{CommandEnd, CommandResult};
 use crate::config::{AugmentRun, Settings as _};
 use crate::job::generation::{Generated, PairGeneration, Pairs};
 use crate::job::{self, How};
@@ -77,22 +77,20 @@ pub(in crate::cli) struct Args {
     print_config: bool,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
     args.gpus.run(args.print_config, context, |ranks| generate(args, ranks, context))
 }
 
-fn generate(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome> {
+fn generate(args: &Args, ranks: Ranks, context: &Context) -> CommandResult {
     let flags = [
-        ("augment.mode", "--mode", args.mode.map(|mode| mode.name().to_owned())),
+        ("augment.mode", "--mode", args.mode.map(word)),
         ("augment.per_image", "--per-image", args.per_image.map(|n| n.to_string())),
         ("augment.model", "--model", args.model.clone()),
         ("augment.seed", "--seed", args.seed.map(|n| n.to_string())),
     ];
     let resolved = args.settings.sources(AugmentRun::DEFAULT_PRESET, assignments(flags)).resolve_as::<AugmentRun>()?;
     if args.print_config {
-        context.output.line(resolved.to_toml())?;
-        context.output.record(&resolved.config)?;
-        return Ok(Outcome::Done);
+        return context.done(resolved.to_toml(), &resolved.config);
     }
     let (plans, memory) = (args.plan.is_made(), context.memory.clone());
     // the processes share no memory: each is planned as if it were alone
@@ -106,7 +104,7 @@ fn generate(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outc
     };
     let is_random = pairs.run.augment.is_random();
     let rows = args.data.rows(&[])?;
-    let Some(made) = job::run(&how, |how| PairGeneration::new(pairs, &rows, how))? else { return Ok(Outcome::Done) };
+    let Some(made) = job::run(&how, |how| PairGeneration::new(pairs, &rows, how))? else { return Ok(CommandEnd::Done) };
     context.output.line(describe(&made, &args.out, is_random))?;
     context.output.record(&json!({
         "kind": "result",
@@ -114,7 +112,7 @@ fn generate(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outc
         "summary": made.summary,
         "memory": { "planned": made.plan, "measured": overall_peak(context.runtime.device()) },
     }))?;
-    Ok(Outcome::Done)
+    Ok(CommandEnd::Done)
 }
 
 /// The result in words.
@@ -129,14 +127,11 @@ fn describe(Generated { summary, plan, peak, .. }: &Generated, out: &Path, is_ra
     if summary.made_now > 0 {
         lines.push(format!("{images_per_s:.2} images/s, peak of tensors {peak}{planned}"));
     }
+    let folder = out.display();
     lines.push(if is_random {
-        format!(
-            "the weights are random: the images are noise, do not train on them; look at {}/report.html",
-            out.display()
-        )
+        format!("the weights are random: the images are noise, do not train on them; look at {folder}/report.html")
     } else {
-        let extra = ShellCommand::new("--extra").path(out);
-        format!("train with `{extra}`; look at {}/report.html", out.display())
+        format!("train with `{}`; look at {folder}/report.html", ShellCommand::new("--extra").path(out))
     });
     lines.join("\n")
 }

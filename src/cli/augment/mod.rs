@@ -7,7 +7,7 @@ mod finetune;
 mod generate;
 
 use super::context::Context;
-use super::report::Outcome;
+use super::report::CommandResult;
 
 /// Generate image+mask pairs with Stable Diffusion, filter them, test whether they help
 ///
@@ -28,7 +28,7 @@ pub(super) enum Command {
     Ablation(Box<ablation::Args>),
 }
 
-pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcome> {
+pub(super) fn run(command: &Command, context: &Context) -> CommandResult {
     match command {
         Command::Finetune(args) => finetune::run(args, context),
         Command::Generate(args) => generate::run(args, context),

@@ -38,9 +38,9 @@ const SPREAD: f32 = 0.02;
 /// Smallest limit of a class, for training images that are nearly the same.
 const SMALLEST_LIMIT: f64 = 2.0;
 
-/// Content of [`IMAGES_FILE`].
+/// The looks of the images of a training: the content of [`IMAGES_FILE`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Saved {
+pub struct KnownImages {
     /// Spread of each number within the classes.
     spread: Vec<f32>,
     /// The classes of the training.
@@ -57,10 +57,6 @@ struct Class {
     limit: f64,
     looks: Vec<Vec<f32>>,
 }
-
-/// The looks of the images of a training.
-#[derive(Debug, Clone, PartialEq)]
-pub struct KnownImages(Saved);
 
 /// The look of a training image, with its patient.
 struct Seen<'a> {
@@ -102,10 +98,10 @@ impl KnownImages {
                 Some((name.to_owned(), Class { limit: limit.or(widest)?, looks }))
             })
             .collect();
-        let mut known = Self(Saved { spread, classes, factor: 1.0, num_validated: validated.len() });
+        let mut known = Self { spread, classes, factor: 1.0, num_validated: validated.len() };
         let distances = validated.iter().filter_map(|look| Some(known.nearest(look)?.0)).collect();
         let needed = quantile(distances, QUANTILE).map_or(0.0, |quantile| quantile * OVER_VALIDATION);
-        known.0.factor = needed.clamp(FACTOR[0], FACTOR[1]);
+        known.factor = needed.clamp(FACTOR[0], FACTOR[1]);
         known
     }
 
@@ -115,13 +111,13 @@ impl KnownImages {
     /// [`prsmed_base::Error::Weights`] for a damaged file; [`prsmed_base::Error::Io`].
     pub fn open(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join(IMAGES_FILE);
-        let Some(saved) = read::<Saved>(&path)? else { return Ok(None) };
+        let Some(known) = read::<Self>(&path)? else { return Ok(None) };
         let count: usize = GROUPS.iter().map(|(_, count)| count).sum();
-        let mut looks = saved.classes.values().flat_map(|class| &class.looks);
-        if saved.spread.len() != count || looks.any(|look| look.len() != count) {
+        let mut looks = known.classes.values().flat_map(|class| &class.looks);
+        if known.spread.len() != count || looks.any(|look| look.len() != count) {
             return Err(damaged(&path, format!("a look does not have {count} numbers")));
         }
-        Ok(Some(Self(saved)))
+        Ok(Some(known))
     }
 
     /// The content of the file.
@@ -129,7 +125,7 @@ impl KnownImages {
     /// # Panics
     /// Never: plain values serialise.
     pub fn to_json(&self) -> String {
-        serde_json::to_string(&self.0).expect("plain values serialise") + "\n"
+        serde_json::to_string(self).expect("plain values serialise") + "\n"
     }
 
     /// Compares an image with those of the training. Nothing is said about an image of 0 pixels.
@@ -143,12 +139,12 @@ impl KnownImages {
         let parts = GROUPS.map(|(name, count)| {
             let numbers = begin..begin + count;
             begin += count;
-            let part = squared_distance(&look[numbers.clone()], &nearest[numbers.clone()], &self.0.spread[numbers]);
+            let part = squared_distance(&look[numbers.clone()], &nearest[numbers.clone()], &self.spread[numbers]);
             let part = part / count as f64;
             (part, name)
         });
         let most = parts.into_iter().max_by(|a, b| a.0.total_cmp(&b.0));
-        let distance = distance / self.0.factor;
+        let distance = distance / self.factor;
         ImageFamiliarity {
             image_known: Some(distance <= 1.0),
             image_distance: Some(distance),
@@ -166,8 +162,8 @@ impl KnownImages {
 
     /// The smallest distance to a training image, in units of its class's limit, and the look of that image.
     fn nearest(&self, look: &[f32]) -> Option<(f64, &[f32])> {
-        let all = self.0.classes.values().flat_map(|class| class.looks.iter().map(move |look| (class.limit, look)));
-        all.map(|(limit, other)| (squared_distance(look, other, &self.0.spread).sqrt() / limit, other.as_slice()))
+        let all = self.classes.values().flat_map(|class| class.looks.iter().map(move |look| (class.limit, look)));
+        all.map(|(limit, other)| (squared_distance(look, other, &self.spread).sqrt() / limit, other.as_slice()))
             .min_by(|a, b| a.0.total_cmp(&b.0))
     }
 }
@@ -205,11 +201,9 @@ fn limit_of(class: &[Seen], spread: &[f32]) -> Option<f64> {
     let nearest = |number: usize| {
         let others = class.iter().enumerate().filter(|(other, _)| *other != number).map(|(_, other)| other);
         let is_of_another = |other: &&Seen| other.patient.is_none() || other.patient != class[number].patient;
-        let smallest = |others: &mut dyn Iterator<Item = &Seen>| {
-            let distances = others.map(|other| squared_distance(&class[number].look, &other.look, spread).sqrt());
-            distances.min_by(f64::total_cmp)
-        };
-        smallest(&mut others.clone().filter(is_of_another)).or_else(|| smallest(&mut others.clone()))
+        let distance = |other: &Seen| squared_distance(&class[number].look, &other.look, spread).sqrt();
+        let of_another = others.clone().filter(is_of_another).map(distance).min_by(f64::total_cmp);
+        of_another.or_else(|| others.map(distance).min_by(f64::total_cmp))
     };
     Some(quantile((0..class.len()).filter_map(nearest).collect(), QUANTILE)?.max(SMALLEST_LIMIT))
 }

@@ -65,7 +65,7 @@ fn looks_are_the_same_after_they_were_saved() {
     let opened = KnownImages::open(folder.path()).unwrap().expect("just written");
     assert_eq!(opened, known);
     assert_eq!(opened.compare(&photograph()), known.compare(&photograph()));
-    assert!(known.0.num_validated > 0 && known.to_json().len() < 64 * 1024, "{}", known.to_json().len());
+    assert!(known.num_validated > 0 && known.to_json().len() < 64 * 1024, "{}", known.to_json().len());
     for damaged in ["{", "{}", &known.to_json().replacen("\"spread\":[", "\"spread\":[1.0,", 1)] {
         std::fs::write(&path, damaged).unwrap();
         let error = KnownImages::open(folder.path()).unwrap_err();
@@ -84,7 +84,7 @@ fn nothing_is_said_after_few_images() {
     assert_eq!(of(TOO_FEW - 1).compare(&photograph()), ImageFamiliarity::default());
     // equal images of one patient still have a limit
     let known = of(TOO_FEW);
-    assert!(known.0.classes["skin"].limit >= SMALLEST_LIMIT);
+    assert!(known.classes["skin"].limit >= SMALLEST_LIMIT);
     assert_eq!(known.compare(&photograph()).image_known, Some(true));
 }
 

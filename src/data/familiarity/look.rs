@@ -1,7 +1,7 @@
 //! How an image looks: 56 numbers of the image at 64 x 64 pixels, for brightness, colours, directions of edges, sharpness and
 //! texture (local binary patterns).
 
-use crate::image::sam_pixels;
+use crate::image::{Fit, sam_pixels};
 use ::image::DynamicImage;
 use std::f32::consts::PI;
 use std::ops::Range;
@@ -19,7 +19,7 @@ const LEVELS: usize = 4;
 
 /// The numbers of [`GROUPS`]; `None` for an image of 0 pixels.
 pub(super) fn look(image: &DynamicImage) -> Option<Vec<f32>> {
-    let planes = sam_pixels(image, SIDE_PX).ok()?;
+    let planes = sam_pixels(image, SIDE_PX, Fit::Stretch).ok()?;
     let [red, green, blue] = [0, 1, 2].map(|channel| {
         let plane = &planes[channel * SIDE * SIDE..][..SIDE * SIDE];
         plane.iter().map(|value| f32::from(*value) / 255.0).collect::<Vec<f32>>()

@@ -20,27 +20,21 @@ const SURE: f32 = 0.75;
 
 /// How a question and its image compare with those of the training.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Familiarity {
     /// Whether it is like the training questions; `None` if the run does not know them, or has no limits.
-    #[serde(default)]
     pub question_known: Option<bool>,
     /// The training question with the smallest distance.
-    #[serde(default)]
     pub nearest_question: Option<String>,
     /// Words of the question that are in no training question.
-    #[serde(default)]
     pub new_words: Vec<String>,
     /// Distance to the nearest question, from 0 (the same words) to 1 (no common word).
-    #[serde(default)]
     pub question_distance: Option<f64>,
     /// The classes that the training has this question about, if the image is surely of another class.
-    #[serde(default)]
     pub question_classes: Vec<String>,
     /// The target that the answer is about, if the question asks about another one.
-    #[serde(default)]
     pub other_target: Option<String>,
     /// The classes whose questions in the training have that target.
-    #[serde(default)]
     pub other_target_classes: Vec<String>,
     /// How the image compares with those of the training.
     #[serde(flatten)]
@@ -65,17 +59,11 @@ impl Familiarity {
         self
     }
 
-    /// The same with the target of the answer, if it is another one than that of the question.
+    /// The same with how the image compares, and with the target of the answer, if it is another one than that of the question.
     #[must_use]
-    pub fn answered(self, other: Option<OtherTarget>) -> Self {
+    pub fn answered(self, image: ImageFamiliarity, other: Option<OtherTarget>) -> Self {
         let (other_target, other_target_classes) = other.map(|other| (other.name, other.classes)).unzip();
-        Self { other_target, other_target_classes: other_target_classes.unwrap_or_default(), ..self }
-    }
-
-    /// The same with how the image compares.
-    #[must_use]
-    pub fn with_image(self, image: ImageFamiliarity) -> Self {
-        Self { image, ..self }
+        Self { image, other_target, other_target_classes: other_target_classes.unwrap_or_default(), ..self }
     }
 
     /// Adds these fields to a JSON object.
@@ -102,11 +90,6 @@ impl Familiarity {
         if self.question_known != Some(false) {
             return None;
         }
-        let words = match self.new_words.as_slice() {
-            [] => String::new(),
-            words => format!(" (no training question has: {})", words.join(", ")),
-        };
-        let nearest = self.nearest_question.as_deref().unwrap_or_default();
         if !self.question_classes.is_empty() {
             return Some(format!(
                 "the training has this question about {} only, and this image looks like another class, so do not rely on the \
@@ -114,6 +97,11 @@ impl Familiarity {
                 self.question_classes.join(", ")
             ));
         }
+        let words = match self.new_words.as_slice() {
+            [] => String::new(),
+            words => format!(" (no training question has: {})", words.join(", ")),
+        };
+        let nearest = self.nearest_question.as_deref().unwrap_or_default();
         Some(format!(
             "this question is unlike those of the training{words}, so do not rely on the answer and the mask; the nearest \
              training question is `{nearest}`"
@@ -132,15 +120,13 @@ pub struct OtherTarget {
 
 /// How an image compares with those of the training.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ImageFamiliarity {
     /// Whether it looks like the training images; `None` if the run does not know them, or has too few.
-    #[serde(default)]
     pub image_known: Option<bool>,
     /// Distance to the nearest training image, in units of the limit: above 1 it looks unlike them.
-    #[serde(default)]
     pub image_distance: Option<f64>,
     /// What differs most from that training image.
-    #[serde(default)]
     pub image_differs: Option<String>,
 }
 
@@ -165,7 +151,7 @@ impl ImageFamiliarity {
 ///
 /// # Panics
 /// If they do not serialise.
-pub(crate) fn add_fields(record: &mut Value, fields: &impl Serialize) {
+pub fn add_fields(record: &mut Value, fields: &impl Serialize) {
     let fields = serde_json::to_value(fields).expect("plain values serialise");
     for (name, value) in fields.as_object().into_iter().flatten() {
         record[name] = value.clone();

@@ -5,7 +5,7 @@
 //! `new` is the share of the weight of the words that are in no training question. The limits come from the validation
 //! questions. Nothing here knows what a question means: it only compares words.
 
-use super::{Familiarity, ImageFamiliarity, quantile, read};
+use super::{Familiarity, quantile, read};
 use prsmed_base::Result;
 use regex::Regex;
 use serde::{Deserialize, Serialize};
@@ -66,25 +66,22 @@ pub struct KnownQuestions {
     /// Length of the vector of each question.
     lengths: Vec<f64>,
     /// The words of each question.
-    words: Vec<Vec<String>>,
+    pub(super) words: Vec<Vec<String>>,
 }
 
 impl KnownQuestions {
     /// The questions of training rows, with limits from those of validation rows.
     pub fn new<'a>(trained: impl IntoIterator<Item = &'a str>, validated: impl IntoIterator<Item = &'a str>) -> Self {
         let mut known = Self::of(Saved { questions: most_frequent(trained), limits: None, classes: Vec::new() });
-        let mut found: Vec<Familiarity> = Vec::new();
-        let mut new_words = Vec::new();
-        for (question, _) in most_frequent(validated) {
-            new_words.push(known.share_of_new_words(&question));
-            found.push(known.compare(&question));
-        }
-        let distances = found.iter().filter_map(|found| found.question_distance).collect();
+        let validated = most_frequent(validated);
+        let new_words = validated.iter().map(|(question, _)| known.share_of_new_words(question)).collect();
+        let distance = |(question, _): &(String, u64)| known.compare(question).question_distance;
+        let distances = validated.iter().filter_map(distance).collect();
         known.saved.limits =
             quantile(distances, QUANTILE).zip(quantile(new_words, QUANTILE)).map(|(distance, new_words)| Limits {
                 distance: (distance + MARGIN).clamp(DISTANCES[0], DISTANCES[1]),
                 new_words: new_words.min(MOST_NEW),
-                num_validated: found.len(),
+                num_validated: validated.len(),
             });
         known
     }
@@ -116,9 +113,7 @@ impl KnownQuestions {
                 known.lengths[*number] += weight;
             }
         }
-        for length in &mut known.lengths {
-            *length = length.sqrt();
-        }
+        known.lengths.iter_mut().for_each(|length| *length = length.sqrt());
         known
     }
 
@@ -183,12 +178,9 @@ impl KnownQuestions {
             nearest_question: nearest.map(|number| self.saved.questions[number].0.clone()),
             new_words: words.iter().filter(is_new).cloned().collect::<BTreeSet<_>>().into_iter().collect(),
             question_distance: distance,
-            question_classes: Vec::new(),
-            other_target: None,
-            other_target_classes: Vec::new(),
-            image: ImageFamiliarity::default(),
             asked_of_others: self
                 .asked_of_others(&words, nearest.filter(|_| distance.is_some_and(|distance| distance <= SAME))),
+            ..Familiarity::default()
         }
     }
 
@@ -259,11 +251,6 @@ impl KnownQuestions {
     /// Number of training rows of a class.
     pub(super) fn num_rows(&self, class: &str) -> f64 {
         self.rows_of(0..self.saved.questions.len()).get(class).copied().unwrap_or_default()
-    }
-
-    /// The words of each training question.
-    pub(super) fn all_words(&self) -> &[Vec<String>] {
-        &self.words
     }
 
     /// The classes of a training question.

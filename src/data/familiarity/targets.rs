@@ -67,7 +67,7 @@ impl KnownQuestions {
                 if asked.iter().any(|word| answer.contains(word)) {
                     continue;
                 }
-                let same = self.all_words().iter().enumerate().find_map(|(number, known)| {
+                let same = self.words.iter().enumerate().find_map(|(number, known)| {
                     let rest = known.strip_prefix(&question[..start])?.strip_suffix(&question[end..])?;
                     let is_name = (1..=LONGEST).contains(&rest.len()) && rest.iter().all(|word| is_noun(word));
                     (is_name && rest.last() != asked.last() && is_in_answer(rest)).then(|| (number, rest.join(" ")))

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 
-use super::{Identity, Key};
+use super::{Key, TowerIdentity};
 use prsmed_base::error::{Error, Result};
 use prsmed_base::files;
 
@@ -34,39 +34,19 @@ const BLOCK: usize = 64;
 /// An open cache file.
 #[derive(Debug)]
 pub(super) struct File {
-    path: PathBuf,
-    identity: Identity,
+    pub(super) path: PathBuf,
+    identity: TowerIdentity,
     /// Bytes of one image's features.
     length: usize,
     file: Arc<fs::File>,
     index: HashMap<Key, u64>,
     /// Offset of the next record; `None` when this process does not write.
-    end: Option<u64>,
-}
-
-/// Location of one image's features; reads them without the index.
-pub(super) struct Reader {
-    file: Arc<fs::File>,
-    at: u64,
-    length: usize,
-    key: Key,
-    identity: Identity,
-}
-
-impl Reader {
-    /// The features, or `None` when they are damaged.
-    pub(super) fn read(&self) -> Option<Vec<u8>> {
-        let mut head = [0; BLOCK];
-        self.file.read_exact_at(&mut head, self.at).ok()?;
-        let mut bytes = vec![0; self.length];
-        self.file.read_exact_at(&mut bytes, self.at + BLOCK as u64).ok()?;
-        (head == record_head(&self.identity, &self.key, &bytes)).then_some(bytes)
-    }
+    pub(super) end: Option<u64>,
 }
 
 impl File {
     /// Opens or creates the file of `identity`.
-    pub(super) fn open(folder: &Path, identity: &Identity, length: usize) -> Result<Self> {
+    pub(super) fn open(folder: &Path, identity: &TowerIdentity, length: usize) -> Result<Self> {
         files::create_folders(folder).map_err(Error::io(folder, "create"))?;
         let path = folder.join(name_of(identity));
         let (file, writes) = match files::open_to_change(&path) {
@@ -119,23 +99,21 @@ impl File {
         Ok(())
     }
 
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-
     pub(super) fn len(&self) -> usize {
         self.index.len()
     }
 
-    /// Whether this process adds features.
-    pub(super) fn writes(&self) -> bool {
-        self.end.is_some()
-    }
-
-    pub(super) fn reader(&self, key: &Key) -> Option<Reader> {
+    /// Reads one image's features without the index: `None` when they are damaged.
+    pub(super) fn reader(&self, key: &Key) -> Option<impl FnOnce() -> Option<Vec<u8>> + use<>> {
         let at = *self.index.get(key)?;
-        let (file, identity) = (Arc::clone(&self.file), self.identity);
-        Some(Reader { file, at, length: self.length, key: *key, identity })
+        let (file, length, key, identity) = (Arc::clone(&self.file), self.length, *key, self.identity);
+        Some(move || {
+            let mut head = [0; BLOCK];
+            file.read_exact_at(&mut head, at).ok()?;
+            let mut bytes = vec![0; length];
+            file.read_exact_at(&mut bytes, at + BLOCK as u64).ok()?;
+            (head == record_head(&identity, &key, &bytes)).then_some(bytes)
+        })
     }
 
     /// Removes a damaged record from the index.
@@ -188,13 +166,13 @@ impl File {
 }
 
 /// File name of a tower's cache.
-pub(super) fn name_of(identity: &Identity) -> String {
+pub(super) fn name_of(identity: &TowerIdentity) -> String {
     let head = u128::from_be_bytes(identity[..16].try_into().expect("sixteen of thirty-two bytes"));
     format!("{:024x}.features", head >> 32)
 }
 
 /// Head of the record of `key`: the key and a checksum of its features.
-fn record_head(identity: &Identity, key: &Key, bytes: &[u8]) -> [u8; BLOCK] {
+fn record_head(identity: &TowerIdentity, key: &Key, bytes: &[u8]) -> [u8; BLOCK] {
     let mut head = [0; BLOCK];
     head[..32].copy_from_slice(key);
     head[32..48].copy_from_slice(&Sha256::digest(bytes)[..16]);
@@ -203,13 +181,13 @@ fn record_head(identity: &Identity, key: &Key, bytes: &[u8]) -> [u8; BLOCK] {
     head
 }
 
-fn head_check(identity: &Identity, head: &[u8; BLOCK]) -> [u8; 16] {
+fn head_check(identity: &TowerIdentity, head: &[u8; BLOCK]) -> [u8; 16] {
     let sum = Sha256::new().chain_update(identity).chain_update(&head[..48]).finalize();
     sum[..16].try_into().expect("sixteen of thirty-two bytes")
 }
 
 /// The key in a record's head; `None` when the checksum is wrong.
-fn key_in(identity: &Identity, head: &[u8; BLOCK]) -> Option<Key> {
+fn key_in(identity: &TowerIdentity, head: &[u8; BLOCK]) -> Option<Key> {
     (head[48..] == head_check(identity, head)).then(|| head[..32].try_into().expect("thirty-two bytes"))
 }
 

@@ -2,7 +2,7 @@
 //! image.
 //!
 //! Features are stored under the [`Key`] of an image, the SHA-256 of its preprocessed bytes. Another crop, rotation
-//! or size is therefore another image. One [`Features`] belongs to one tower ([`Identity`]). Nothing is evicted: an
+//! or size is therefore another image. One [`Features`] belongs to one tower ([`TowerIdentity`]). Nothing is evicted: an
 //! epoch uses every image once, so replacing the oldest entry would in time replace all of them. The first images are
 //! kept, up to a limit.
 //!
@@ -24,7 +24,7 @@ use prsmed_base::units::Bytes;
 pub type Key = [u8; 32];
 
 /// Identifies a tower: hash of its weights, dtype, image size and kind of device.
-pub type Identity = [u8; 32];
+pub type TowerIdentity = [u8; 32];
 
 /// The key of an image of `[3, C, C]` bytes.
 pub fn key_of(pixels: &[u8]) -> Key {
@@ -73,7 +73,7 @@ impl FeatureShape {
 
 /// Result of a cache lookup for an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Seen {
+pub enum FeatureLookup {
     /// Cached features, row-major `[tokens, width]`.
     Features(Arc<[u8]>),
     /// Not cached; the features will be stored under this key.
@@ -83,7 +83,8 @@ pub enum Seen {
 /// Vision feature cache of one tower. The loader's workers look features up, and the task adds them.
 #[derive(Debug)]
 pub struct Features {
-    shape: FeatureShape,
+    /// Size of one image's features.
+    pub shape: FeatureShape,
     /// Maximum number of images.
     max_images: usize,
     storage: Storage,
@@ -111,27 +112,17 @@ impl Features {
     ///
     /// # Errors
     /// [`prsmed_base::Error::Io`] when the folder or the file cannot be created or read.
-    pub fn on_disk(folder: &Path, identity: &Identity, shape: FeatureShape, limit: u64) -> Result<Self> {
+    pub fn on_disk(folder: &Path, identity: &TowerIdentity, shape: FeatureShape, limit: u64) -> Result<Self> {
         let file = File::open(folder, identity, shape.bytes())?;
         Ok(Self { shape, max_images: images(shape, limit), storage: Storage::Disk(Box::new(Mutex::new(file))) })
     }
 
-    /// Size of one image's features.
-    pub fn shape(&self) -> FeatureShape {
-        self.shape
-    }
-
     /// Number of cached images.
-    pub fn len(&self) -> usize {
+    fn num_images(&self) -> usize {
         match &self.storage {
             Storage::Memory(entries) => locked(entries).len(),
             Storage::Disk(file) => locked(file).len(),
         }
-    }
-
-    /// Whether no image is cached.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// The features of an image; `None` when they are not cached, or damaged on disk.
@@ -140,8 +131,8 @@ impl Features {
             Storage::Memory(entries) => locked(entries).get(key).cloned(),
             Storage::Disk(file) => {
                 // the lock covers only the index, so that workers read in parallel
-                let reader = locked(file).reader(key)?;
-                let found = reader.read();
+                let read = locked(file).reader(key)?;
+                let found = read();
                 if found.is_none() {
                     locked(file).forget(key);
                 }
@@ -174,15 +165,16 @@ impl Features {
 
     /// Contents and limit, for a note before a run.
     pub fn describe(&self) -> String {
-        let (num_images, max_images, each) = (self.len(), self.max_images, self.shape.bytes());
+        let (num_images, max_images, each) = (self.num_images(), self.max_images, self.shape.bytes());
         let most = Bytes((max_images.saturating_mul(each)) as u64);
         let each = Bytes(each as u64);
         match &self.storage {
             Storage::Memory(_) => format!("vision features in memory: room for {max_images} images of {each}, {most}"),
             Storage::Disk(file) => {
                 let file = locked(file);
-                let reads_only = if file.writes() { "" } else { "; another process writes to it, this one only reads" };
-                let path = file.path().display();
+                let reads_only =
+                    if file.end.is_some() { "" } else { "; another process writes to it, this one only reads" };
+                let path = file.path.display();
                 format!(
                     "vision features in {path}: {num_images} images, room for {max_images} of {each}, {most}\
                      {reads_only}"

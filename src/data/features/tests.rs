@@ -3,7 +3,7 @@ use std::fs;
 use super::*;
 
 const SHAPE: FeatureShape = FeatureShape { tokens: 3, width: 5, dtype: Dtype::Bf16 };
-const TOWER: Identity = [7; 32];
+const TOWER: TowerIdentity = [7; 32];
 const LIMIT: u64 = 1 << 20;
 
 fn features(number: u8) -> (Key, Vec<u8>) {
@@ -54,7 +54,7 @@ fn memory_keeps_the_first_features_up_to_the_limit() {
         cache.put(&key, &bytes);
         cache.put(&key, &vec![99; SHAPE.bytes()]);
     }
-    assert_eq!((served(&cache), cache.len()), (vec![0, 1], 2));
+    assert_eq!((served(&cache), cache.num_images()), (vec![0, 1], 2));
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn a_cache_file_behind_a_link_is_read_but_never_written() {
     fs::write(&precious, "thesis").unwrap();
     fs::remove_file(&path).unwrap();
     std::os::unix::fs::symlink(&precious, &path).unwrap();
-    assert!(open(folder.path()).is_empty());
+    assert!(open(folder.path()).num_images() == 0);
     assert_eq!(fs::read(&precious).unwrap(), b"thesis");
 }
 
@@ -98,12 +98,12 @@ fn another_tower_or_size_shares_no_features() {
     let path = file_of(folder.path(), &TOWER);
     fs::copy(&path, file_of(folder.path(), &[8; 32])).unwrap();
     drop(other);
-    assert!(Features::on_disk(folder.path(), &[8; 32], SHAPE, LIMIT).unwrap().is_empty());
+    assert!(Features::on_disk(folder.path(), &[8; 32], SHAPE, LIMIT).unwrap().num_images() == 0);
     let wide = FeatureShape { width: 6, ..SHAPE };
-    assert!(Features::on_disk(folder.path(), &TOWER, wide, LIMIT).unwrap().is_empty());
+    assert!(Features::on_disk(folder.path(), &TOWER, wide, LIMIT).unwrap().num_images() == 0);
 }
 
-fn file_of(folder: &Path, identity: &Identity) -> std::path::PathBuf {
+fn file_of(folder: &Path, identity: &TowerIdentity) -> std::path::PathBuf {
     folder.join(disk::name_of(identity))
 }
 

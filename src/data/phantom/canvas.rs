@@ -4,7 +4,7 @@ use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 /// Source of the random numbers of a drawing.
-pub(super) trait Draw {
+pub(super) trait RandomDraw {
     /// A number from `from` to `to`.
     fn vary(&mut self, from: f32, to: f32) -> f32;
 
@@ -12,7 +12,7 @@ pub(super) trait Draw {
     fn signed(&mut self, most: f32) -> f32;
 }
 
-impl Draw for ChaCha8Rng {
+impl RandomDraw for ChaCha8Rng {
     fn vary(&mut self, from: f32, to: f32) -> f32 {
         self.random_range(from..=to)
     }
@@ -29,7 +29,7 @@ pub(super) struct Between {
     pub(super) at: f32,
 }
 
-impl Draw for Between {
+impl RandomDraw for Between {
     fn vary(&mut self, from: f32, to: f32) -> f32 {
         mix(self.first.vary(from, to), self.second.vary(from, to), self.at)
     }
@@ -41,7 +41,7 @@ impl Draw for Between {
 
 /// One channel, row by row: 0 is black and 1 is white.
 #[derive(Debug, Clone)]
-pub(super) struct Plane {
+pub(super) struct Canvas {
     pub(super) size: usize,
     pub(super) values: Vec<f32>,
 }
@@ -50,23 +50,17 @@ pub(super) fn unit(index: usize, size: usize) -> f32 {
     (index as f32 + 0.5) / size as f32
 }
 
-impl Plane {
+impl Canvas {
     pub(super) fn filled(size: usize, value: f32) -> Self {
         Self { size, values: vec![value; size * size] }
     }
 
     /// Replaces every value by `paint(x, y, index, value)`.
     pub(super) fn paint(&mut self, paint: impl Fn(f32, f32, usize, f32) -> f32) {
-        for row in 0..self.size {
-            let y = unit(row, self.size);
-            for column in 0..self.size {
-                let index = row * self.size + column;
-                self.values[index] = paint(unit(column, self.size), y, index, self.values[index]);
-            }
-        }
+        self.paint_near((0.5, 0.5), 1.0, paint);
     }
 
-    /// As [`Plane::paint`], within `reach` of a point only.
+    /// As [`Canvas::paint`], within `reach` of a point only.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to the image")]
     pub(super) fn paint_near(&mut self, at: (f32, f32), reach: f32, paint: impl Fn(f32, f32, usize, f32) -> f32) {
         let size = self.size;
@@ -116,7 +110,7 @@ pub(super) struct Oval {
 }
 
 impl Oval {
-    pub(super) fn new(x: f32, y: f32, rx: f32, ry: f32) -> Self {
+    pub(super) const fn new(x: f32, y: f32, rx: f32, ry: f32) -> Self {
         Self { x, y, rx, ry, angle: 0.0, power: 2.0 }
     }
 
@@ -129,7 +123,7 @@ impl Oval {
         Self { angle, ..self }
     }
 
-    pub(super) fn power(self, power: f32) -> Self {
+    pub(super) const fn power(self, power: f32) -> Self {
         Self { power, ..self }
     }
 
@@ -138,7 +132,7 @@ impl Oval {
     }
 
     /// Moves and resizes by random amounts up to `amount` of its radii.
-    pub(super) fn perturbed(self, amount: f32, rng: &mut impl Draw) -> Self {
+    pub(super) fn perturbed(self, amount: f32, rng: &mut impl RandomDraw) -> Self {
         let mut by = || rng.vary(-amount, amount);
         Self {
             x: self.x + self.rx * by(),
@@ -170,8 +164,8 @@ impl Oval {
 }
 
 /// Value noise of several octaves, about -1..1, with `cells` lattice cells over the image in x and y.
-pub(super) fn noise(size: usize, cells: (f32, f32), octaves: u32, rng: &mut impl Draw) -> Plane {
-    let mut plane = Plane::filled(size, 0.0);
+pub(super) fn noise(size: usize, cells: (f32, f32), octaves: u32, rng: &mut impl RandomDraw) -> Canvas {
+    let mut plane = Canvas::filled(size, 0.0);
     let (mut scale, mut weight) = (1.0, 0.55);
     for _ in 0..octaves {
         add_octave(&mut plane, (cells.0 * scale, cells.1 * scale), weight, rng);
@@ -182,7 +176,7 @@ pub(super) fn noise(size: usize, cells: (f32, f32), octaves: u32, rng: &mut impl
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "lattice coordinates are small, positive")]
-fn add_octave(plane: &mut Plane, cells: (f32, f32), weight: f32, rng: &mut impl Draw) {
+fn add_octave(plane: &mut Canvas, cells: (f32, f32), weight: f32, rng: &mut impl RandomDraw) {
     let (across, down) = (cells.0.ceil() as usize + 2, cells.1.ceil() as usize + 2);
     let lattice: Vec<f32> = (0..across * down).map(|_| rng.signed(weight)).collect();
     let split = |at: f32| (at.floor() as usize, smooth(0.0, 1.0, at.fract()));
@@ -198,8 +192,8 @@ fn add_octave(plane: &mut Plane, cells: (f32, f32), weight: f32, rng: &mut impl 
 }
 
 /// Independent, approximately normal noise with standard deviation 1.
-pub(super) fn grain(size: usize, rng: &mut ChaCha8Rng) -> Plane {
-    let mut plane = Plane::filled(size, 0.0);
+pub(super) fn grain(size: usize, rng: &mut ChaCha8Rng) -> Canvas {
+    let mut plane = Canvas::filled(size, 0.0);
     for value in &mut plane.values {
         // The sum of four bytes has mean 510 and variance 4 (256^2 - 1) / 12.
         let sum: u16 = rng.random::<u32>().to_le_bytes().into_iter().map(u16::from).sum();

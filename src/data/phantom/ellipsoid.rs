@@ -128,11 +128,9 @@ impl LesionSpace {
         let radii = if count == 1 { (0.09, 0.18) } else { (0.09, 0.14) };
         let mut placed: Vec<Ellipsoid> = Vec::new();
         for _ in 0..TRIES {
-            let Some(lesion) = self.draw(radii, rng) else { continue };
-            if placed.iter().any(|other| other.touches(&lesion) || lesion.touches(other)) {
-                continue;
-            }
-            placed.push(lesion);
+            let touches =
+                |lesion: &Ellipsoid| placed.iter().any(|other| other.touches(lesion) || lesion.touches(other));
+            placed.extend(self.draw(radii, rng).filter(|lesion| !touches(lesion)));
             if placed.len() == count {
                 return Some(placed);
             }

@@ -2,9 +2,8 @@
 
 use rand_chacha::ChaCha8Rng;
 
-use super::canvas::{Draw, Oval, Plane, bump, grain, mix, noise, smooth};
+use super::canvas::{Canvas, Oval, RandomDraw, bump, grain, mix, noise, smooth};
 use super::lesion::Lesion;
-use super::modality::vary;
 
 /// Width of a lesion's blurred edge.
 pub(super) const EDGE: f32 = 0.018;
@@ -13,7 +12,7 @@ pub(super) const EDGE: f32 = 0.018;
 pub(super) const LESION_TEXTURE: f32 = 0.05;
 
 /// Draws textured lesions over `plane`, with level `bright` or `dark`.
-fn lay_lesions(plane: &mut Plane, lesions: &[&Lesion], bright: f32, dark: f32, texture: &Plane) {
+fn lay_lesions(plane: &mut Canvas, lesions: &[&Lesion], bright: f32, dark: f32, texture: &Canvas) {
     for lesion in lesions {
         let level = if lesion.brighter { bright } else { dark };
         let at = (lesion.oval.x, lesion.oval.y);
@@ -24,41 +23,38 @@ fn lay_lesions(plane: &mut Plane, lesions: &[&Lesion], bright: f32, dark: f32, t
 }
 
 /// An axial abdominal slice in a soft-tissue window: body wall, liver, spleen, kidneys, spine, ribs, bowel.
-pub(super) fn abdomen_ct(lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng) -> Plane {
+pub(super) fn abdomen_ct(lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng) -> Vec<Canvas> {
     let (mut plane, tissue) = abdomen(size, rng);
     lay_lesions(&mut plane, lesions, ABDOMEN_LESION, 0.06, &tissue);
     add_ct_noise(&mut plane, rng);
-    plane
+    vec![plane]
 }
 
 /// Level of a bright lesion of the abdomen.
 pub(super) const ABDOMEN_LESION: f32 = 0.84;
 
 /// The area of an abdomen where lesions may be placed.
-pub(super) fn inside_abdomen() -> Oval {
-    Oval::new(0.5, 0.5, 0.47, 0.45).power(2.6)
-}
+pub(super) const IN_ABDOMEN: Oval = Oval::new(0.5, 0.5, 0.47, 0.45).power(2.6);
 
 /// The anatomy of an abdominal slice without noise, and the texture of its tissue.
-pub(super) fn abdomen(size: usize, rng: &mut impl Draw) -> (Plane, Plane) {
-    let mut plane = Plane::filled(size, 0.02);
-    let body = Oval::new(0.5, 0.5, vary(0.475, 0.495, rng), vary(0.455, 0.48, rng)).power(2.6);
+pub(super) fn abdomen(size: usize, rng: &mut impl RandomDraw) -> (Canvas, Canvas) {
+    let mut plane = Canvas::filled(size, 0.02);
+    let body = Oval::new(0.5, 0.5, rng.vary(0.475, 0.495), rng.vary(0.455, 0.48)).power(2.6);
     plane.lay(&body, 0.40, 0.01);
     plane.lay(&body.scaled(0.985), 0.20, 0.01);
-    plane.lay(&body.scaled(vary(0.90, 0.95, rng)), 0.44, 0.012);
+    plane.lay(&body.scaled(rng.vary(0.90, 0.95)), 0.44, 0.012);
     plane.lay(&body.scaled(0.84), 0.24, 0.03);
     for rib in 0_u8..12 {
-        let angle = f32::from(rib) / 12.0 * std::f32::consts::TAU + vary(-0.15, 0.15, rng);
+        let angle = f32::from(rib) / 12.0 * std::f32::consts::TAU + rng.vary(-0.15, 0.15);
         let (x, y) = (0.5 + body.rx * 0.89 * angle.cos(), 0.5 + body.ry * 0.89 * angle.sin());
         if angle.sin() > -0.75 {
             plane.lay(&Oval::new(x, y, 0.024, 0.010).rotated(angle + 1.57), 0.95, 0.008);
         }
     }
     for _ in 0..9 {
-        let loop_ =
-            Oval::new(vary(0.25, 0.75, rng), vary(0.28, 0.72, rng), vary(0.03, 0.06, rng), vary(0.025, 0.045, rng));
-        plane.lay(&loop_, vary(0.40, 0.50, rng), 0.015);
-        if vary(0.0, 1.0, rng) > 0.6 {
+        let loop_ = Oval::new(rng.vary(0.25, 0.75), rng.vary(0.28, 0.72), rng.vary(0.03, 0.06), rng.vary(0.025, 0.045));
+        plane.lay(&loop_, rng.vary(0.40, 0.50), 0.015);
+        if rng.vary(0.0, 1.0) > 0.6 {
             plane.lay(&loop_.scaled(0.5), 0.05, 0.01);
         }
     }
@@ -81,16 +77,16 @@ pub(super) fn abdomen(size: usize, rng: &mut impl Draw) -> (Plane, Plane) {
 }
 
 /// Adds the noise of a CT image.
-pub(super) fn add_ct_noise(plane: &mut Plane, rng: &mut ChaCha8Rng) {
+pub(super) fn add_ct_noise(plane: &mut Canvas, rng: &mut ChaCha8Rng) {
     let specks = grain(plane.size, rng);
     let streaks = noise(plane.size, (70.0, 70.0), 1, rng);
     plane.paint(|_, _, i, old| old + 0.022 * specks.values[i] + 0.03 * streaks.values[i]);
 }
 
 /// An axial brain slice, FLAIR-like: scalp, skull, folded cortex, white matter, dark ventricles, coil shading.
-pub(super) fn brain_mri(lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng) -> Plane {
-    let mut plane = Plane::filled(size, 0.01);
-    let head = Oval::new(0.5, 0.5, vary(0.465, 0.48, rng), vary(0.48, 0.495, rng)).power(2.2);
+pub(super) fn brain_mri(lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng) -> Vec<Canvas> {
+    let mut plane = Canvas::filled(size, 0.01);
+    let head = Oval::new(0.5, 0.5, rng.vary(0.465, 0.48), rng.vary(0.48, 0.495)).power(2.2);
     plane.lay(&head, 0.62, 0.01);
     plane.lay(&head.scaled(0.955), 0.06, 0.012);
     let brain = head.scaled(0.91);
@@ -103,7 +99,7 @@ pub(super) fn brain_mri(lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng) 
         let sulcus = bump(0.0, 0.11, folds.values[i]) * smooth(0.62, 0.80, depth);
         mix(old, grey_matter * (1.0 - 0.65 * sulcus), brain.cover(x, y, 0.012))
     });
-    let tilt = vary(-0.06, 0.06, rng);
+    let tilt = rng.vary(-0.06, 0.06);
     plane.paint(|x, y, _, old| {
         let line = bump(0.5 + tilt * (y - 0.5), 0.008, x) * smooth(0.10, 0.16, brain.depth(0.5, y));
         mix(old, 0.10, 0.8 * line * brain.cover(x, y, 0.01))
@@ -125,13 +121,13 @@ pub(super) fn brain_mri(lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng) 
         let signal = old * (1.0 + 0.18 * bias.values[i]);
         (signal + 0.022 * real.values[i]).hypot(0.022 * imaginary.values[i])
     });
-    plane
+    vec![plane]
 }
 
 /// A frontal chest X-ray: dark lungs under ribs, heart, diaphragm, clavicles.
-pub(super) fn lung_xray(lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng) -> Plane {
+pub(super) fn lung_xray(lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng) -> Vec<Canvas> {
     let cloud = noise(size, (4.0, 4.0), 3, rng);
-    let mut plane = Plane::filled(size, 0.44);
+    let mut plane = Canvas::filled(size, 0.44);
     plane.paint(|x, y, i, old| {
         let outside = smooth(0.42, 0.52, (x - 0.5).abs()) * smooth(0.10, 0.35, y);
         mix(old, 0.22, 0.6 * outside) + 0.04 * cloud.values[i]
@@ -151,13 +147,13 @@ pub(super) fn lung_xray(lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng) 
     });
     plane.lay(&Oval::new(0.57, 0.64, 0.14, 0.14).rotated(0.5).perturbed(0.08, rng), 0.50, 0.03);
     plane.lay(&Oval::new(0.5, 0.40, 0.055, 0.42), 0.50, 0.04);
-    let dome = vary(0.80, 0.85, rng);
+    let dome = rng.vary(0.80, 0.85);
     plane.paint(|x, y, _, old| {
         let side = if x < 0.5 { x - 0.28 } else { x - 0.72 };
         let edge = dome + 0.9 * side * side - if x < 0.5 { 0.02 } else { 0.0 };
         mix(old, 0.54, smooth(edge - 0.02, edge + 0.03, y))
     });
-    let (first, gap) = (vary(0.10, 0.14, rng), vary(0.082, 0.095, rng));
+    let (first, gap) = (rng.vary(0.10, 0.14), rng.vary(0.082, 0.095));
     plane.paint(|x, y, _, old| {
         let away = (x - 0.5).abs();
         let mut ribs = 0.0_f32;
@@ -176,15 +172,15 @@ pub(super) fn lung_xray(lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng) 
     }
     let specks = grain(size, rng);
     plane.paint(|_, _, i, old| old.min(0.97) + 0.018 * specks.values[i]);
-    plane
+    vec![plane]
 }
 
 /// A linear-probe breast ultrasound: skin, fat, gland, muscle, speckle, shadows, echo-poor lesions.
-pub(super) fn breast_ultrasound(lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng) -> Plane {
+pub(super) fn breast_ultrasound(lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng) -> Vec<Canvas> {
     let waves = noise(size, (3.0, 2.0), 2, rng);
     let tissue = noise(size, (7.0, 16.0), 3, rng);
-    let mut plane = Plane::filled(size, 0.0);
-    let (fat, muscle) = (vary(0.16, 0.28, rng), vary(0.72, 0.85, rng));
+    let mut plane = Canvas::filled(size, 0.0);
+    let (fat, muscle) = (rng.vary(0.16, 0.28), rng.vary(0.72, 0.85));
     plane.paint(|_, y, i, _| {
         let depth = y + 0.06 * waves.values[i];
         let mut level = mix(0.36, 0.54, smooth(fat - 0.03, fat + 0.05, depth));
@@ -193,7 +189,7 @@ pub(super) fn breast_ultrasound(lesions: &[&Lesion], size: usize, rng: &mut ChaC
         level + 0.14 * tissue.values[i] + 0.25 * bump(muscle, 0.012, depth)
     });
     for _ in 0..2 {
-        let (x, width) = (vary(0.0, 1.0, rng), vary(0.03, 0.07, rng));
+        let (x, width) = (rng.vary(0.0, 1.0), rng.vary(0.03, 0.07));
         plane.paint(|u, y, _, old| old * (1.0 - 0.22 * bump(x + 0.05 * (y - 0.5), width, u) * smooth(0.2, 0.5, y)));
     }
     for lesion in lesions {
@@ -213,5 +209,5 @@ pub(super) fn breast_ultrasound(lesions: &[&Lesion], size: usize, rng: &mut ChaC
         let sides = 1.0 - 0.25 * smooth(0.40, 0.5, (x - 0.5).abs());
         old.max(0.0) * speckle * sides * (1.0 - 0.22 * y) + 0.012
     });
-    plane
+    vec![plane]
 }

@@ -8,14 +8,14 @@ use rand::seq::IndexedRandom;
 use rand_chacha::ChaCha8Rng;
 
 use super::canvas::{Oval, unit};
-use crate::position::{self, GridColumn, GridRow, Position, Region};
+use crate::position::{self, Position, Region};
 
 /// Minimum distance of a lesion's centroid from the borders of its grid cell, as a fraction of the image side.
-pub const CELL_MARGIN_FRAC: f32 = 0.07;
+const CELL_MARGIN_FRAC: f32 = 0.07;
 /// Minimum distance of two lesions that are distinguished by side, along that side, as a fraction of the image side.
-pub const SIDE_MARGIN_FRAC: f32 = 0.25;
+const SIDE_MARGIN_FRAC: f32 = 0.25;
 /// Minimum area ratio of two lesions that are distinguished by size.
-pub const AREA_RATIO: f64 = 1.7;
+pub(super) const AREA_RATIO: f64 = 1.7;
 /// Minimum gap between the outlines of two lesions, as a fraction of the image side.
 const GAP_FRAC: f32 = 0.04;
 
@@ -126,13 +126,10 @@ impl LesionArea {
     fn draw(&self, cell: Position, radii: (f32, f32), rng: &mut ChaCha8Rng) -> Option<PlacedLesion> {
         let radius = rng.random_range(radii.0..=radii.1);
         let stretch = rng.random_range(1.0_f32..1.3).sqrt();
-        let start = |third: f32| third / 3.0 + CELL_MARGIN_FRAC;
+        let start = |third: u8| f32::from(third) / 3.0 + CELL_MARGIN_FRAC;
         let length = 1.0 / 3.0 - 2.0 * CELL_MARGIN_FRAC;
-        let column = [GridColumn::Left, GridColumn::Center, GridColumn::Right].iter().position(|&c| c == cell.column);
-        let row = [GridRow::Upper, GridRow::Center, GridRow::Lower].iter().position(|&r| r == cell.row);
-        let third = |index: Option<usize>| index.map_or(1.0, |i| [0.0, 1.0, 2.0][i]);
-        let x = start(third(column)) + rng.random_range(0.0..length);
-        let y = start(third(row)) + rng.random_range(0.0..length);
+        let x = start(cell.column as u8) + rng.random_range(0.0..length);
+        let y = start(cell.row as u8) + rng.random_range(0.0..length);
         let oval = Oval::new(x, y, radius * stretch, radius / stretch).rotated(rng.random_range(0.0..TAU));
         let waves = [0.05_f32, 0.045, 0.03, 0.02].map(|most| (rng.random_range(0.0..most), rng.random_range(0.0..TAU)));
         let lesion = Lesion { oval, waves, brighter: true };
@@ -159,62 +156,45 @@ impl LesionArea {
 
     /// One lesion in `cell`, or in another cell if it does not fit there; `None` after many attempts.
     pub(super) fn one(&self, cell: Position, rng: &mut ChaCha8Rng) -> Option<PlacedLesion> {
-        for attempt in 0..TRIES {
+        (0..TRIES).find_map(|attempt| {
             let cell = if attempt < TRIES / 2 { cell } else { any_cell(rng) };
             // Only small lesions fit the corners of a round area: every second attempt draws a small one.
             let most = if attempt % 2 == 0 { 0.20 } else { 0.13 };
-            if let Some(placed) = self.draw(cell, (0.11, most), rng) {
-                return Some(placed);
-            }
-        }
-        None
+            self.draw(cell, (0.11, most), rng)
+        })
     }
 
     /// Two lesions that differ in `contrast`; its first word names the first of them. `None` after many attempts.
     pub(super) fn two(&self, cell: Position, contrast: Contrast, rng: &mut ChaCha8Rng) -> Option<[PlacedLesion; 2]> {
-        for attempt in 0..TRIES {
+        (0..TRIES).find_map(|attempt| {
             let first_cell = if attempt < TRIES / 2 { cell } else { any_cell(rng) };
             let (first_radii, second_radii) = match contrast {
                 Contrast::Size if rng.random() => ((0.155, 0.20), (0.11, 0.12)),
                 Contrast::Size => ((0.11, 0.12), (0.155, 0.20)),
                 _ => ((0.11, 0.155), (0.11, 0.155)),
             };
-            let Some(first) = self.draw(first_cell, first_radii, rng) else { continue };
-            let Some(second) = self.draw(any_cell(rng), second_radii, rng) else { continue };
-            if first.position == second.position
-                || first.lesion.touches(&second.lesion)
-                || second.lesion.touches(&first.lesion)
-            {
-                continue;
-            }
-            if let Some(pair) = self.ordered(first, second, contrast, rng) {
-                return Some(pair);
-            }
-        }
-        None
+            let first = self.draw(first_cell, first_radii, rng)?;
+            let second = self.draw(any_cell(rng), second_radii, rng)?;
+            let touch = first.lesion.touches(&second.lesion) || second.lesion.touches(&first.lesion);
+            if first.position == second.position || touch { None } else { self.ordered([first, second], contrast, rng) }
+        })
     }
 
     fn ordered(
         &self,
-        first: PlacedLesion,
-        second: PlacedLesion,
+        [first, second]: [PlacedLesion; 2],
         contrast: Contrast,
         rng: &mut ChaCha8Rng,
     ) -> Option<[PlacedLesion; 2]> {
-        let margin = f64::from(SIDE_MARGIN_FRAC) * f64::from(self.size_px);
-        let by = |gap: f64, margin: f64, first: PlacedLesion, second: PlacedLesion| {
-            (gap.abs() >= margin).then_some(if gap > 0.0 { [first, second] } else { [second, first] })
-        };
+        let side_margin = f64::from(SIDE_MARGIN_FRAC) * f64::from(self.size_px);
         let (a, b) = (&first.region, &second.region);
-        match contrast {
-            Contrast::LeftRight => by(b.centroid_px.0 - a.centroid_px.0, margin, first, second),
-            Contrast::UpperLower => by(b.centroid_px.1 - a.centroid_px.1, margin, first, second),
-            Contrast::Size => {
-                let ratio = (a.area_px as f64 / b.area_px as f64).ln();
-                by(ratio, AREA_RATIO.ln(), first, second)
-            }
-            Contrast::Brightness => by(if rng.random() { 1.0 } else { -1.0 }, 0.5, first, second),
-        }
+        let (gap, margin) = match contrast {
+            Contrast::LeftRight => (b.centroid_px.0 - a.centroid_px.0, side_margin),
+            Contrast::UpperLower => (b.centroid_px.1 - a.centroid_px.1, side_margin),
+            Contrast::Size => ((a.area_px as f64 / b.area_px as f64).ln(), AREA_RATIO.ln()),
+            Contrast::Brightness => (if rng.random() { 1.0 } else { -1.0 }, 0.5),
+        };
+        (gap.abs() >= margin).then_some(if gap > 0.0 { [first, second] } else { [second, first] })
     }
 }
 

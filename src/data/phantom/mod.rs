@@ -18,7 +18,7 @@ mod lesion;
 mod modality;
 mod volumes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,11 +32,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use self::canvas::Plane;
-pub use self::lesion::{AREA_RATIO, CELL_MARGIN_FRAC, SIDE_MARGIN_FRAC};
-use self::lesion::{Contrast, PlacedLesion};
-use self::modality::Modality;
-pub use self::volumes::{VolumeOptions, VolumeReport, generate_volumes};
+use self::canvas::Canvas;
+use self::lesion::{Contrast, LesionArea, PlacedLesion};
+use self::modality::{MODALITIES, PhantomModality};
+pub use self::volumes::{PhantomVolumeOptions, VolumeReport, generate_volumes};
 use crate::position::{Position, Zones};
 use crate::templates::{self, Templates, Words};
 use prsmed_base::event::{Event, Observer};
@@ -109,6 +108,8 @@ struct Marker<O, R> {
 }
 
 const MARKER: &str = "phantom.json";
+/// Fractions are exact in blocks of this many images of a modality, or volumes.
+const BLOCK: usize = 10;
 
 /// A row of an annotation file.
 struct AnnotationRow {
@@ -127,61 +128,69 @@ struct AnnotationRow {
 /// a file cannot be written.
 pub fn generate(out: &Path, options: &PhantomOptions, observer: &dyn Observer) -> Result<PhantomReport> {
     check(options)?;
-    if let Some(report) = existing_report(out, options)? {
-        observer.on(&Event::Note(format!("{} already contains these phantoms", out.display())));
+    if let Some(report) = existing_report(out, options, observer)? {
         return Ok(report);
     }
     let splits = splits(options);
     make_folders(out, &splits)?;
     let templates = Templates::embedded();
-    observer.on(&Event::Started { phase: "generate phantoms".into(), total: options.count as u64, unit: "images" });
-    let done = AtomicU64::new(0);
-    let rows = (0..options.count)
-        .into_par_iter()
-        .map(|index| {
-            let rows = make(out, index, splits[index], options, &templates)?;
-            observer.on(&Event::Advanced { done: done.fetch_add(1, Ordering::Relaxed) + 1 });
-            Ok(rows)
-        })
-        .collect::<Result<Vec<Vec<AnnotationRow>>>>()?;
+    let make = |index| make(out, index, splits[index], options, &templates);
+    let rows = make_all(options.count, "images", observer, make)?;
     let report = write_annotations(out, &splits, &rows, options)?;
-    write_marker(out, options, &report)?;
+    complete(out, options, report, observer)
+}
+
+/// Makes phantoms in parallel.
+fn make_all<T: Send>(
+    count: usize,
+    unit: &'static str,
+    observer: &dyn Observer,
+    make: impl Fn(usize) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    observer.on(&Event::Started { phase: "generate phantoms".into(), total: count as u64, unit });
+    let done = AtomicU64::new(0);
+    let make = |index| {
+        let made = make(index)?;
+        observer.on(&Event::Advanced { done: done.fetch_add(1, Ordering::Relaxed) + 1 });
+        Ok(made)
+    };
+    (0..count).into_par_iter().map(make).collect()
+}
+
+/// Marks a complete folder.
+fn complete<R: Serialize>(out: &Path, options: &impl Serialize, report: R, observer: &dyn Observer) -> Result<R> {
+    let marker = Marker { options, report: &report };
+    let text = serde_json::to_string_pretty(&marker).expect("numbers and strings always serialise") + "\n";
+    let path = out.join(MARKER);
+    std::fs::write(&path, text).map_err(Error::io(&path, "write"))?;
     observer.on(&Event::Finished);
     Ok(report)
 }
 
-/// Marks a complete folder.
-fn write_marker(out: &Path, options: &impl Serialize, report: &impl Serialize) -> Result<()> {
-    let marker = Marker { options, report };
-    let text = serde_json::to_string_pretty(&marker).expect("numbers and strings always serialise") + "\n";
-    let path = out.join(MARKER);
-    std::fs::write(&path, text).map_err(Error::io(&path, "write"))
+/// Refuses an argument out of its range.
+fn require(is_in: bool, key: &str, value: &dyn std::fmt::Display, range: &str) -> Result<()> {
+    let refused = || Error::argument(key, format!("{value} is out of range"), format!("give {range}"));
+    if is_in { Ok(()) } else { Err(refused()) }
 }
 
-fn out_of_range(key: &str, value: &dyn std::fmt::Display, range: &str) -> Result<()> {
-    Err(Error::argument(key, format!("{value} is out of range"), format!("give {range}")))
+fn is_frac(value: f64) -> bool {
+    (0.0..=1.0).contains(&value)
 }
 
 fn check(options: &PhantomOptions) -> Result<()> {
-    let frac = |value: f64| (0.0..=1.0).contains(&value);
-    match options {
-        o if o.count == 0 => out_of_range("count", &o.count, "at least 1"),
-        o if !(32..=2048).contains(&o.image_size_px) => {
-            out_of_range("image_size", &o.image_size_px, "32 to 2048 pixels")
-        }
-        o if !frac(o.two_lesion_frac) => out_of_range("two_lesions", &o.two_lesion_frac, "0 to 1"),
-        o if !frac(o.absent_frac) => out_of_range("negatives", &o.absent_frac, "0 to 1"),
-        o if !(1..=4).contains(&o.rows_per_lesion) => out_of_range("questions", &o.rows_per_lesion, "1 to 4"),
-        o if !frac(o.val_frac) => out_of_range("val_frac", &o.val_frac, "0 to 1"),
-        o if !frac(o.test_frac) || o.val_frac + o.test_frac > 1.0 => {
-            out_of_range("test_frac", &o.test_frac, "0 to 1, together with `val_frac` at most 1")
-        }
-        _ => Ok(()),
-    }
+    let o = options;
+    require(o.count > 0, "count", &o.count, "at least 1")?;
+    require((32..=2048).contains(&o.image_size_px), "image_size", &o.image_size_px, "32 to 2048 pixels")?;
+    require(is_frac(o.two_lesion_frac), "two_lesions", &o.two_lesion_frac, "0 to 1")?;
+    require(is_frac(o.absent_frac), "negatives", &o.absent_frac, "0 to 1")?;
+    require((1..=4).contains(&o.rows_per_lesion), "questions", &o.rows_per_lesion, "1 to 4")?;
+    require(is_frac(o.val_frac), "val_frac", &o.val_frac, "0 to 1")?;
+    let fits = is_frac(o.test_frac) && o.val_frac + o.test_frac <= 1.0;
+    require(fits, "test_frac", &o.test_frac, "0 to 1, together with `val_frac` at most 1")
 }
 
 /// The report of a folder that was made with these options; `None` for a folder that is empty or does not exist.
-fn existing_report<O, R>(out: &Path, options: &O) -> Result<Option<R>>
+fn existing_report<O, R>(out: &Path, options: &O, observer: &dyn Observer) -> Result<Option<R>>
 where
     O: DeserializeOwned + PartialEq,
     R: DeserializeOwned,
@@ -191,25 +200,26 @@ where
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(Error::io(out, "read")(error)),
     };
-    let marker = files::read_to_string(&out.join(MARKER), files::MAX_TEXT).ok();
-    let other = marker.as_deref().and_then(|text| serde_json::from_str::<Marker<Value, Value>>(text).ok());
-    let same = marker.as_deref().and_then(|text| serde_json::from_str::<Marker<O, R>>(text).ok());
-    match (same, other) {
-        (Some(marker), _) if marker.options == *options => Ok(Some(marker.report)),
-        (_, Some(_)) => {
-            Err(Error::data(out, "contains phantoms made with other options", "give another folder or remove this one"))
-        }
-        (_, None) if entries.next().is_none() => Ok(None),
-        (_, None) => Err(Error::data(
-            out,
-            "is not empty and contains no complete phantoms",
-            "give a new folder, or remove this one if an earlier run was interrupted",
-        )),
+    let marker = files::read_to_string(&out.join(MARKER), files::MAX_TEXT).unwrap_or_default();
+    if let Ok(marker) = serde_json::from_str::<Marker<O, R>>(&marker)
+        && marker.options == *options
+    {
+        observer.on(&Event::Note(format!("{} already contains these phantoms", out.display())));
+        return Ok(Some(marker.report));
     }
+    let (reason, hint) = if serde_json::from_str::<Marker<Value, Value>>(&marker).is_ok() {
+        ("contains phantoms made with other options", "give another folder or remove this one")
+    } else if entries.next().is_none() {
+        return Ok(None);
+    } else {
+        let hint = "give a new folder, or remove this one if an earlier run was interrupted";
+        ("is not empty and contains no complete phantoms", hint)
+    };
+    Err(Error::data(out, reason, hint))
 }
 
-fn modality_of(index: usize) -> Modality {
-    Modality::ALL[index % Modality::ALL.len()]
+fn modality_of(index: usize) -> &'static PhantomModality {
+    &MODALITIES[index % MODALITIES.len()]
 }
 
 /// Random generator of a stream: 0 for the splits, 1.. for cells, 2^32.. for images, 2^48.. for images without a lesion.
@@ -222,7 +232,7 @@ fn generator(seed: u64, stream: u64) -> ChaCha8Rng {
 /// The split of every image: shuffled within each modality, with exact overall fractions.
 fn splits(options: &PhantomOptions) -> Vec<&'static str> {
     let mut rng = generator(options.seed, 0);
-    let kinds = Modality::ALL.len();
+    let kinds = MODALITIES.len();
     let mut queues: Vec<Vec<usize>> = (0..kinds).map(|kind| (kind..options.count).step_by(kinds).collect()).collect();
     for queue in &mut queues {
         queue.shuffle(&mut rng);
@@ -244,7 +254,7 @@ fn splits(options: &PhantomOptions) -> Vec<&'static str> {
 
 /// Whether image `index` has two lesions, and the number of earlier images of its modality with as many lesions.
 fn plan(index: usize, frac: f64) -> (bool, usize) {
-    let (kind, round) = (index % Modality::ALL.len(), index / Modality::ALL.len());
+    let (kind, round) = (index % MODALITIES.len(), index / MODALITIES.len());
     // Each modality starts at another point of the pattern, so that a few images also contain both kinds.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small counts")]
     let twos_before = |round: usize| ((round as f64 + kind as f64 * 0.618) * frac).floor() as usize;
@@ -255,55 +265,58 @@ fn plan(index: usize, frac: f64) -> (bool, usize) {
 
 /// Whether image `index` has no lesion. The fraction is exact in blocks of ten images of a modality.
 fn is_absent(seed: u64, index: usize, frac: f64) -> bool {
-    const BLOCK: usize = 10;
-    let (kind, round) = (index % Modality::ALL.len(), index / Modality::ALL.len());
+    let (kind, round) = (index % MODALITIES.len(), index / MODALITIES.len());
     let block = round / BLOCK;
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small counts")]
-    let before = |block: usize| ((block * BLOCK) as f64 * frac + 1e-9).floor() as usize;
-    let mut order: [usize; BLOCK] = std::array::from_fn(|index| index);
-    order.shuffle(&mut generator(seed, (1 << 48) + (block * Modality::ALL.len() + kind) as u64));
-    order.iter().take(before(block + 1) - before(block)).any(|absent| *absent == round % BLOCK)
+    let order = shuffled_block(generator(seed, (1 << 48) + (block * MODALITIES.len() + kind) as u64));
+    order[..part_of_block(block, frac)].contains(&(round % BLOCK))
 }
 
-/// Whether image `index` has two lesions.
-fn has_two(index: usize, options: &PhantomOptions) -> bool {
-    plan(index, options.two_lesion_frac).0 && !is_absent(options.seed, index, options.absent_frac)
+/// How many of a block have a property that this fraction of all has: blocks have exact numbers.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small counts")]
+fn part_of_block(block: usize, frac: f64) -> usize {
+    let until = |block: usize| ((block * BLOCK) as f64 * frac + 1e-9).floor() as usize;
+    until(block + 1) - until(block)
+}
+
+fn shuffled_block(mut rng: ChaCha8Rng) -> [usize; BLOCK] {
+    let mut order = std::array::from_fn(|index| index);
+    order.shuffle(&mut rng);
+    order
 }
 
 /// The cell of the first lesion: nine images of a kind cover the nine cells, in shuffled order.
 fn cell(seed: u64, index: usize, two: bool, number: usize) -> Position {
-    let kind = (index % Modality::ALL.len() * 2 + usize::from(two)) as u64;
+    let kind = (index % MODALITIES.len() * 2 + usize::from(two)) as u64;
     let mut cells = Position::ALL;
     cells.shuffle(&mut generator(seed, 1 + kind + 12 * (number / 9) as u64));
     cells[number % 9]
 }
 
 fn place_lesions(
-    modality: Modality,
+    modality: &PhantomModality,
     options: &PhantomOptions,
     index: usize,
     rng: &mut ChaCha8Rng,
 ) -> Option<(Vec<PlacedLesion>, Option<Contrast>)> {
     let (two, number) = plan(index, options.two_lesion_frac);
     let cell = cell(options.seed, index, two, number);
-    let allowed_area = modality.allowed_area(options.image_size_px);
-    let usual_is_bright = modality.usual_is_bright();
+    let allowed_area = LesionArea { inside: modality.area, size_px: options.image_size_px };
     if !two {
         let mut placed = allowed_area.one(cell, rng)?;
-        placed.lesion.brighter = usual_is_bright;
+        placed.lesion.brighter = modality.bright;
         return Some((vec![placed], None));
     }
     // Mostly sides; brightness only if lesions of both brightnesses are visible.
     let sides = [Contrast::LeftRight, Contrast::UpperLower, Contrast::LeftRight, Contrast::UpperLower];
     let contrast = match rng.random_range(0..10) {
-        0 if modality.has_two_looks() => Contrast::Brightness,
+        0 if modality.two_looks => Contrast::Brightness,
         1 => Contrast::Size,
         _ => *sides.choose(rng).expect("not empty"),
     };
     let [mut first, mut second] = allowed_area.two(cell, contrast, rng)?;
     let brightness = contrast == Contrast::Brightness;
-    first.lesion.brighter = brightness || usual_is_bright;
-    second.lesion.brighter = !brightness && usual_is_bright;
+    first.lesion.brighter = brightness || modality.bright;
+    second.lesion.brighter = !brightness && modality.bright;
     Some((vec![first, second], Some(contrast)))
 }
 
@@ -315,90 +328,60 @@ fn make(
     templates: &Templates,
 ) -> Result<Vec<AnnotationRow>> {
     let mut rng = generator(options.seed, (1 << 32) + index as u64);
-    let modality = modality_of(index);
-    if is_absent(options.seed, index, options.absent_frac) {
-        return make_without_lesion(out, index, split, options, templates);
-    }
-    let Some((placed, contrast)) = place_lesions(modality, options, index, &mut rng) else {
-        return Err(Error::config(
-            "image_size_px",
-            format!("no room for the lesions of image {index}"),
-            "use larger images or another seed",
-        ));
-    };
+    let (modality, side) = (modality_of(index), options.image_size_px);
+    let is_absent = is_absent(options.seed, index, options.absent_frac);
+    let placed = if is_absent { Some((Vec::new(), None)) } else { place_lesions(modality, options, index, &mut rng) };
+    let (placed, contrast) = placed.ok_or_else(|| {
+        let reason = format!("no room for the lesions of image {index}");
+        Error::config("image_size_px", reason, "use larger images or another seed")
+    })?;
     let lesions: Vec<_> = placed.iter().map(|placed| &placed.lesion).collect();
-    let planes = modality.draw(&lesions, options.image_size_px as usize, &mut rng);
-    let folder = |what: &str| format!("{}/{split}_{what}", modality.folder());
-    let mut rows = Vec::new();
-    let mut first_image: Option<PathBuf> = None;
-    for (number, placed) in placed.iter().enumerate() {
+    let planes = (modality.draw)(&lesions, side as usize, &mut rng);
+    // photographs are JPEG files, as in real collections; the others are 8-bit grey PNG files
+    let extension = if planes.len() == 1 { "png" } else { "jpg" };
+    let mut masks: Vec<_> = placed.into_iter().map(|placed| (placed.mask, Some(placed.position))).collect();
+    if is_absent {
+        masks.push((GrayImage::new(side, side), None));
+    }
+    let folder = |what: &str| format!("{}/{split}_{what}", modality.folder);
+    let (mut rows, mut first_image) = (Vec::new(), None::<PathBuf>);
+    for (number, (mask, position)) in masks.into_iter().enumerate() {
         let suffix = if contrast.is_some() { ["_a", "_b"][number] } else { "" };
         let stem = format!("phantom_{index:05}{suffix}");
-        let image_path = out.join(folder("images")).join(format!("{stem}.{}", modality.extension()));
+        let image_path = out.join(folder("images")).join(format!("{stem}.{extension}"));
         match &first_image {
-            None => write_image(&image_path, &planes, options.image_size_px)?,
+            None => write_image(&image_path, &planes, side)?,
             Some(first) => link(first, &image_path)?,
         }
         first_image.get_or_insert(image_path);
         let mask_path = format!("{}/{stem}.png", folder("masks"));
-        save(&out.join(&mask_path), &DynamicImage::ImageLuma8(placed.mask.clone()))?;
-        let zone = placed.position.label(Zones::Grid);
+        save(&out.join(&mask_path), &DynamicImage::ImageLuma8(mask))?;
+        let zone = position.map(|position| position.label(Zones::Grid));
         let words = Words {
             target: "lesion",
             image: "image",
-            zone: &zone,
+            zone: zone.as_deref().unwrap_or_default(),
             which: contrast.map_or("", |contrast| contrast.words()[number]),
             ..Words::default()
         };
         let section = if contrast.is_some() { &templates.pair } else { &templates.one };
         for (question, answer) in templates::draw(section, options.rows_per_lesion, &mut rng) {
-            rows.push(AnnotationRow {
-                mask_path: mask_path.clone(),
-                question: words.fill(question),
-                answer: words.fill(answer),
-                position: Some(zone.clone()),
-            });
+            // the questions about one lesion, and answers that there is none
+            let mut absent = || templates.absent.answers.choose(&mut rng).map_or("", String::as_str);
+            let answer = if is_absent { absent() } else { answer };
+            let (question, answer) = (words.fill(question), words.fill(answer));
+            rows.push(AnnotationRow { mask_path: mask_path.clone(), question, answer, position: zone.clone() });
         }
     }
     Ok(rows)
 }
 
-/// An image without a lesion: an empty mask, the questions about one lesion, and answers that there is none.
-fn make_without_lesion(
-    out: &Path,
-    index: usize,
-    split: &str,
-    options: &PhantomOptions,
-    templates: &Templates,
-) -> Result<Vec<AnnotationRow>> {
-    let mut rng = generator(options.seed, (1 << 32) + index as u64);
-    let (modality, side) = (modality_of(index), options.image_size_px);
-    let planes = modality.draw(&[], side as usize, &mut rng);
-    let folder = |what: &str| format!("{}/{split}_{what}", modality.folder());
-    let image_path = out.join(folder("images")).join(format!("phantom_{index:05}.{}", modality.extension()));
-    write_image(&image_path, &planes, side)?;
-    let mask_path = format!("{}/phantom_{index:05}.png", folder("masks"));
-    save(&out.join(&mask_path), &DynamicImage::ImageLuma8(GrayImage::new(side, side)))?;
-    let words = Words { target: "lesion", image: "image", ..Words::default() };
-    let questions = templates::draw(&templates.one, options.rows_per_lesion, &mut rng);
-    let row = |(question, _): (&str, &str)| AnnotationRow {
-        mask_path: mask_path.clone(),
-        question: words.fill(question),
-        answer: words.fill(templates.absent.answers.choose(&mut rng).map_or("", String::as_str)),
-        position: None,
-    };
-    Ok(questions.into_iter().map(row).collect())
-}
-
 fn make_folders(out: &Path, splits: &[&str]) -> Result<()> {
-    let mut folders = vec![out.join("annotations")];
-    for (index, split) in splits.iter().enumerate() {
-        for what in ["images", "masks"] {
-            folders.push(out.join(modality_of(index).folder()).join(format!("{split}_{what}")));
-        }
-    }
-    folders.sort();
-    folders.dedup();
+    let of_image = |(index, split): (usize, &&str)| {
+        ["images", "masks"].map(|what| out.join(modality_of(index).folder).join(format!("{split}_{what}")))
+    };
+    let folders = splits.iter().enumerate().flat_map(of_image).chain([out.join("annotations")]);
+    let folders: BTreeSet<PathBuf> = folders.collect();
     folders.iter().try_for_each(|folder| std::fs::create_dir_all(folder).map_err(Error::io(folder, "create")))
 }
 
@@ -407,7 +390,7 @@ fn byte(value: f32) -> u8 {
     (value.clamp(0.0, 1.0) * 255.0).round() as u8
 }
 
-fn write_image(path: &Path, planes: &[Plane], size: u32) -> Result<()> {
+fn write_image(path: &Path, planes: &[Canvas], size: u32) -> Result<()> {
     let pixels: Vec<u8> =
         (0..planes[0].values.len()).flat_map(|i| planes.iter().map(move |p| byte(p.values[i]))).collect();
     let image = if planes.len() == 1 {
@@ -442,16 +425,16 @@ fn write_annotations(
     rows: &[Vec<AnnotationRow>],
     options: &PhantomOptions,
 ) -> Result<PhantomReport> {
+    let is_absent = |index: &usize| is_absent(options.seed, *index, options.absent_frac);
+    let has_two = |index: &usize| plan(*index, options.two_lesion_frac).0 && !is_absent(index);
     let mut report = PhantomReport {
         images: options.count,
-        two_lesion_images: (0..options.count).filter(|&index| has_two(index, options)).count(),
-        images_without_lesion: (0..options.count)
-            .filter(|&index| is_absent(options.seed, index, options.absent_frac))
-            .count(),
+        two_lesion_images: (0..options.count).filter(has_two).count(),
+        images_without_lesion: (0..options.count).filter(is_absent).count(),
         ..PhantomReport::default()
     };
-    for (kind, modality) in Modality::ALL.into_iter().enumerate().take(options.count) {
-        let path = out.join("annotations").join(format!("{}.csv", modality.folder()));
+    for (kind, modality) in MODALITIES.iter().enumerate().take(options.count) {
+        let path = out.join("annotations").join(format!("{}.csv", modality.folder));
         let failed = |error: csv::Error| Error::io(&path, "write")(error.into());
         let mut csv = csv::WriterBuilder::new().from_path(&path).map_err(failed)?;
         // without negatives, the files are those of earlier versions
@@ -459,8 +442,8 @@ fn write_annotations(
         let optional = |cell: &'static str| with_present.then_some(cell);
         let header = ["image_path", "question", "answer", "position", "split"].into_iter().chain(optional("present"));
         csv.write_record(header).map_err(failed)?;
-        let by_split = report.rows_by_modality.entry(modality.folder().to_owned()).or_default();
-        for index in (kind..options.count).step_by(Modality::ALL.len()) {
+        let by_split = report.rows_by_modality.entry(modality.folder.to_owned()).or_default();
+        for index in (kind..options.count).step_by(MODALITIES.len()) {
             for row in &rows[index] {
                 let position = row.position.as_deref().unwrap_or_default();
                 let record = [&row.mask_path, &row.question, &row.answer, position, splits[index]];

@@ -2,86 +2,35 @@
 
 use rand_chacha::ChaCha8Rng;
 
-use super::canvas::{Draw, Oval, Plane};
-use super::lesion::{Lesion, LesionArea};
-use super::{colour, grey};
+use super::canvas::{Canvas, Oval};
+use super::colour::{polyp_endoscopy, skin_dermoscopy};
+use super::grey::{IN_ABDOMEN, abdomen_ct, brain_mri, breast_ultrasound, lung_xray};
+use super::lesion::Lesion;
 
-/// Modality of an image. Images alternate between the modalities in this order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Modality {
-    AbdomenCt,
-    BrainMri,
-    LungXray,
-    BreastUltrasound,
-    PolypEndoscopy,
-    SkinDermoscopy,
-}
-
-impl Modality {
-    pub(super) const ALL: [Self; 6] = [
-        Self::AbdomenCt,
-        Self::BrainMri,
-        Self::LungXray,
-        Self::BreastUltrasound,
-        Self::PolypEndoscopy,
-        Self::SkinDermoscopy,
-    ];
-
+/// Modality of an image.
+pub(super) struct PhantomModality {
     /// Folder in the data root, and stem of the annotation file.
-    pub(super) fn folder(self) -> &'static str {
-        match self {
-            Self::AbdomenCt => "abdomen_CT",
-            Self::BrainMri => "brain_MRI",
-            Self::LungXray => "lung_Xray",
-            Self::BreastUltrasound => "breast_ultrasound",
-            Self::PolypEndoscopy => "polyp_endoscopy",
-            Self::SkinDermoscopy => "skin_dermoscopy",
-        }
-    }
-
-    /// Colour photographs are JPEG files, as in real collections; the others are 8-bit grey PNG files.
-    pub(super) fn extension(self) -> &'static str {
-        match self {
-            Self::PolypEndoscopy | Self::SkinDermoscopy => "jpg",
-            _ => "png",
-        }
-    }
-
+    pub(super) folder: &'static str,
     /// Whether both bright and dark lesions are visible.
-    pub(super) fn has_two_looks(self) -> bool {
-        !matches!(self, Self::LungXray | Self::PolypEndoscopy)
-    }
-
+    pub(super) two_looks: bool,
     /// Whether lesions are usually bright.
-    pub(super) fn usual_is_bright(self) -> bool {
-        matches!(self, Self::AbdomenCt | Self::BrainMri)
-    }
-
+    pub(super) bright: bool,
     /// The area where lesions may be placed.
-    pub(super) fn allowed_area(self, size_px: u32) -> LesionArea {
-        let inside = match self {
-            Self::AbdomenCt => grey::inside_abdomen(),
-            Self::BrainMri => Oval::new(0.5, 0.5, 0.45, 0.465).power(2.2),
-            Self::PolypEndoscopy => Oval::new(0.5, 0.5, 0.49, 0.49).power(3.0),
-            Self::LungXray | Self::BreastUltrasound | Self::SkinDermoscopy => Oval::new(0.5, 0.5, 0.5, 0.5).power(30.0),
-        };
-        LesionArea { inside, size_px }
-    }
-
+    pub(super) area: Oval,
     /// Draws the image with its lesions: one channel, or red, green and blue.
-    pub(super) fn draw(self, lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng) -> Vec<Plane> {
-        match self {
-            Self::AbdomenCt => vec![grey::abdomen_ct(lesions, size, rng)],
-            Self::BrainMri => vec![grey::brain_mri(lesions, size, rng)],
-            Self::LungXray => vec![grey::lung_xray(lesions, size, rng)],
-            Self::BreastUltrasound => vec![grey::breast_ultrasound(lesions, size, rng)],
-            Self::PolypEndoscopy => colour::polyp_endoscopy(lesions, size, rng),
-            Self::SkinDermoscopy => colour::skin_dermoscopy(lesions, size, rng),
-        }
-    }
+    pub(super) draw: fn(&[&Lesion], usize, &mut ChaCha8Rng) -> Vec<Canvas>,
 }
 
-/// A random number in the range, for variation between patients.
-pub(super) fn vary(from: f32, to: f32, rng: &mut impl Draw) -> f32 {
-    rng.vary(from, to)
-}
+const HEAD: Oval = Oval::new(0.5, 0.5, 0.45, 0.465).power(2.2);
+const VIEW: Oval = Oval::new(0.5, 0.5, 0.49, 0.49).power(3.0);
+const ALL: Oval = Oval::new(0.5, 0.5, 0.5, 0.5).power(30.0);
+
+/// All modalities. Images alternate between them in this order.
+pub(super) static MODALITIES: [PhantomModality; 6] = [
+    PhantomModality { folder: "abdomen_CT", two_looks: true, bright: true, area: IN_ABDOMEN, draw: abdomen_ct },
+    PhantomModality { folder: "brain_MRI", two_looks: true, bright: true, area: HEAD, draw: brain_mri },
+    PhantomModality { folder: "lung_Xray", two_looks: false, bright: false, area: ALL, draw: lung_xray },
+    PhantomModality { folder: "breast_ultrasound", two_looks: true, bright: false, area: ALL, draw: breast_ultrasound },
+    PhantomModality { folder: "polyp_endoscopy", two_looks: false, bright: false, area: VIEW, draw: polyp_endoscopy },
+    PhantomModality { folder: "skin_dermoscopy", two_looks: true, bright: false, area: ALL, draw: skin_dermoscopy },
+];

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use super::canvas::{Oval, bump, smooth, unit};
+use super::lesion::AREA_RATIO;
 use super::*;
 use crate::check;
 use crate::labels::Labels;
@@ -38,8 +39,8 @@ fn relative(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 /// mask path, question, answer, position, split
 fn rows(root: &Path) -> Vec<[String; 5]> {
     let mut rows = Vec::new();
-    for modality in Modality::ALL {
-        let mut csv = csv::Reader::from_path(root.join(format!("annotations/{}.csv", modality.folder()))).unwrap();
+    for modality in &MODALITIES {
+        let mut csv = csv::Reader::from_path(root.join(format!("annotations/{}.csv", modality.folder))).unwrap();
         rows.extend(csv.records().map(|row| [0, 1, 2, 3, 4].map(|i| row.as_ref().unwrap()[i].to_owned())));
     }
     rows
@@ -183,7 +184,7 @@ fn images_of_a_modality_are_numbered_by_their_number_of_lesions() {
         let mut seen = BTreeMap::<(usize, bool), usize>::new();
         for index in 0..120 {
             let (two, number) = plan(index, frac);
-            let next = seen.entry((index % Modality::ALL.len(), two)).or_default();
+            let next = seen.entry((index % MODALITIES.len(), two)).or_default();
             assert_eq!(number, *next, "image {index}, fraction {frac}");
             *next += 1;
         }
@@ -200,16 +201,16 @@ fn a_smooth_step_goes_from_0_to_1_and_a_bump_from_1_to_0() {
 fn lesions_may_lie_everywhere_in_the_body_and_the_head_but_at_the_edge() {
     // the smallest outlines that are drawn
     let outlines = [
-        (Modality::AbdomenCt, Oval::new(0.5, 0.5, 0.475, 0.455).power(2.6)),
-        (Modality::BrainMri, Oval::new(0.5, 0.5, 0.465, 0.48).power(2.2)),
+        (&MODALITIES[0], Oval::new(0.5, 0.5, 0.475, 0.455).power(2.6)),
+        (&MODALITIES[1], Oval::new(0.5, 0.5, 0.465, 0.48).power(2.2)),
     ];
     for (modality, drawn) in outlines {
-        let allowed = modality.allowed_area(96).inside;
+        let allowed = modality.area;
         for step in 0_u8..32 {
             let (sin, cos) = (f32::from(step) / 32.0 * std::f32::consts::TAU).sin_cos();
             let reach = 1.0 / allowed.depth(0.5 + cos, 0.5 + sin);
             let depth = drawn.depth(0.5 + reach * cos, 0.5 + reach * sin);
-            assert!((0.96..0.995).contains(&depth), "{modality:?}, direction {step}: {depth}");
+            assert!((0.96..0.995).contains(&depth), "{}, direction {step}: {depth}", modality.folder);
         }
     }
 }
@@ -244,7 +245,7 @@ fn num_bright(values: &[f32], is_part: impl Fn(f32, f32) -> bool) -> usize {
 
 #[test]
 fn a_ct_phantom_shows_organs_and_ribs_in_their_places() {
-    let draw = |seed| Modality::AbdomenCt.draw(&[], SIZE, &mut generator(seed, 0)).remove(0).values;
+    let draw = |seed| (MODALITIES[0].draw)(&[], SIZE, &mut generator(seed, 0)).remove(0).values;
     let images: Vec<Vec<f32>> = (0..24).map(draw).collect();
     for (organ, at, level) in
         [("liver", (0.33, 0.40), 0.54), ("spleen", (0.73, 0.42), 0.57), ("spine", (0.50, 0.72), 0.70)]

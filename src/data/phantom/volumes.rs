@@ -9,29 +9,26 @@
 //! contains the options.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rand::Rng;
-use rand::seq::SliceRandom;
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::canvas::{Between, Plane, mix, unit};
+use super::canvas::{Between, Canvas, mix, unit};
 use super::ellipsoid::{Ellipsoid, LesionSpace};
-use super::{existing_report, generator, grey, out_of_range, write_marker};
+use super::{
+    BLOCK, complete, existing_report, generator, grey, is_frac, make_all, part_of_block, require, shuffled_block,
+};
 use crate::volume::{Affine, Grid, write};
-use prsmed_base::event::{Event, Observer};
+use prsmed_base::event::Observer;
 use prsmed_base::{Error, Result};
 
 /// Black and white of the scans in Hounsfield units: the soft-tissue window.
 const WINDOW_HU: (f32, f32) = (-160.0, 240.0);
-/// Volumes without a lesion and with two are exact fractions of blocks of this many volumes.
-const BLOCK: usize = 10;
 
 /// Options of [`generate_volumes`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct VolumeOptions {
+pub struct PhantomVolumeOptions {
     /// Number of volumes, at least 1.
     pub volumes: usize,
     /// Random seed.
@@ -44,7 +41,7 @@ pub struct VolumeOptions {
     pub absent_frac: f64,
 }
 
-impl Default for VolumeOptions {
+impl Default for PhantomVolumeOptions {
     fn default() -> Self {
         Self { volumes: 40, seed: 0, image_size_px: 128, two_lesion_frac: 0.25, absent_frac: 0.2 }
     }
@@ -69,27 +66,21 @@ pub struct VolumeReport {
 /// # Errors
 /// [`Error::Config`] for options out of range, [`Error::Data`] when `out` contains something else, [`Error::Io`] when a
 /// file cannot be written.
-pub fn generate_volumes(out: &Path, options: &VolumeOptions, observer: &dyn Observer) -> Result<VolumeReport> {
+pub fn generate_volumes(out: &Path, options: &PhantomVolumeOptions, observer: &dyn Observer) -> Result<VolumeReport> {
     check(options)?;
-    if let Some(report) = existing_report(out, options)? {
-        observer.on(&Event::Note(format!("{} already contains these phantoms", out.display())));
+    if let Some(report) = existing_report(out, options, observer)? {
         return Ok(report);
     }
     for folder in ["scans", "labels"].map(|name| out.join(name)) {
         std::fs::create_dir_all(&folder).map_err(Error::io(&folder, "create"))?;
     }
-    let total = options.volumes as u64;
-    observer.on(&Event::Started { phase: "generate phantoms".into(), total, unit: "volumes" });
-    let done = AtomicU64::new(0);
-    let slices = (0..options.volumes)
-        .into_par_iter()
-        .map(|index| {
-            let phantom = PhantomVolume::new(index, options)?;
-            phantom.write(out, index)?;
-            observer.on(&Event::Advanced { done: done.fetch_add(1, Ordering::Relaxed) + 1 });
-            Ok(phantom.grid.size[2])
-        })
-        .collect::<Result<Vec<usize>>>()?;
+    let slices = make_all(options.volumes, "volumes", observer, |index| {
+        let phantom = PhantomVolume::new(index, options)?;
+        let path = |folder: &str| out.join(folder).join(format!("P{:04}.nii.gz", index + 1));
+        write::nifti_i16(&path("scans"), &phantom.values, &phantom.grid)?;
+        write::nifti_labels(&path("labels"), &phantom.labels, &phantom.grid)?;
+        Ok(phantom.grid.size[2])
+    })?;
     let count = |lesions: usize| (0..options.volumes).filter(|&index| num_lesions(index, options) == lesions).count();
     let report = VolumeReport {
         volumes: options.volumes,
@@ -97,35 +88,23 @@ pub fn generate_volumes(out: &Path, options: &VolumeOptions, observer: &dyn Obse
         volumes_without_lesion: count(0),
         slices: slices.iter().sum(),
     };
-    write_marker(out, options, &report)?;
-    observer.on(&Event::Finished);
-    Ok(report)
+    complete(out, options, report, observer)
 }
 
-fn check(options: &VolumeOptions) -> Result<()> {
-    let frac = |value: f64| (0.0..=1.0).contains(&value);
-    match options {
-        o if o.volumes == 0 => out_of_range("volumes", &o.volumes, "at least 1"),
-        o if !(32..=512).contains(&o.image_size_px) => {
-            out_of_range("image_size", &o.image_size_px, "32 to 512 pixels for volumes")
-        }
-        o if !frac(o.two_lesion_frac) => out_of_range("two_lesions", &o.two_lesion_frac, "0 to 1"),
-        o if !frac(o.absent_frac) => out_of_range("negatives", &o.absent_frac, "0 to 1"),
-        _ => Ok(()),
-    }
+fn check(options: &PhantomVolumeOptions) -> Result<()> {
+    let o = options;
+    require(o.volumes > 0, "volumes", &o.volumes, "at least 1")?;
+    require((32..=512).contains(&o.image_size_px), "image_size", &o.image_size_px, "32 to 512 pixels for volumes")?;
+    require(is_frac(o.two_lesion_frac), "two_lesions", &o.two_lesion_frac, "0 to 1")?;
+    require(is_frac(o.absent_frac), "negatives", &o.absent_frac, "0 to 1")
 }
 
 /// Number of lesions of volume `index`: 0, 1 or 2. Blocks of volumes have exact numbers of each, in shuffled order.
-pub(super) fn num_lesions(index: usize, options: &VolumeOptions) -> usize {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small counts")]
-    let until = |block: usize, frac: f64| ((block * BLOCK) as f64 * frac + 1e-9).floor() as usize;
-    let of_block = |block: usize, frac: f64| until(block + 1, frac) - until(block, frac);
+pub(super) fn num_lesions(index: usize, options: &PhantomVolumeOptions) -> usize {
     let block = index / BLOCK;
-    let absent = of_block(block, options.absent_frac);
-    let two = of_block(block, (1.0 - options.absent_frac) * options.two_lesion_frac).min(BLOCK - absent);
-    let mut order: [usize; BLOCK] = std::array::from_fn(|index| index);
-    order.shuffle(&mut generator(options.seed, (1 << 51) + block as u64));
-    match order[index % BLOCK] {
+    let absent = part_of_block(block, options.absent_frac);
+    let two = part_of_block(block, (1.0 - options.absent_frac) * options.two_lesion_frac).min(BLOCK - absent);
+    match shuffled_block(generator(options.seed, (1 << 51) + block as u64))[index % BLOCK] {
         rank if rank < absent => 0,
         rank if rank < absent + two => 2,
         _ => 1,
@@ -141,7 +120,7 @@ pub(super) struct PhantomVolume {
 }
 
 impl PhantomVolume {
-    pub(super) fn new(index: usize, options: &VolumeOptions) -> Result<Self> {
+    pub(super) fn new(index: usize, options: &PhantomVolumeOptions) -> Result<Self> {
         let stream = |kind: u64| generator(options.seed, (kind << 52) + ((index as u64) << 16));
         let mut rng = stream(1);
         let grid = draw_grid(options.image_size_px as usize, &mut rng);
@@ -149,8 +128,7 @@ impl PhantomVolume {
         let spacing = grid.spacing();
         #[expect(clippy::cast_possible_truncation, reason = "drawn in f32")]
         let step = (spacing[2] / (spacing[0] * size as f64)) as f32;
-        let space =
-            LesionSpace { inside: grey::inside_abdomen(), height: step * num_slices as f32, least_rz: 2.0 * step };
+        let space = LesionSpace { inside: grey::IN_ABDOMEN, height: step * num_slices as f32, least_rz: 2.0 * step };
         let lesions = match num_lesions(index, options) {
             0 => Some(Vec::new()),
             count => space.place(count, &mut rng),
@@ -162,20 +140,18 @@ impl PhantomVolume {
         let (first, second) = (stream(2), stream(3));
         for slice in 0..num_slices {
             let at = slice as f32 / (num_slices - 1) as f32;
-            let (mut plane, texture) =
-                grey::abdomen(size, &mut Between { first: first.clone(), second: second.clone(), at });
+            let mut between = Between { first: first.clone(), second: second.clone(), at };
+            let (mut plane, texture) = grey::abdomen(size, &mut between);
             this.lay_lesions(&mut plane, &texture, (slice as f32 + 0.5) * step);
-            grey::add_ct_noise(
-                &mut plane,
-                &mut generator(options.seed, (4 << 52) + ((index as u64) << 16) + slice as u64),
-            );
+            let mut noise = generator(options.seed, (4 << 52) + ((index as u64) << 16) + slice as u64);
+            grey::add_ct_noise(&mut plane, &mut noise);
             this.values.extend(plane.values.iter().map(|value| hounsfield(*value)));
         }
         Ok(this)
     }
 
     /// Draws the lesions into a slice, and adds its labels.
-    fn lay_lesions(&mut self, plane: &mut Plane, texture: &Plane, z: f32) {
+    fn lay_lesions(&mut self, plane: &mut Canvas, texture: &Canvas, z: f32) {
         let size = plane.size;
         let start = self.labels.len();
         self.labels.resize(start + size * size, 0);
@@ -192,12 +168,6 @@ impl PhantomVolume {
                 }
             }
         }
-    }
-
-    fn write(&self, out: &Path, index: usize) -> Result<()> {
-        let path = |folder: &str| out.join(folder).join(format!("P{:04}.nii.gz", index + 1));
-        write::nifti_i16(&path("scans"), &self.values, &self.grid)?;
-        write::nifti_labels(&path("labels"), &self.labels, &self.grid)
     }
 }
 

@@ -5,8 +5,8 @@ use crate::phantom::PhantomOptions;
 use crate::volume::{self, Axis, Cleanup, Voxels, labels};
 use prsmed_base::event::Silent;
 
-fn options(volumes: usize) -> VolumeOptions {
-    VolumeOptions { volumes, seed: 5, image_size_px: 48, ..VolumeOptions::default() }
+fn options(volumes: usize) -> PhantomVolumeOptions {
+    PhantomVolumeOptions { volumes, seed: 5, image_size_px: 48, ..PhantomVolumeOptions::default() }
 }
 
 fn bytes(out: &Path, number: usize) -> [Vec<u8>; 2] {
@@ -16,7 +16,7 @@ fn bytes(out: &Path, number: usize) -> [Vec<u8>; 2] {
 #[test]
 fn a_volume_depends_on_the_seed_and_its_number_only() {
     let folder = tempfile::tempdir().unwrap();
-    let make = |name: &str, options: &VolumeOptions| {
+    let make = |name: &str, options: &PhantomVolumeOptions| {
         let out = folder.path().join(name);
         generate_volumes(&out, options, &Silent).unwrap();
         out
@@ -24,7 +24,7 @@ fn a_volume_depends_on_the_seed_and_its_number_only() {
     let few = make("few", &options(2));
     let one_thread = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     let many = one_thread.install(|| make("many", &options(3)));
-    let other = make("other", &VolumeOptions { seed: 6, ..options(1) });
+    let other = make("other", &PhantomVolumeOptions { seed: 6, ..options(1) });
     for number in [1, 2] {
         assert_eq!(bytes(&few, number), bytes(&many, number));
     }
@@ -116,7 +116,7 @@ fn numbers_of_lesions_are_exact_in_blocks() {
     for (absent_frac, two_lesion_frac, expected) in
         [(0.2, 0.25, [8, 24, 8]), (0.0, 0.0, [0, 40, 0]), (1.0, 0.5, [40, 0, 0])]
     {
-        let options = VolumeOptions { two_lesion_frac, absent_frac, ..options(40) };
+        let options = PhantomVolumeOptions { two_lesion_frac, absent_frac, ..options(40) };
         let count = |lesions: usize| (0..40).filter(|index| num_lesions(*index, &options) == lesions).count();
         assert_eq!([count(0), count(1), count(2)], expected);
     }
@@ -125,12 +125,12 @@ fn numbers_of_lesions_are_exact_in_blocks() {
 #[test]
 fn options_out_of_range_are_named() {
     let folder = tempfile::tempdir().unwrap();
-    let refuse = |options: VolumeOptions| {
+    let refuse = |options: PhantomVolumeOptions| {
         generate_volumes(&folder.path().join("new"), &options, &Silent).unwrap_err().to_string()
     };
-    assert!(refuse(VolumeOptions { volumes: 0, ..options(1) }).contains("argument `volumes`"));
-    assert!(refuse(VolumeOptions { image_size_px: 513, ..options(1) }).contains("argument `image_size`"));
-    assert!(refuse(VolumeOptions { two_lesion_frac: -0.1, ..options(1) }).contains("argument `two_lesions`"));
-    assert!(refuse(VolumeOptions { absent_frac: f64::NAN, ..options(1) }).contains("argument `negatives`"));
+    assert!(refuse(PhantomVolumeOptions { volumes: 0, ..options(1) }).contains("argument `volumes`"));
+    assert!(refuse(PhantomVolumeOptions { image_size_px: 513, ..options(1) }).contains("argument `image_size`"));
+    assert!(refuse(PhantomVolumeOptions { two_lesion_frac: -0.1, ..options(1) }).contains("argument `two_lesions`"));
+    assert!(refuse(PhantomVolumeOptions { absent_frac: f64::NAN, ..options(1) }).contains("argument `negatives`"));
     assert!(!folder.path().join("new").exists());
 }

@@ -39,12 +39,9 @@ impl Existing {
             if let (Ok(found), false) = (path.symlink_metadata(), options.append && !path.is_symlink()) {
                 let reason =
                     if found.is_symlink() { "already exists as a link" } else { "already exists; nothing was written" };
-                return Err(Error::data(
-                    path,
-                    reason,
-                    "give another modality name or data root, remove the old one first, or add the new files to it with \
-                     the argument `append`",
-                ));
+                let hint = "give another modality name or data root, remove the old one first, or add the new files to it \
+                            with the argument `append`";
+                return Err(Error::data(path, reason, hint));
             }
         }
         refuse_other_case(options)?;
@@ -85,23 +82,16 @@ impl Existing {
         patients: impl Iterator<Item = &'a str>,
         root: &Path,
     ) -> Result<BTreeMap<String, Split>> {
-        let mut splits = BTreeMap::new();
-        for patient in patients {
-            match self.patients.get(patient) {
-                None => {}
-                Some(Some(split)) => {
-                    splits.insert(patient.to_owned(), *split);
-                }
-                Some(None) => {
-                    return Err(Error::data(
-                        root,
-                        format!("patient `{patient}` is in several splits of this data root"),
-                        "move all rows of this patient into one split; `prsmed data check` lists such patients",
-                    ));
-                }
-            }
-        }
-        Ok(splits)
+        let known = patients.filter_map(|patient| Some((patient, self.patients.get(patient)?)));
+        let split = |(patient, split): (&str, &Option<Split>)| {
+            let split = split.ok_or_else(|| {
+                let reason = format!("patient `{patient}` is in several splits of this data root");
+                let hint = "move all rows of this patient into one split; `prsmed data check` lists such patients";
+                Error::data(root, reason, hint)
+            });
+            Ok((patient.to_owned(), split?))
+        };
+        known.map(split).collect()
     }
 
     /// The images of all classes by their pixels, each with its split. `marks` are added to.
@@ -149,14 +139,9 @@ fn refuse_other_case(options: &PrepareOptions) -> Result<()> {
     let names = fs::read_dir(&options.out).into_iter().flatten().flatten();
     let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
     let own = &options.modality;
-    match names.find(|name| name != own && name.eq_ignore_ascii_case(own)) {
-        Some(other) => {
-            let reason =
-                format!("the data root has the folder `{other}`, and `{own}` differs in upper and lower case only");
-            Err(Error::config("modality", reason, format!("use `{other}` with the argument `append`, or another name")))
-        }
-        None => Ok(()),
-    }
+    let Some(other) = names.find(|name| name != own && name.eq_ignore_ascii_case(own)) else { return Ok(()) };
+    let reason = format!("the data root has the folder `{other}`, and `{own}` differs in upper and lower case only");
+    Err(Error::config("modality", reason, format!("use `{other}` with the argument `append`, or another name")))
 }
 
 /// Whether a folder of annotations, which is no link, has a CSV file.
@@ -164,13 +149,8 @@ fn has_rows(folder: &Path) -> Result<bool> {
     if !folder.symlink_metadata().is_ok_and(|found| found.is_dir()) {
         return Ok(false);
     }
-    for entry in fs::read_dir(folder).map_err(Error::io(folder, "read"))? {
-        let path = entry.map_err(Error::io(folder, "read"))?.path();
-        if !files::is_hidden(&path) && path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv")) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    let is_table = |path: &PathBuf| path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"));
+    Ok(files::visible_entries(folder)?.iter().any(is_table))
 }
 
 /// Whether two files have the same content.
@@ -191,12 +171,6 @@ pub(super) fn annotation_path(options: &PrepareOptions, number: usize) -> PathBu
 
 /// The first annotation file of the class that does not exist.
 fn free_annotation_path(options: &PrepareOptions) -> PathBuf {
-    let mut number = 1;
-    loop {
-        let path = annotation_path(options, number);
-        if path.symlink_metadata().is_err() {
-            return path;
-        }
-        number += 1;
-    }
+    let mut all = (1..).map(|number| annotation_path(options, number));
+    all.find(|path| path.symlink_metadata().is_err()).expect("the numbers do not end")
 }

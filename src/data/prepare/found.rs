@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::item::{Item, Skipped};
+use super::item::{MaskItem, Skipped};
 use super::table::Pair;
 use crate::findings::Findings;
 use crate::volume::Levels;
@@ -34,18 +34,14 @@ pub(super) enum ItemMask {
 
 /// An item with its files.
 pub(super) struct UsableItem {
-    pub(super) item: Item,
+    pub(super) item: MaskItem,
     /// Index in [`FoundItems::sources`].
     pub(super) source: usize,
     pub(super) mask: ItemMask,
 }
 
-/// A usable pair.
-pub(super) struct UsablePair {
-    pub(super) source: UsableSource,
-    pub(super) items: Vec<(Item, ItemMask)>,
-    pub(super) findings: Findings,
-}
+/// A usable pair: its image, its items, and what was found in it.
+pub(super) type UsablePair = (UsableSource, Vec<(MaskItem, ItemMask)>, Findings);
 
 /// What the pairs contain.
 #[derive(Default)]
@@ -65,7 +61,7 @@ pub(super) struct FoundItems {
 }
 
 impl FoundItems {
-    pub(super) fn add(&mut self, UsablePair { source, items, findings }: UsablePair) {
+    pub(super) fn add(&mut self, (source, items, findings): UsablePair) {
         let number = self.sources.len();
         self.items.extend(items.into_iter().map(|(item, mask)| UsableItem { item, source: number, mask }));
         self.sources.push(source);

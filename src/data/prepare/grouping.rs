@@ -21,6 +21,11 @@ pub(super) fn pattern(names: &[String]) -> Option<String> {
     )
 }
 
+/// The pattern as an example for a message; empty if there is none.
+pub(super) fn example(names: &[String]) -> String {
+    pattern(names).map(|pattern| format!(", for example the argument `group='{pattern}'`")).unwrap_or_default()
+}
+
 /// The pattern for files that got the name of their folder and `_` before their own.
 pub(super) fn pattern_of_folders(folders: &[(String, Vec<String>)]) -> Option<String> {
     let names: Vec<String> =
@@ -35,12 +40,11 @@ pub(super) fn pattern_of_folders(folders: &[(String, Vec<String>)]) -> Option<St
         }
     }
     let wanted: BTreeSet<&str> = folders.iter().map(|(folder, _)| folder.as_str()).collect();
-    let all = (1..=MAX_PARTS).map(|count| format!("^({})_", first_parts('_', count)));
+    let mut all = (1..=MAX_PARTS).map(|count| format!("^({})_", first_parts('_', count)));
     let is_right = |pattern: &String| {
-        groups(pattern, &names)
-            .is_some_and(|groups| groups.keys().map(String::as_str).collect::<BTreeSet<_>>() == wanted)
+        groups(pattern, &names).is_some_and(|groups| groups.keys().map(String::as_str).eq(wanted.iter().copied()))
     };
-    all.into_iter().find(|pattern| wanted.len() > 1 && is_right(pattern))
+    all.find(|pattern| wanted.len() > 1 && is_right(pattern))
 }
 
 /// `[^_]+_[^_]+` for two parts.
@@ -60,11 +64,8 @@ fn groups(pattern: &str, names: &[String]) -> Option<BTreeMap<String, usize>> {
 
 /// The number of names without their endings.
 fn number_of_stems(names: &[String]) -> usize {
-    names
-        .iter()
-        .map(|name| name.rsplit_once('.').map_or(name.as_str(), |(stem, _)| stem))
-        .collect::<BTreeSet<_>>()
-        .len()
+    let stems = names.iter().map(|name| name.rsplit_once('.').map_or(name.as_str(), |(stem, _)| stem));
+    stems.collect::<BTreeSet<_>>().len()
 }
 
 #[cfg(test)]

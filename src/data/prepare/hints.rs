@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::grouping;
 use super::item::{EMPTY, IS_A, ITS_IMAGE, NO_IMAGE, NO_MASK, NOT_AN_IMAGE, OTHER_IMAGE, Skipped, by_kind};
 use super::layouts::without_suffix;
+use super::patients::file_name;
 use crate::annotation::is_image;
 use crate::annotation_file;
 use crate::volume::format::is_other_image;
@@ -55,9 +56,8 @@ pub(super) fn refuse_file_of_masks(masks: &Path) -> Result<()> {
 
 /// Refuses several folders of images: only one is read.
 pub(super) fn refuse_folders_of_images(paths: &[PathBuf]) -> Result<()> {
-    let has_images = |folder: &Path| entries(folder).iter().any(|path| is_image(path));
     match paths {
-        [first, _, ..] if paths.iter().all(|path| path.is_dir() && has_images(path)) => {
+        [first, _, ..] if paths.iter().all(|path| path.is_dir() && !images_in(path).is_empty()) => {
             let reason = format!("is the first of {} folders of images, and one folder is read", paths.len());
             let root = first.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
             Err(Error::data(first, reason, one_folder(root, paths)))
@@ -73,13 +73,17 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
+fn images_in(folder: &Path) -> Vec<PathBuf> {
+    entries(folder).into_iter().filter(|path| is_image(path)).collect()
+}
+
 /// Says so if a folder has no images, but folders with images: those of the patients, or those of images and of masks.
 pub(super) fn folders_in(folder: &Path) -> Option<String> {
-    let found = entries(folder);
-    if found.iter().any(|path| is_image(path)) {
+    if !images_in(folder).is_empty() {
         return None;
     }
-    let has_images = |path: &PathBuf| entries(path).iter().any(|path| is_image(path));
+    let found = entries(folder);
+    let has_images = |path: &PathBuf| !images_in(path).is_empty();
     let mut folders: Vec<PathBuf> = found.iter().filter(|path| has_images(path)).cloned().collect();
     let are_below = folders.is_empty();
     if are_below {
@@ -103,8 +107,8 @@ fn are_of_patients(folders: &[PathBuf]) -> bool {
     let masks = |folder: &Path| entries(folder).iter().filter(|path| is_mask(path)).count();
     let with_both = folders.iter().filter(|folder| masks(folder) > 0 && masks(folder) < entries(folder).len()).count();
     let names = ["images", "image", "masks", "mask", "labels", "label", "scans", "imgs"];
-    let are_parts = folders.iter().any(|folder| names.contains(&name(folder).to_lowercase().as_str()));
-    let without_digits = |folder: &PathBuf| name(folder).replace(|c: char| c.is_ascii_digit(), "");
+    let are_parts = folders.iter().any(|folder| names.contains(&file_name(folder).to_lowercase().as_str()));
+    let without_digits = |folder: &PathBuf| file_name(folder).replace(|c: char| c.is_ascii_digit(), "");
     let may_be_parts = matches!(folders, [a, b] if without_digits(a) != without_digits(b));
     !are_parts && (2 * with_both > folders.len() || (repeated(folders).is_some() && !may_be_parts))
 }
@@ -112,14 +116,10 @@ fn are_of_patients(folders: &[PathBuf]) -> bool {
 /// A file name that most of the folders have.
 fn repeated(folders: &[PathBuf]) -> Option<String> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-    for path in folders.iter().flat_map(|folder| entries(folder)).filter(|path| is_image(path)) {
-        *counts.entry(name(&path)).or_default() += 1;
+    for path in folders.iter().flat_map(|folder| images_in(folder)) {
+        *counts.entry(file_name(&path)).or_default() += 1;
     }
     counts.into_iter().find(|(_, count)| 2 * count > folders.len()).map(|(name, _)| name)
-}
-
-fn name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// Whether a file is a mask by its name: `mask.png`, `scan_mask.png`.
@@ -130,10 +130,8 @@ fn is_mask(path: &Path) -> bool {
 
 /// The commands that copy the files of patients' folders into one folder of images and one of masks.
 fn one_folder(root: &Path, folders: &[PathBuf]) -> String {
-    let first = entries(&folders[0]);
-    let images: Vec<&PathBuf> = first.iter().filter(|path| is_image(path)).collect();
     let quoted = |path: &Path| format!("'{}'", path.display().to_string().replace('\'', r"'\''"));
-    let (masks, scans): (Vec<&PathBuf>, Vec<&PathBuf>) = images.into_iter().partition(|path| is_mask(path));
+    let (masks, scans): (Vec<_>, Vec<_>) = images_in(&folders[0]).into_iter().partition(|path| is_mask(path));
     let ending = |path: &Path| path.extension().unwrap_or_default().to_string_lossy().into_owned();
     let root = quoted(root);
     if let ([mask], [scan]) = (masks.as_slice(), scans.as_slice()) {
@@ -142,8 +140,8 @@ fn one_folder(root: &Path, folders: &[PathBuf]) -> String {
             "copy them into one folder of images and one of masks, named after their folders: `mkdir images masks; for d in \
              {root}/*/; do n=$(basename \"$d\"); cp \"$d\"{} images/\"$n\".{scan_end}; cp \"$d\"{} masks/\"$n\".{mask_end}; \
              done`",
-            quoted(Path::new(&name(scan))),
-            quoted(Path::new(&name(mask)))
+            quoted(Path::new(&file_name(scan))),
+            quoted(Path::new(&file_name(mask)))
         );
     }
     let ending = scans.first().or(masks.first()).map_or("png".to_owned(), |path| ending(path));
@@ -157,9 +155,9 @@ fn one_folder(root: &Path, folders: &[PathBuf]) -> String {
 
 /// The flag that says the patients of files that got the name of their folder before their own.
 fn patients_of(folders: &[PathBuf]) -> String {
-    let images =
-        |folder: &PathBuf| entries(folder).iter().filter(|path| is_image(path)).map(|path| name(path)).collect();
-    let folders: Vec<(String, Vec<String>)> = folders.iter().map(|folder| (name(folder), images(folder))).collect();
+    let images = |folder: &PathBuf| images_in(folder).iter().map(|path| file_name(path)).collect();
+    let folders: Vec<(String, Vec<String>)> =
+        folders.iter().map(|folder| (file_name(folder), images(folder))).collect();
     match grouping::pattern_of_folders(&folders) {
         Some(pattern) => format!("the argument `group='{pattern}'`"),
         None => "the argument `patients=TABLE.csv`, a table with the columns `file` and `patient`".to_owned(),

@@ -8,14 +8,14 @@ use image::{DynamicImage, GrayImage};
 use rayon::prelude::*;
 
 use super::found::{FoundItems, ItemMask, UsableItem, UsablePair, UsableSource};
-use super::item::{EMPTY, ITS_IMAGE, Item, Skipped, png, reason_of};
+use super::item::{EMPTY, ITS_IMAGE, MaskItem, Skipped, png, reason_of};
 use super::location::describe;
 use super::structures::Structure;
 use super::table::Pair;
-use super::work::Work;
+use super::work::Preparation;
 use super::write;
 use crate::bit_depth::DepthReport;
-use crate::decode::{self, Refusal, StoredMask};
+use crate::decode::{self, MaskRefusal, StoredMask};
 use crate::findings::Findings;
 use crate::manifest::Split;
 use crate::marks::pixel_mark;
@@ -26,7 +26,7 @@ use prsmed_base::{Error, Result};
 ///
 /// # Errors
 /// [`Error::Io`] for an image that the data root may already have.
-pub(super) fn read(work: &Work, pairs: Vec<Pair>, found: &mut FoundItems) -> Result<()> {
+pub(super) fn read(work: &Preparation, pairs: Vec<Pair>, found: &mut FoundItems) -> Result<()> {
     let mut new = Vec::new();
     for pair in pairs {
         match is_known(&pair, work)? {
@@ -60,7 +60,7 @@ pub(super) fn read(work: &Work, pairs: Vec<Pair>, found: &mut FoundItems) -> Res
 }
 
 /// Whether the data root has this image with all structures.
-fn is_known(pair: &Pair, work: &Work) -> Result<Result<bool, Skipped>> {
+fn is_known(pair: &Pair, work: &Preparation) -> Result<Result<bool, Skipped>> {
     let mut all = true;
     for (structure, _) in pair.structures(&work.structures) {
         match work.existing.has(&format!("{}{}", pair.name, structure.suffix), &pair.image)? {
@@ -71,7 +71,7 @@ fn is_known(pair: &Pair, work: &Work) -> Result<Result<bool, Skipped>> {
     Ok(Ok(all))
 }
 
-fn read_pair(pair: &Pair, work: &Work) -> Result<UsablePair, Skipped> {
+fn read_pair(pair: &Pair, work: &Preparation) -> Result<UsablePair, Skipped> {
     let skip = |path: &Path, reason: String| Skipped { path: path.to_owned(), reason };
     let unreadable = |path: &Path, error: &Error| skip(path, format!("cannot be read: {}", reason_of(error)));
     // the image is decoded completely, so that a truncated file is found now and not during a training
@@ -107,11 +107,8 @@ fn read_pair(pair: &Pair, work: &Work) -> Result<UsablePair, Skipped> {
             findings.add_mask(path, &mask);
         }
         let mask = png(&DynamicImage::ImageLuma8(mask)).map_err(|reason| skip(path, reason))?;
-        let target = structure.name;
-        items.push((
-            Item { image: pair.name.clone(), stem, target, location, pixels, ..pair.item() },
-            ItemMask::Png(mask),
-        ));
+        let (image, target) = (pair.name.clone(), structure.name);
+        items.push((MaskItem { image, stem, target, location, pixels, ..pair.item() }, ItemMask::Png(mask)));
     }
     if is_joined {
         findings.add(format!("images with {} mask files, which were joined", masks.len()), &pair.image);
@@ -120,7 +117,7 @@ fn read_pair(pair: &Pair, work: &Work) -> Result<UsablePair, Skipped> {
         return Err(skip(&pair.masks[0].1, EMPTY.into()));
     }
     let source = UsableSource { path: pair.image.clone(), range: image.range, volume: None };
-    Ok(UsablePair { source, items, findings })
+    Ok((source, items, findings))
 }
 
 /// The foreground of all mask files of a structure.
@@ -158,8 +155,8 @@ fn joined<'a>(masks: &[&(&'a PathBuf, StoredMask)], structure: &Structure) -> Re
 /// The mask of a structure as 0 and 255.
 fn select(mask: &StoredMask, structure: &Structure) -> Result<GrayImage, String> {
     mask.check(structure.labels).map_err(|refusal| match refusal {
-        Refusal::SeveralLabels(reason) => format!("{reason}; choose with the argument `labels`"),
-        Refusal::Colours(_) | Refusal::Photograph(_) => format!("{refusal}; {}", refusal.hint()),
+        MaskRefusal::SeveralLabels(reason) => format!("{reason}; choose with the argument `labels`"),
+        MaskRefusal::Colours(_) | MaskRefusal::Photograph(_) => format!("{refusal}; {}", refusal.hint()),
     })?;
     Ok(if structure.labels.is_empty() { mask.binary() } else { mask.select(structure.labels) })
 }
@@ -168,7 +165,7 @@ fn select(mask: &StoredMask, structure: &Structure) -> Result<GrayImage, String>
 ///
 /// # Errors
 /// [`Error::Io`]; [`Error::Data`] for a file that exists with another content.
-pub(super) fn write(found: &FoundItems, splits: &[Split], work: &Work) -> Result<()> {
+pub(super) fn write(found: &FoundItems, splits: &[Split], work: &Preparation) -> Result<()> {
     let all = found.items.iter().zip(splits).filter_map(|(usable, split)| {
         let UsableItem { item, source, mask: ItemMask::Png(mask) } = usable else { return None };
         Some((&item.stem, &found.sources[*source].path, mask, split))

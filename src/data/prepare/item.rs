@@ -69,7 +69,7 @@ pub fn by_kind(skipped: &[Skipped]) -> Vec<Vec<&Skipped>> {
 
 /// A mask of one structure in one image, before it is written.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Item {
+pub(super) struct MaskItem {
     /// Name of the image. Several structures of an image have the same.
     pub(super) image: String,
     /// Stem of the image file and the mask file in the data root.
@@ -92,7 +92,7 @@ pub(super) struct Item {
     pub(super) pixels: Option<Mark>,
 }
 
-impl Item {
+impl MaskItem {
     /// The name of the volume or image that it is from.
     pub(super) fn source(&self) -> &str {
         self.slice.as_ref().map_or(&self.image, |(volume, _)| volume)

@@ -43,16 +43,14 @@ pub(super) fn describe(mask: &GrayImage, zones: Zones, several: Several) -> Opti
             return Some(LocationWords { zone, second_zone: Some(second_zone), count: 1, near: None });
         }
     }
-    Some(match zones {
-        Zones::Grid => {
-            let zone = position::grid(&whole, size).label(zones);
-            LocationWords { zone, second_zone: None, count, near: None }
-        }
+    let (zone, near) = match zones {
+        Zones::Grid => (position::grid(&whole, size).label(zones), None),
         Zones::Quadrants => {
             let quadrant = position::quadrant(&whole, size);
             let zone = quadrant.position.label(zones);
             let near = (zone != "center").then_some(quadrant.near);
-            LocationWords { zone, second_zone: None, count, near }
+            (zone, near)
         }
-    })
+    };
+    Some(LocationWords { zone, second_zone: None, count, near })
 }

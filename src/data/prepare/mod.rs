@@ -35,15 +35,15 @@ use serde::Serialize;
 
 use self::existing::Existing;
 use self::found::FoundItems;
-use self::item::{IS_A, Item, NO_MASK, OTHER_IMAGE};
+use self::item::{IS_A, MaskItem, NO_MASK, OTHER_IMAGE};
 pub use self::item::{Skipped, by_kind};
 pub use self::options::{MASK_SUFFIXES, Negatives, PrepareOptions, Several, SliceOptions};
 use self::patients::Finder;
 pub use self::patients::Patients;
-use self::splits::Known;
+use self::splits::KnownSplits;
 pub use self::structures::NamedLabels;
 pub use self::table::{Pair, PairKind, PairTable};
-use self::work::Work;
+use self::work::Preparation;
 use crate::annotation::is_image;
 use crate::bit_depth::DepthReport;
 use crate::findings::Findings;
@@ -110,8 +110,7 @@ pub struct PrepareReport {
 /// [`Error::Config`] for options out of range or an invalid template file, [`Error::Data`] when the modality exists
 /// in `out`, a stem is ambiguous or no pair is usable, [`Error::Io`] when a folder cannot be read or written.
 pub fn prepare(options: &PrepareOptions, observer: &dyn Observer) -> Result<PrepareReport> {
-    let work = Work::new(options, observer)?;
-    work.run(layouts::table(options)?)
+    Preparation::new(options, observer)?.run(layouts::table(options)?)
 }
 
 /// As [`prepare`], for the pairs of a table instead of those in `options.images` and `options.masks`, which only messages
@@ -120,15 +119,12 @@ pub fn prepare(options: &PrepareOptions, observer: &dyn Observer) -> Result<Prep
 /// # Errors
 /// As [`prepare`].
 pub fn prepare_pairs(table: PairTable, options: &PrepareOptions, observer: &dyn Observer) -> Result<PrepareReport> {
-    Work::new(options, observer)?.run(table)
+    Preparation::new(options, observer)?.run(table)
 }
 
-impl<'a> Work<'a> {
+impl<'a> Preparation<'a> {
     fn new(options: &'a PrepareOptions, observer: &'a dyn Observer) -> Result<Self> {
-        let templates = match &options.templates {
-            Some(path) => Templates::open(path)?,
-            None => Templates::embedded(),
-        };
+        let templates = options.templates.as_deref().map_or_else(|| Ok(Templates::embedded()), Templates::open)?;
         options::check(options, &templates)?;
         Ok(Self {
             options,
@@ -141,7 +137,7 @@ impl<'a> Work<'a> {
     }
 }
 
-impl Work<'_> {
+impl Preparation<'_> {
     /// Prepares the images and volumes of a table.
     fn run(&self, table: PairTable) -> Result<PrepareReport> {
         table.check()?;
@@ -178,7 +174,7 @@ impl Work<'_> {
         self.refuse_bad_pairs(&found, &report)?;
         report.own_patients = self.find_patients(&mut found)?;
         report.depth = images::depths(&found);
-        let items: Vec<Item> = found.items.iter().map(|usable| usable.item.clone()).collect();
+        let items: Vec<MaskItem> = found.items.iter().map(|usable| usable.item.clone()).collect();
         if items.iter().all(|item| item.location.is_none()) {
             let note = "no image shows its target: a model cannot learn its masks from these images";
             report.notes.push(note.to_owned());
@@ -198,11 +194,11 @@ impl Work<'_> {
         let Some(finder) = &self.finder else { return Ok(Vec::new()) };
         let used: BTreeSet<usize> = found.items.iter().map(|usable| usable.source).collect();
         let sources = found.sources.iter().enumerate();
-        let sources: Vec<_> =
-            sources.filter(|(number, source)| source.volume.is_some() || used.contains(number)).collect();
-        let paths: Vec<&Path> = sources.iter().map(|(_, source)| source.path.as_path()).collect();
+        let sources = sources.filter(|(number, source)| source.volume.is_some() || used.contains(number));
+        let (numbers, paths): (Vec<usize>, Vec<&Path>) =
+            sources.map(|(number, source)| (number, source.path.as_path())).unzip();
         let (patients, mut own) = finder.patients(&paths)?;
-        let patients: BTreeMap<usize, String> = sources.into_iter().map(|(number, _)| number).zip(patients).collect();
+        let patients: BTreeMap<usize, String> = numbers.into_iter().zip(patients).collect();
         for usable in &mut found.items {
             usable.item.patient = patients.get(&usable.source).cloned();
         }
@@ -237,7 +233,7 @@ impl Work<'_> {
     /// Divides the items into splits, lets `write_files` write their files, and writes the annotation file last.
     fn write(
         &self,
-        mut items: Vec<Item>,
+        mut items: Vec<MaskItem>,
         mut report: PrepareReport,
         write_files: impl FnOnce(&[Split]) -> Result<()>,
     ) -> Result<PrepareReport> {
@@ -263,7 +259,7 @@ impl Work<'_> {
     }
 
     /// Warns that `--group` or `--patients` puts all images into one patient, whose images are in one split.
-    fn one_patient(&self, items: &[Item], report: &PrepareReport) -> Option<String> {
+    fn one_patient(&self, items: &[MaskItem], report: &PrepareReport) -> Option<String> {
         let PrepareOptions { val_frac, test_frac, append, patients, .. } = self.options;
         let empty: Vec<String> =
             [(Split::Train, 1.0 - val_frac - test_frac), (Split::Val, *val_frac), (Split::Test, *test_frac)]
@@ -282,13 +278,9 @@ impl Work<'_> {
             }
             Patients::Pattern(pattern) => {
                 let names: BTreeSet<String> = items.iter().map(|item| item.source().to_owned()).collect();
-                let other = grouping::pattern(&names.into_iter().collect::<Vec<_>>());
-                let other =
-                    other.map(|other| format!(", for example the argument `group='{other}'`")).unwrap_or_default();
-                (
-                    format!("argument `group='{pattern}'`"),
-                    format!("write a pattern whose first group is one patient only{other}"),
-                )
+                let other = grouping::example(&names.into_iter().collect::<Vec<_>>());
+                let remedy = format!("write a pattern whose first group is one patient only{other}");
+                (format!("argument `group='{pattern}'`"), remedy)
             }
         };
         Some(format!(
@@ -300,12 +292,10 @@ impl Work<'_> {
     }
 
     /// The splits of the items; patients and images of the data root keep theirs.
-    fn planned_splits(&self, items: &[Item], existing: &Existing, marks: &mut Marks) -> Result<Vec<Split>> {
+    fn planned_splits(&self, items: &[MaskItem], existing: &Existing, marks: &mut Marks) -> Result<Vec<Split>> {
         let patients = items.iter().filter_map(|item| item.patient.as_deref());
-        let known = Known {
-            patients: existing.splits(patients, &self.options.out)?,
-            pixels: existing.pixels(marks, self.observer),
-        };
+        let patients = existing.splits(patients, &self.options.out)?;
+        let known = KnownSplits { patients, pixels: existing.pixels(marks, self.observer) };
         splits::splits(items, self.options, &known)
     }
 
@@ -344,24 +334,14 @@ impl Work<'_> {
         let unusable: Vec<Skipped> = found.bad.iter().chain(alone).chain(others).cloned().collect();
         let named = bad.iter().take(hints::MAX_NAMED).map(|bad| format!("{}: {}", bad.path.display(), bad.reason));
         let named = named.collect::<Vec<_>>().join("; ");
-        Error::data(
-            &self.options.images[0],
-            match alone.len() {
-                0 => format!(
-                    "{} of {num_images} pairs of image and mask cannot be used; nothing was written; {named}",
-                    bad.len()
-                ),
-                alone => format!(
-                    "{} of {num_images} images cannot be used ({alone} have no mask of their name); nothing was written; \
-                     {named}",
-                    found.bad.len() + alone
-                ),
-            },
-            format!(
-                "{}; the argument `skip_bad_pairs` leaves such pairs out",
-                hints::remedy(&unusable).unwrap_or("correct the files or their names")
-            ),
-        )
+        let (count, what) = match alone.len() {
+            0 => (bad.len(), "pairs of image and mask cannot be used".to_owned()),
+            num => (found.bad.len() + num, format!("images cannot be used ({num} have no mask of their name)")),
+        };
+        let reason = format!("{count} of {num_images} {what}; nothing was written; {named}");
+        let remedy = hints::remedy(&unusable).unwrap_or("correct the files or their names");
+        let hint = format!("{remedy}; the argument `skip_bad_pairs` leaves such pairs out");
+        Error::data(&self.options.images[0], reason, hint)
     }
 }
 
@@ -376,19 +356,16 @@ fn window(options: &PrepareOptions, class: &Path) -> Result<Window> {
     }
     if options.slices.axis != intensity.axis {
         let reason = format!("the class was prepared with {} slices", intensity.axis);
-        return Err(Error::argument(
-            "axis",
-            reason,
-            format!("use the argument `axis={}`, or another modality name", intensity.axis),
-        ));
+        let hint = format!("use the argument `axis={}`, or another modality name", intensity.axis);
+        return Err(Error::argument("axis", reason, hint));
     }
     Ok(intensity.window)
 }
 
 /// Says how many image files are copies of another one by their pixels, as `data check` counts them. Nothing if they are
 /// only the files of one image with several targets.
-fn note_of_copies(items: &[Item]) -> Option<String> {
-    let copies = |name: fn(&Item) -> &str| {
+fn note_of_copies(items: &[MaskItem]) -> Option<String> {
+    let copies = |name: fn(&MaskItem) -> &str| {
         let files: BTreeMap<&str, Mark> = items.iter().filter_map(|item| Some((name(item), item.pixels?))).collect();
         files.len() - files.values().collect::<BTreeSet<_>>().len()
     };
@@ -399,7 +376,7 @@ fn note_of_copies(items: &[Item]) -> Option<String> {
 }
 
 /// Adds the numbers of the items to the report.
-fn count(report: &mut PrepareReport, items: &[Item], splits: &[Split]) {
+fn count(report: &mut PrepareReport, items: &[MaskItem], splits: &[Split]) {
     let images: BTreeMap<&str, Split> =
         items.iter().map(|item| item.image.as_str()).zip(splits.iter().copied()).collect();
     report.images = images.len();

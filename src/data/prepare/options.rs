@@ -70,8 +70,8 @@ impl Default for SliceOptions {
     }
 }
 
-/// Options of [`super::prepare`].
-#[derive(Debug, Clone)]
+/// Options of [`super::prepare`]; see [`PrepareOptions::new`].
+#[derive(Debug, Clone, Default)]
 pub struct PrepareOptions {
     /// A folder of images (PNG, JPEG, TIFF; subfolders are not searched), or volumes: NIfTI files, DICOM files, folders
     /// and zips, or folders of them.
@@ -132,23 +132,12 @@ impl PrepareOptions {
             masks: vec![masks.into()],
             modality: modality.into(),
             out: out.into(),
-            append: false,
-            patients: Patients::Unknown,
-            negatives: Negatives::Skipped,
-            zones: Zones::Grid,
-            several: Several::Together,
             target: "lesion".into(),
             image_word: "image".into(),
             rows_per_image: 2,
             val_frac: 0.1,
             test_frac: 0.1,
-            seed: 0,
-            templates: None,
-            skip_bad_pairs: false,
-            labels: Labels::NONE,
-            named_labels: NamedLabels::default(),
-            slices: SliceOptions::default(),
-            series: None,
+            ..Self::default()
         }
     }
 }
@@ -176,21 +165,17 @@ pub(super) fn check(options: &PrepareOptions, templates: &Templates) -> Result<(
     }
     let frac = |value: f64| (0.0..=1.0).contains(&value);
     if !frac(options.val_frac) || !frac(options.test_frac) || options.val_frac + options.test_frac > 1.0 {
-        return Err(Error::config(
-            "val_frac, test_frac",
-            format!("{} and {} are out of range", options.val_frac, options.test_frac),
-            "give two numbers from 0 to 1 with a sum of at most 1",
-        ));
+        let reason = format!("{} and {} are out of range", options.val_frac, options.test_frac);
+        let hint = "give two numbers from 0 to 1 with a sum of at most 1";
+        return Err(Error::config("val_frac, test_frac", reason, hint));
     }
     check_words(options, templates)
 }
 
 /// Refuses a class whose folder is none, or has another meaning in a data root or on Windows.
 fn check_class(name: &str) -> Result<()> {
-    let refuse = |reason: String| {
-        let hint = "use letters, digits, `_`, `-` and `.`, as in `lung_CT`";
-        Err(Error::config("modality", reason, hint))
-    };
+    let hint = "use letters, digits, `_`, `-` and `.`, as in `lung_CT`";
+    let refuse = |reason: String| Err(Error::config("modality", reason, hint));
     let legal = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     if name.is_empty() || name.starts_with(['.', '-']) || name.ends_with('.') || !name.chars().all(legal) {
         return refuse(format!("`{name}` is not a folder name"));
@@ -201,14 +186,12 @@ fn check_class(name: &str) -> Result<()> {
     let lower = name.to_lowercase();
     let is_part = |word: &str| lower == word || lower.ends_with(&format!("_{word}"));
     if is_part("masks") || is_part("images") || ["annotations", "annotation"].contains(&lower.as_str()) {
-        return refuse(format!(
-            "`{name}` is not a folder name for a class: a data root has such folders for its parts"
-        ));
+        let reason = "is not a folder name for a class: a data root has such folders for its parts";
+        return refuse(format!("`{name}` {reason}"));
     }
     let stem = lower.split('.').next().unwrap_or_default();
-    let is_port = ["com", "lpt"].iter().any(|port| {
-        stem.strip_prefix(port).is_some_and(|rest| rest.len() == 1 && rest.chars().all(|c| c.is_ascii_digit()))
-    });
+    let is_digit = |rest: &str| rest.len() == 1 && rest.chars().all(|c| c.is_ascii_digit());
+    let is_port = ["com", "lpt"].iter().any(|port| stem.strip_prefix(port).is_some_and(is_digit));
     if is_port || ["con", "prn", "aux", "nul"].contains(&stem) {
         return refuse(format!("`{name}` is not a folder name: Windows reserves it for a device"));
     }
@@ -218,11 +201,9 @@ fn check_class(name: &str) -> Result<()> {
 /// Refuses words and templates that cannot be used together.
 fn check_words(options: &PrepareOptions, templates: &Templates) -> Result<()> {
     if !(1..=templates.one.len()).contains(&options.rows_per_image) {
-        return Err(Error::config(
-            "rows_per_image",
-            format!("{} is out of range", options.rows_per_image),
-            format!("give 1 to {}, the number of questions among the templates", templates.one.len()),
-        ));
+        let reason = format!("{} is out of range", options.rows_per_image);
+        let hint = format!("give 1 to {}, the number of questions among the templates", templates.one.len());
+        return Err(Error::config("rows_per_image", reason, hint));
     }
     if let Negatives::PerPositive(ratio) = options.negatives
         && !(ratio.is_finite() && ratio > 0.0)
@@ -231,21 +212,16 @@ fn check_words(options: &PrepareOptions, templates: &Templates) -> Result<()> {
         return Err(Error::argument("negatives", reason, "give a number above 0, for example 1"));
     }
     if options.negatives.are_wanted() && templates.absent.answers.is_empty() {
-        return Err(Error::argument(
-            "templates",
-            "the file has no answers about absent targets",
-            "add a section `[absent]` with `answers = [\"There is no {target} in this {image}.\"]`",
-        ));
+        let hint = "add a section `[absent]` with `answers = [\"There is no {target} in this {image}.\"]`";
+        return Err(Error::argument("templates", "the file has no answers about absent targets", hint));
     }
     let named = options.named_labels.iter().map(|(name, _)| ("labels", name));
     let words = [("target", options.target.as_str()), ("image_word", &options.image_word)];
     for (key, word) in words.into_iter().chain(named) {
         if word.trim().is_empty() || word.contains(['{', '}', '\n']) || first_location(word).is_some() {
-            return Err(Error::config(
-                key,
-                format!("`{word}` cannot be used in a sentence about a position"),
-                "give a short noun phrase without a location, for example `lung tumor`",
-            ));
+            let reason = format!("`{word}` cannot be used in a sentence about a position");
+            let hint = "give a short noun phrase without a location, for example `lung tumor`";
+            return Err(Error::config(key, reason, hint));
         }
     }
     Ok(())

@@ -25,34 +25,38 @@ pub enum Patients {
 /// Finds the patients of files.
 pub(super) enum Finder {
     Pattern(Regex),
-    Table(PathBuf, Table),
+    Table(PatientTable),
 }
 
 /// Patients by file names.
-#[derive(Default)]
-pub(super) struct Table {
+pub(super) struct PatientTable {
+    path: PathBuf,
     exact: BTreeMap<String, String>,
     /// Names and patients by [`names::key`].
     similar: BTreeMap<String, BTreeMap<String, String>>,
 }
 
-impl Table {
+impl PatientTable {
     /// The patient of a file name, also if the table writes it in another case, form or with other blanks.
     ///
     /// # Errors
-    /// The two names of the table that may be meant.
-    fn find(&self, name: &str) -> std::result::Result<Option<&String>, [String; 2]> {
+    /// [`Error::Data`] if two names of the table may be meant.
+    fn find(&self, name: &str) -> Result<Option<&String>> {
         if let Some(found) = self.exact.get(name).or_else(|| self.exact.get(stem_of(name))) {
             return Ok(Some(found));
         }
         let keys = [name, stem_of(name)].map(names::key);
         let Some(found) = keys.iter().find_map(|key| self.similar.get(key)) else { return Ok(None) };
         let mut all = found.iter();
-        let first = all.next();
-        match all.find(|(_, patient)| first.is_some_and(|(_, other)| patient::key(other) != patient::key(patient))) {
-            Some((other, _)) => Err([first.map_or(String::new(), |(name, _)| name.clone()), other.clone()]),
-            None => Ok(first.map(|(_, patient)| patient)),
-        }
+        let Some((first, patient)) = all.next() else { return Ok(None) };
+        let Some((other, _)) = all.find(|(_, other)| patient::key(other) != patient::key(patient)) else {
+            return Ok(Some(patient));
+        };
+        let difference = names::difference(first, other);
+        let reason = format!(
+            "`{first}` and `{other}` differ in {difference} only and have different patients; both may be the file `{name}`"
+        );
+        Err(Error::data(&self.path, reason, "write the names as those of the files"))
     }
 }
 
@@ -65,7 +69,7 @@ impl Finder {
         match patients {
             Patients::Unknown => Ok(None),
             Patients::Pattern(pattern) => pattern_of(pattern).map(|regex| Some(Self::Pattern(regex))),
-            Patients::Table(path) => table(path).map(|table| Some(Self::Table(path.clone(), table))),
+            Patients::Table(path) => table(path).map(|table| Some(Self::Table(table))),
         }
     }
 
@@ -74,21 +78,12 @@ impl Finder {
     /// # Errors
     /// [`Error::Data`] if two names of a table fit the file.
     fn find(&self, path: &Path) -> Result<Option<String>> {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let name = file_name(path);
         let patient = match self {
             Self::Pattern(regex) => {
                 regex.captures(&name).and_then(|groups| groups.get(1)).map_or("", |group| group.as_str())
             }
-            Self::Table(table_path, table) => match table.find(&name) {
-                Ok(patient) => patient.map_or("", String::as_str),
-                Err([a, b]) => {
-                    let reason = format!(
-                        "`{a}` and `{b}` differ in {} only and have different patients; both may be the file `{name}`",
-                        names::difference(&a, &b)
-                    );
-                    return Err(Error::data(table_path, reason, "write the names as those of the files"));
-                }
-            },
+            Self::Table(table) => table.find(&name)?.map_or("", String::as_str),
         };
         Ok(patient::key(patient).map(|_| patient.trim().to_owned()))
     }
@@ -98,50 +93,42 @@ impl Finder {
     ///
     /// # Errors
     /// [`Error::Config`] if no file has a patient.
-    pub(super) fn patients(&self, paths: &[impl AsRef<Path>]) -> Result<(Vec<String>, Vec<PathBuf>)> {
+    pub(super) fn patients(&self, paths: &[&Path]) -> Result<(Vec<String>, Vec<PathBuf>)> {
         let mut own = Vec::new();
         let mut found = Vec::new();
-        for path in paths.iter().map(AsRef::as_ref) {
+        for path in paths {
             found.push(self.find(path)?.unwrap_or_else(|| {
                 own.push(path.to_path_buf());
-                stem_of(&path.file_name().unwrap_or_default().to_string_lossy()).to_owned()
+                stem_of(&file_name(path)).to_owned()
             }));
         }
         if own.len() < paths.len() || paths.is_empty() {
             return Ok((found, own));
         }
-        let first = paths.first().and_then(|path| path.as_ref().file_name()).unwrap_or_default().to_string_lossy();
+        let names: Vec<String> = paths.iter().map(|path| file_name(path)).collect();
+        let first = &names[0];
         Err(match self {
             Self::Pattern(regex) => {
-                let names = paths.iter().filter_map(|path| path.as_ref().file_name());
-                let names: Vec<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();
-                let example = grouping::pattern(&names);
-                let example = example
-                    .map(|example| format!(", for example the argument `group='{example}'`"))
-                    .unwrap_or_default();
-                Error::argument(
-                    "group",
-                    format!("`{regex}` matches none of {} file names; the first is `{first}`", paths.len()),
-                    format!("write a regular expression whose first group is the patient{example}"),
-                )
+                let example = grouping::example(&names);
+                let reason = format!("`{regex}` matches none of {} file names; the first is `{first}`", paths.len());
+                let hint = format!("write a regular expression whose first group is the patient{example}");
+                Error::argument("group", reason, hint)
             }
-            Self::Table(path, _) => Error::data(
-                path,
-                format!("it names none of {} files; the first is `{first}`", paths.len()),
-                "the column `file` must have the names of the image files",
-            ),
+            Self::Table(table) => {
+                let reason = format!("it names none of {} files; the first is `{first}`", paths.len());
+                Error::data(&table.path, reason, "the column `file` must have the names of the image files")
+            }
         })
     }
 }
 
+pub(super) fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
 fn pattern_of(pattern: &str) -> Result<Regex> {
-    let bad = |reason: String| {
-        Error::argument(
-            "group",
-            reason,
-            "put the patient in parentheses, for example the argument `group='^(P[0-9]+)_'`",
-        )
-    };
+    let hint = "put the patient in parentheses, for example the argument `group='^(P[0-9]+)_'`";
+    let bad = |reason: String| Error::argument("group", reason, hint);
     let regex =
         Regex::new(pattern).map_err(|error| bad(format!("`{pattern}` is not a regular expression: {error}")))?;
     if regex.captures_len() < 2 {
@@ -150,7 +137,7 @@ fn pattern_of(pattern: &str) -> Result<Regex> {
     Ok(regex)
 }
 
-fn table(path: &Path) -> Result<Table> {
+fn table(path: &Path) -> Result<PatientTable> {
     const HINT: &str = "write a CSV file with the columns `file` and `patient`, one line for each image file";
     let bytes = files::read(path, files::MAX_TABLE).map_err(Error::io(path, "read"))?;
     let bytes = csv_text::utf8(path, bytes)?;
@@ -165,7 +152,7 @@ fn table(path: &Path) -> Result<Table> {
         })
     };
     let (file, patient) = (column("file")?, column("patient")?);
-    let mut table = Table::default();
+    let mut table = PatientTable { path: path.to_owned(), exact: BTreeMap::new(), similar: BTreeMap::new() };
     for record in reader.records() {
         let record = record.map_err(unreadable)?;
         let line = csv_text::line_at(&bytes, record.position().map_or(0, csv::Position::byte));

@@ -6,59 +6,27 @@ use rand::SeedableRng;
 use rand::seq::IndexedRandom;
 use rand_chacha::ChaCha8Rng;
 
-use super::item::Item;
+use super::item::MaskItem;
 use super::location::LocationWords;
 use super::options::PrepareOptions;
 use crate::manifest::Split;
 use crate::templates::{self, Templates, Words};
 use prsmed_base::{Error, Result, files};
 
-/// Optional columns, which a file has if an item needs them.
-#[derive(Clone, Copy)]
-enum Column {
-    Present,
-    Patient,
-    Spacing,
-    Slice,
-}
+/// An optional column with the cell of an item that has one.
+type Column = (&'static str, fn(&MaskItem) -> Option<String>);
 
-impl Column {
-    /// The columns that the items need.
-    fn of(items: &[Item]) -> Vec<Self> {
-        let needs = |column: &Self| match column {
-            Self::Present => items.iter().any(|item| item.location.is_none()),
-            Self::Patient => items.iter().any(|item| item.patient.is_some()),
-            Self::Spacing => items.iter().any(|item| item.spacing_mm.is_some()),
-            Self::Slice => items.iter().any(|item| item.slice.is_some()),
-        };
-        [Self::Present, Self::Patient, Self::Spacing, Self::Slice].into_iter().filter(needs).collect()
-    }
-
-    fn names(self) -> &'static [&'static str] {
-        match self {
-            Self::Present => &["present"],
-            Self::Patient => &["patient"],
-            Self::Spacing => &["spacing_x_mm", "spacing_y_mm"],
-            Self::Slice => &["volume", "slice"],
-        }
-    }
-
-    /// The cells of an item; empty if it has no such value.
-    fn cells(self, item: &Item) -> Vec<String> {
-        match self {
-            Self::Present => vec![if item.location.is_some() { "1" } else { "0" }.to_owned()],
-            Self::Patient => vec![item.patient.clone().unwrap_or_default()],
-            Self::Spacing => {
-                let cell = |side: usize| item.spacing_mm.map_or_else(String::new, |mm| mm[side].to_string());
-                vec![cell(0), cell(1)]
-            }
-            Self::Slice => {
-                let (volume, slice) = item.slice.clone().map_or_else(Default::default, |(v, s)| (v, s.to_string()));
-                vec![volume, slice]
-            }
-        }
-    }
-}
+/// A file has those columns that an item needs.
+const COLUMNS: [Column; 6] = [
+    (PRESENT, |item| Some(u8::from(item.location.is_some()).to_string())),
+    ("patient", |item| item.patient.clone()),
+    ("spacing_x_mm", |item| Some(item.spacing_mm?[0].to_string())),
+    ("spacing_y_mm", |item| Some(item.spacing_mm?[1].to_string())),
+    ("volume", |item| Some(item.slice.as_ref()?.0.clone())),
+    ("slice", |item| Some(item.slice.as_ref()?.1.to_string())),
+];
+/// The column that only absent targets need.
+const PRESENT: &str = "present";
 
 /// Writes the rows of all items to the new file `path` and returns their number.
 ///
@@ -66,15 +34,18 @@ impl Column {
 /// [`Error::Io`].
 pub(super) fn write(
     path: &Path,
-    items: &[Item],
+    items: &[MaskItem],
     splits: &[Split],
     options: &PrepareOptions,
     templates: &Templates,
 ) -> Result<usize> {
     let failed = |error: csv::Error| Error::io(path, "write")(error.into());
-    let columns = Column::of(items);
+    let needs = |(name, cell): &Column| {
+        items.iter().any(|item| if *name == PRESENT { item.location.is_none() } else { cell(item).is_some() })
+    };
+    let columns: Vec<Column> = COLUMNS.into_iter().filter(needs).collect();
     let mut csv = csv::Writer::from_writer(Vec::new());
-    let optional = columns.iter().flat_map(|column| column.names());
+    let optional = columns.iter().map(|(name, _)| name);
     csv.write_record(["image_path", "question", "answer", "position", "split"].iter().chain(optional))
         .map_err(failed)?;
     let mut rows = 0;
@@ -83,7 +54,7 @@ pub(super) fn write(
         rng.set_stream(1 + number as u64);
         let mask_path = format!("{}/{split}_masks/{}.png", options.modality, item.stem);
         let position = item.location.as_ref().map(LocationWords::label).unwrap_or_default();
-        let optional: Vec<String> = columns.iter().flat_map(|column| column.cells(item)).collect();
+        let optional: Vec<String> = columns.iter().map(|(_, cell)| cell(item).unwrap_or_default()).collect();
         for (question, answer) in questions(item, options, templates, &mut rng) {
             let first = [&mask_path, &question, &answer, &position, split.name()];
             let optional = optional.iter().map(String::as_str);
@@ -98,7 +69,7 @@ pub(super) fn write(
 
 /// Questions about an item, with their answers.
 fn questions(
-    item: &Item,
+    item: &MaskItem,
     options: &PrepareOptions,
     templates: &Templates,
     rng: &mut ChaCha8Rng,
@@ -113,8 +84,7 @@ fn questions(
         return drawn.into_iter().map(|(question, _)| (words.fill(question), words.fill(absent()))).collect();
     };
     let words = Words { zone, second_zone: second_zone.as_deref().unwrap_or_default(), count: *count, ..words };
-    let mut pairs = Vec::new();
-    for (question, answer) in drawn {
+    let filled = |(question, answer): (&str, &str)| {
         let answer = match second_zone {
             Some(_) => templates.regions.answers.choose(rng).map_or(answer, String::as_str),
             None => answer,
@@ -126,7 +96,7 @@ fn questions(
         if let Some(near) = near {
             answer = answer + " " + &words.fill(if *near { &templates.extra.near } else { &templates.extra.far });
         }
-        pairs.push((words.fill(question), answer));
-    }
-    pairs
+        (words.fill(question), answer)
+    };
+    drawn.into_iter().map(filled).collect()
 }

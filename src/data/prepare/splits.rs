@@ -8,7 +8,7 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
-use super::item::Item;
+use super::item::MaskItem;
 use super::options::PrepareOptions;
 use crate::manifest::Split;
 use crate::marks::Mark;
@@ -16,7 +16,7 @@ use prsmed_base::{Error, Result};
 
 /// What the data root already contains.
 #[derive(Default)]
-pub(super) struct Known<'a> {
+pub(super) struct KnownSplits<'a> {
     /// Splits of its patients.
     pub(super) patients: BTreeMap<String, Split>,
     /// Its images by their pixels.
@@ -31,7 +31,7 @@ pub(super) struct Known<'a> {
 ///
 /// # Errors
 /// [`Error::Data`] for a unit in two splits.
-pub(super) fn splits(items: &[Item], options: &PrepareOptions, known: &Known) -> Result<Vec<Split>> {
+pub(super) fn splits(items: &[MaskItem], options: &PrepareOptions, known: &KnownSplits) -> Result<Vec<Split>> {
     let units = units(items);
     let mut fixed: BTreeMap<usize, (Split, String)> = BTreeMap::new();
     for (item, unit) in items.iter().zip(&units) {
@@ -63,7 +63,7 @@ pub(super) fn splits(items: &[Item], options: &PrepareOptions, known: &Known) ->
 }
 
 /// The number of each item's unit: that of the first item with its patient (or image), or with its pixels.
-fn units(items: &[Item]) -> Vec<usize> {
+fn units(items: &[MaskItem]) -> Vec<usize> {
     let mut of_name: BTreeMap<&str, usize> = BTreeMap::new();
     let mut of_pixels: BTreeMap<Mark, usize> = BTreeMap::new();
     // each unit points to itself or to an earlier one
@@ -108,9 +108,15 @@ fn draw(count: usize, options: &PrepareOptions, at_least_one: bool) -> Vec<Split
 mod tests {
     use super::*;
 
-    fn item(image: &str, patient: Option<&str>, pixels: u8) -> Item {
+    fn item(image: &str, patient: Option<&str>, pixels: u8) -> MaskItem {
         let pixels = (pixels > 0).then_some([pixels; 32]);
-        Item { image: image.into(), stem: image.into(), patient: patient.map(str::to_owned), pixels, ..Item::default() }
+        MaskItem {
+            image: image.into(),
+            stem: image.into(),
+            patient: patient.map(str::to_owned),
+            pixels,
+            ..MaskItem::default()
+        }
     }
 
     #[test]
@@ -139,7 +145,7 @@ mod tests {
     #[test]
     fn copies_of_images_of_the_data_root_get_their_split() {
         let options = PrepareOptions::new("images", "masks", "ct", "out");
-        let at = |patients: &[(&str, Split)], pixels: &[(u8, Split)]| Known {
+        let at = |patients: &[(&str, Split)], pixels: &[(u8, Split)]| KnownSplits {
             patients: patients.iter().map(|(name, split)| ((*name).to_owned(), *split)).collect(),
             pixels: pixels.iter().map(|(mark, split)| ([*mark; 32], (Path::new("old.png"), *split))).collect(),
         };

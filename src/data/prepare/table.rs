@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use super::item::{Item, Skipped};
+use super::item::{MaskItem, Skipped};
 use super::options::PrepareOptions;
 use super::structures::Structure;
 use crate::annotation::is_image;
@@ -44,9 +44,9 @@ impl Pair {
     }
 
     /// What the table says about all its items.
-    pub(super) fn item(&self) -> Item {
+    pub(super) fn item(&self) -> MaskItem {
         let text = self.question.clone().zip(self.answer.clone());
-        Item { patient: self.patient.clone(), split: self.split, text, ..Item::default() }
+        MaskItem { patient: self.patient.clone(), split: self.split, text, ..MaskItem::default() }
     }
 
     /// True for an image file, false for a volume, whose slices become images.

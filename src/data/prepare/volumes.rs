@@ -12,18 +12,18 @@ use image::{DynamicImage, GrayImage};
 use rayon::prelude::*;
 
 use super::found::{FoundItems, ItemMask, UsableItem, UsablePair, UsableSource, UsableVolume};
-use super::item::{Item, Skipped, png, reason_of};
+use super::item::{MaskItem, Skipped, png, reason_of};
 use super::layouts::file_name;
 use super::location::describe;
 use super::options::{PrepareOptions, SliceOptions};
 use super::structures::Structure;
 use super::table::Pair;
-use super::work::Work;
+use super::work::Preparation;
 use super::write;
 use crate::findings::Findings;
 use crate::manifest::Split;
 use crate::marks::{Mark, pixel_mark};
-use crate::volume::{self, LabelMap, Levels, Plane, Volume, Window, labels};
+use crate::volume::{self, LabelMap, Levels, SlicePlane, Volume, Window, labels};
 use prsmed_base::event::Event;
 use prsmed_base::{Error, Result};
 
@@ -32,20 +32,19 @@ use prsmed_base::{Error, Result};
 ///
 /// # Errors
 /// [`Error::Config`] if the volumes need different windows.
-pub(super) fn read(work: &Work, pairs: Vec<Pair>, window: Window, found: &mut FoundItems) -> Result<Window> {
+pub(super) fn read(work: &Preparation, pairs: Vec<Pair>, window: Window, found: &mut FoundItems) -> Result<Window> {
     let mut windows: BTreeMap<String, (Window, String)> = BTreeMap::new();
     work.observer.on(&Event::Started { phase: "read volumes".into(), total: pairs.len() as u64, unit: "volumes" });
     for (pair, done) in pairs.into_iter().zip(1..) {
         let name = file_name(&pair.source);
         match read_volume(pair, work, window) {
-            Ok((mut usable, window, notes)) => {
+            Ok(((source, items, findings), window, notes)) => {
                 found.notes.extend(notes.into_iter().map(|note| format!("{name}: {note}")));
                 windows.extend(window.map(|window| (window.to_string(), (window, name))));
                 let (known, new): (Vec<_>, Vec<_>) =
-                    usable.items.into_iter().partition(|(item, _)| work.existing.has_stem(&item.stem));
+                    items.into_iter().partition(|(item, _)| work.existing.has_stem(&item.stem));
                 found.known += known.iter().map(|(item, _)| item.slice_number()).collect::<BTreeSet<_>>().len();
-                usable.items = new;
-                found.add(usable);
+                found.add((source, new, findings));
             }
             Err(skip) => found.skipped.push(skip),
         }
@@ -54,11 +53,10 @@ pub(super) fn read(work: &Work, pairs: Vec<Pair>, window: Window, found: &mut Fo
     work.observer.on(&Event::Finished);
     if windows.len() > 1 {
         let all: Vec<String> = windows.values().map(|(window, name)| format!("`{window}` for {name}")).collect();
-        return Err(Error::argument(
-            "window",
-            format!("the volumes need different intensity windows: {}", all.join(", ")),
-            "choose one for all of them, for example the argument `window=soft-tissue`, or prepare them as different modalities",
-        ));
+        let reason = format!("the volumes need different intensity windows: {}", all.join(", "));
+        let hint = "choose one for all of them, for example the argument `window=soft-tissue`, or prepare them as \
+                    different modalities";
+        return Err(Error::argument("window", reason, hint));
     }
     Ok(windows.into_values().next().map_or(window, |(window, _)| window))
 }
@@ -66,13 +64,13 @@ pub(super) fn read(work: &Work, pairs: Vec<Pair>, window: Window, found: &mut Fo
 /// A volume with its label maps.
 struct Opened {
     volume: Volume,
-    plane: Plane,
+    plane: SlicePlane,
     labels: Vec<LabelMap>,
     structures: Vec<(Structure, Vec<usize>)>,
 }
 
 impl Opened {
-    fn open(pair: &Pair, work: &Work) -> Result<Self, Skipped> {
+    fn open(pair: &Pair, work: &Preparation) -> Result<Self, Skipped> {
         let SliceOptions { geometry, resample, axis, .. } = work.options.slices;
         let volume = volume::open_chosen(&pair.image, work.options.series.as_deref(), geometry)
             .map_err(|error| unusable(&pair.image, &error))?;
@@ -95,11 +93,6 @@ impl Opened {
         };
         let labels = pair.masks.iter().enumerate().map(open).collect::<Result<_, _>>()?;
         Ok(Self { plane: volume.plane(axis), volume, labels, structures })
-    }
-
-    /// What was assumed about the volume and its label maps.
-    fn notes(&self) -> Vec<String> {
-        self.volume.notes.iter().chain(self.labels.iter().flat_map(|labels| &labels.notes)).cloned().collect()
     }
 
     /// The mask of a structure on a slice as 0 and 255.
@@ -138,16 +131,13 @@ fn several_labels(labels: &LabelMap) -> Option<String> {
 }
 
 /// The slices of a volume, its window (colour images have none), and what was assumed about it.
-fn read_volume(pair: Pair, work: &Work, window: Window) -> Result<(UsablePair, Option<Window>, Vec<String>), Skipped> {
+type UsableSlices = (UsablePair, Option<Window>, Vec<String>);
+
+fn read_volume(pair: Pair, work: &Preparation, window: Window) -> Result<UsableSlices, Skipped> {
     let opened = Opened::open(&pair, work)?;
-    let (window, levels) = if opened.volume.is_colour() {
-        (None, None)
-    } else {
-        let window = window.chosen_for(&opened.volume);
-        let levels = window.levels(&opened.volume);
-        let unusable = |error: Error| Skipped { path: pair.image.clone(), reason: reason_of(&error) };
-        (Some(window), Some(levels.map_err(unusable)?))
-    };
+    let window = (!opened.volume.is_colour()).then(|| window.chosen_for(&opened.volume));
+    let unusable = |error: Error| Skipped { path: pair.image.clone(), reason: reason_of(&error) };
+    let levels = window.map(|window| window.levels(&opened.volume)).transpose().map_err(unusable)?;
     let slices = (0..opened.plane.num_slices).step_by(work.options.slices.every).collect::<Vec<_>>().into_par_iter();
     let read: Result<Vec<_>> = slices.map(|slice| read_slice(slice, &opened, &pair, work)).collect();
     let unusable = |error: Error| Skipped { path: pair.image.clone(), reason: error.to_string() };
@@ -167,16 +157,22 @@ fn read_volume(pair: Pair, work: &Work, window: Window) -> Result<(UsablePair, O
     for (item, _) in &mut items {
         item.pixels = pixels[&item.slice_number()];
     }
-    let mut notes = opened.notes();
+    let notes = opened.volume.notes.iter().chain(opened.labels.iter().flat_map(|labels| &labels.notes));
+    let mut notes: Vec<String> = notes.cloned().collect();
     if let Some((window, levels)) = window.zip(levels.as_ref()) {
         notes.extend(of_one_grey(&opened, &pixels, window, levels));
     }
     let source = UsableSource { path: pair.source.clone(), range: None, volume: Some(UsableVolume { pair, levels }) };
-    Ok((UsablePair { source, items, findings }, window, notes))
+    Ok(((source, items, findings), window, notes))
 }
 
 /// The items of a slice: one for each structure that it has, and for those that it has not if they are wanted.
-fn read_slice(slice: usize, opened: &Opened, pair: &Pair, work: &Work) -> Result<(Vec<(Item, ItemMask)>, Findings)> {
+fn read_slice(
+    slice: usize,
+    opened: &Opened,
+    pair: &Pair,
+    work: &Preparation,
+) -> Result<(Vec<(MaskItem, ItemMask)>, Findings)> {
     let (mut items, mut findings) = (Vec::new(), Findings::default());
     for (number, (Structure { name, suffix, .. }, _)) in opened.structures.iter().enumerate() {
         let mask = opened.mask(number, slice)?;
@@ -189,7 +185,7 @@ fn read_slice(slice: usize, opened: &Opened, pair: &Pair, work: &Work) -> Result
         if location.is_some() && !work.existing.has_stem(&stem) {
             findings.add_mask(Path::new(&stem), &mask);
         }
-        let item = Item {
+        let item = MaskItem {
             stem,
             image,
             target: name.clone(),
@@ -234,14 +230,14 @@ fn of_one_grey(
 /// # Errors
 /// [`Error::Io`]; [`Error::Data`] for a file that exists with another content, and for a volume that has changed
 /// meanwhile.
-pub(super) fn write(found: &FoundItems, splits: &[Split], work: &Work) -> Result<()> {
+pub(super) fn write(found: &FoundItems, splits: &[Split], work: &Preparation) -> Result<()> {
     let mut of_source: BTreeMap<usize, BTreeMap<usize, Vec<SliceFile>>> = BTreeMap::new();
     let mut total = 0;
     for (UsableItem { item, source, mask }, split) in found.items.iter().zip(splits) {
         if let ItemMask::Structure(structure) = *mask {
             total += 1;
             let slices = of_source.entry(*source).or_default().entry(item.slice_number()).or_default();
-            slices.push(SliceFile { stem: &item.stem, structure, split: *split });
+            slices.push((&*item.stem, structure, *split));
         }
     }
     work.observer.on(&Event::Started { phase: "write slices".into(), total, unit: "masks" });
@@ -261,12 +257,8 @@ pub(super) fn write(found: &FoundItems, splits: &[Split], work: &Work) -> Result
     Ok(())
 }
 
-/// The files of a slice with one structure.
-struct SliceFile<'a> {
-    stem: &'a str,
-    structure: usize,
-    split: Split,
-}
+/// The files of a slice with one structure: their stem, the number of the structure, and their split.
+type SliceFile<'a> = (&'a str, usize, Split);
 
 /// Writes one slice under the names of its structures, and their masks.
 fn write_slice(
@@ -278,7 +270,7 @@ fn write_slice(
 ) -> Result<()> {
     let image = png(&opened.image(slice, volume.levels.as_ref())?).map_err(|reason| Error::Shape { reason })?;
     let class = options.out.join(&options.modality);
-    for SliceFile { stem, structure, split } in files {
+    for (stem, structure, split) in files {
         let path = |what: &str| class.join(format!("{split}_{what}")).join(format!("{stem}.png"));
         write::new_file(&path("images"), &image, options.append)?;
         let mask = DynamicImage::ImageLuma8(opened.mask(*structure, slice)?);

@@ -12,7 +12,7 @@ use crate::prepare::{Negatives, Patients, prepare};
 use crate::prepared::Prepared;
 use crate::volume::format::stem_of;
 use crate::volume::nifti::geometry::Forms;
-use crate::volume::{Affine, Axis, Grid, Source, Voxels};
+use crate::volume::{Affine, Axis, Grid, VolumeSource, Voxels};
 use prsmed_base::event::Silent;
 
 const SIZE: [usize; 3] = [8, 6, 5];
@@ -21,7 +21,7 @@ const SIZE: [usize; 3] = [8, 6, 5];
 fn volume(size: [usize; 3]) -> Volume {
     let affine = Affine::from_columns([[0.7, 0.0, 0.0], [0.0, 0.8, 0.0], [0.0, 0.0, 2.5]], [1.0, 2.0, 3.0]);
     let grid = Grid { size, affine };
-    let source = Source::Nifti(Forms::of_grid(&grid));
+    let source = VolumeSource::Nifti(Forms::of_grid(&grid));
     Volume::new(Voxels::I16(vec![0; size.iter().product()]), grid, source)
 }
 
@@ -47,7 +47,7 @@ impl Folders {
                 values.extend((0..size[0]).map(|x| value([x, y, z])));
             }
         }
-        volume::write::nifti(&self.path(name), &values, &volume(size)).unwrap();
+        volume::write::nifti_labels(&self.path(name), &values, &volume(size).grid).unwrap();
     }
 
     /// A volume whose values differ everywhere, and its label map: 1 on slices 1 to 3, in the posterior left of the
@@ -498,7 +498,7 @@ fn a_folder_of_one_dicom_seg_is_a_label_map() {
     fs::copy(&zip, f.path("ct/P1.zip")).unwrap();
     let scan = volume::open(&zip).unwrap();
     let mask: Vec<u8> = (0..scan.grid.size.iter().product()).map(|index| u8::from(index % 7 < 3)).collect();
-    let segments = [volume::Segment { name: "lesion", mask: &mask }];
+    let segments = [volume::SegmentMask { name: "lesion", mask: &mask }];
     fs::create_dir(f.path("labels/P1")).unwrap();
     volume::write::segments(&f.path("labels/P1/a.dcm"), &segments, &scan).unwrap();
     let options =

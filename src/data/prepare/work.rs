@@ -15,7 +15,7 @@ use crate::templates::Templates;
 use prsmed_base::event::Observer;
 
 /// A preparation.
-pub(super) struct Work<'a> {
+pub(super) struct Preparation<'a> {
     pub(super) options: &'a PrepareOptions,
     pub(super) templates: Templates,
     /// `None` if patients are not known.
@@ -25,7 +25,7 @@ pub(super) struct Work<'a> {
     pub(super) observer: &'a dyn Observer,
 }
 
-impl Work<'_> {
+impl Preparation<'_> {
     /// Removes absent targets beyond the limit and returns their number. `usual` is the limit of
     /// [`Negatives::Usual`] for each image with the target.
     pub(super) fn limit_negatives(&self, all: &mut Vec<UsableItem>, usual: Option<f64>) -> usize {
@@ -52,11 +52,8 @@ impl Work<'_> {
             indices.shuffle(&mut random);
             removed.extend(indices.into_iter().skip(most));
         }
-        let mut index = 0;
-        all.retain(|_| {
-            index += 1;
-            !removed.contains(&(index - 1))
-        });
+        let mut indices = 0..;
+        all.retain(|_| indices.next().is_some_and(|index| !removed.contains(&index)));
         removed.len()
     }
 }

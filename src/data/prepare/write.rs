@@ -1,5 +1,6 @@
 //! Writes files into a data root without changing those that exist.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -17,11 +18,8 @@ pub(super) fn make_folders(splits: &[Split], options: &PrepareOptions) -> Result
     files::create_folders(&options.out).map_err(Error::io(&options.out, "create"))?;
     let class = options.out.join(&options.modality);
     let of_split = |split: &Split| ["images", "masks"].map(|what| class.join(format!("{split}_{what}")));
-    let mut folders: Vec<PathBuf> = splits.iter().flat_map(of_split).collect();
     let annotations = options.out.join("annotations");
-    folders.push(annotations.clone());
-    folders.sort();
-    folders.dedup();
+    let folders = splits.iter().flat_map(of_split).chain([annotations.clone()]).collect::<BTreeSet<PathBuf>>();
     folders
         .iter()
         .try_for_each(|folder| files::create_below(&options.out, folder).map_err(Error::io(folder, "create")))?;
@@ -68,11 +66,8 @@ pub(super) fn new_file(path: &Path, bytes: &[u8], reuse: bool) -> Result<()> {
                     return files::write(path, bytes).map_err(Error::io(path, "write"));
                 }
             }
-            Err(Error::data(
-                path,
-                "exists with another content, but no row of the annotations names it",
-                "move the file away, then run the command again",
-            ))
+            let reason = "exists with another content, but no row of the annotations names it";
+            Err(Error::data(path, reason, "move the file away, then run the command again"))
         }
         written => written.map_err(Error::io(path, "write")),
     }

@@ -26,7 +26,7 @@ const WORDS: &str = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|
 
 /// One text, ready for the text tower.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClipIds {
+pub struct TokenizedPrompt {
     /// [`CONTEXT`] ids: start, pieces, end, padding.
     pub ids: Vec<i64>,
     /// Whether the text was truncated.
@@ -35,14 +35,14 @@ pub struct ClipIds {
 
 /// CLIP's tokenizer with its special tokens.
 #[derive(Debug, Clone)]
-pub struct ClipTokenizer {
+pub struct PromptTokenizer {
     inner: Tokenizer,
     bos: i64,
     eos: i64,
     pad: i64,
 }
 
-impl ClipTokenizer {
+impl PromptTokenizer {
     /// Opens `folder/vocab.json` with `folder/merges.txt`, else `folder/tokenizer.json`; the pad token is what
     /// `special_tokens_map.json` or `tokenizer_config.json` names, else the end token.
     ///
@@ -68,11 +68,9 @@ impl ClipTokenizer {
             let inner = checked::read(&bytes).map_err(|reason| Error::weights(&whole, reason, HINT))?;
             Self::new(inner, &pad, &whole)
         } else {
-            Err(Error::weights(
-                folder,
-                "contains neither `vocab.json` with `merges.txt` nor `tokenizer.json`",
-                "name the `tokenizer` folder of a Stable Diffusion model, or copy its files into it",
-            ))
+            let hint = "name the `tokenizer` folder of a Stable Diffusion model, or copy its files into it";
+            let reason = "contains neither `vocab.json` with `merges.txt` nor `tokenizer.json`";
+            Err(Error::weights(folder, reason, hint))
         }
     }
 
@@ -86,11 +84,8 @@ impl ClipTokenizer {
         let pieces = letters.iter().map(char::to_string).chain(letters.iter().map(|c| format!("{c}{WORD_END}")));
         let pieces: Vec<String> = pieces.collect();
         if vocab_size < pieces.len() + 2 {
-            return Err(Error::config(
-                "vocab_size",
-                format!("{vocab_size} ids are too few for all bytes and two special tokens"),
-                format!("use {} or more", pieces.len() + 2),
-            ));
+            let reason = format!("{vocab_size} ids are too few for all bytes and two special tokens");
+            return Err(Error::config("vocab_size", reason, format!("use {} or more", pieces.len() + 2)));
         }
         let specials = [(BOS.to_owned(), vocab_size - 2), (EOS.to_owned(), vocab_size - 1)];
         let ids = pieces.into_iter().zip(0..).chain(specials);
@@ -118,7 +113,7 @@ impl ClipTokenizer {
     ///
     /// # Errors
     /// [`Error::Weights`] from a tokenizer whose parts do not fit together.
-    pub fn encode(&self, text: &str) -> Result<ClipIds> {
+    pub fn encode(&self, text: &str) -> Result<TokenizedPrompt> {
         let encoding = self.inner.encode_fast(text, false).map_err(|error| damaged(Path::new("tokenizer"), &*error))?;
         let pieces = encoding.get_ids();
         let room = CONTEXT - 2;
@@ -126,7 +121,7 @@ impl ClipTokenizer {
         ids.extend(pieces.iter().take(room).map(|&id| i64::from(id)));
         ids.push(self.eos);
         ids.resize(CONTEXT, self.pad);
-        Ok(ClipIds { ids, truncated: pieces.len() > room })
+        Ok(TokenizedPrompt { ids, truncated: pieces.len() > room })
     }
 }
 
@@ -186,8 +181,8 @@ mod tests {
     use super::*;
 
     /// The part of OpenAI's vocabulary, with its ids, that the test texts use.
-    fn cut(name: &str) -> ClipTokenizer {
-        ClipTokenizer::open(&fixtures().join(name)).unwrap()
+    fn cut(name: &str) -> PromptTokenizer {
+        PromptTokenizer::open(&fixtures().join(name)).unwrap()
     }
 
     fn fixtures() -> std::path::PathBuf {
@@ -216,7 +211,7 @@ mod tests {
         ];
         let tokenizer = cut("tokenizer");
         for (text, pieces) in cases {
-            let want = ClipIds { ids: padded(pieces, 49407), truncated: false };
+            let want = TokenizedPrompt { ids: padded(pieces, 49407), truncated: false };
             assert_eq!(tokenizer.encode(text).unwrap(), want, "{text}");
         }
         let second = cut("tokenizer_2").encode("it's the patient's lesion!!").unwrap();
@@ -253,7 +248,7 @@ mod tests {
 
     #[test]
     fn bytes_without_merges() {
-        let tokenizer = ClipTokenizer::bytes(1000).unwrap();
+        let tokenizer = PromptTokenizer::bytes(1000).unwrap();
         let ids = tokenizer.encode("Ab! ß").unwrap().ids;
         // `a` is byte 97, the 64th printable letter after `!`; ß is two bytes, 195 and 159.
         let place = |byte: u32| byte_letters().iter().position(|&c| c == char::from_u32(byte).unwrap()).unwrap();
@@ -262,7 +257,7 @@ mod tests {
         assert_eq!(&ids[..5], &[998, 64, 65 + 256, 256, i64::try_from(place(195)).unwrap()]);
         assert!((188..256).contains(&second_of_sz), "byte 159 has no letter of its own: {second_of_sz}");
         assert!(ids[6..].iter().all(|&id| id == 999));
-        assert!(matches!(ClipTokenizer::bytes(513), Err(Error::Config { .. })));
+        assert!(matches!(PromptTokenizer::bytes(513), Err(Error::Config { .. })));
     }
 
     #[test]
@@ -270,7 +265,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let tokenizer = cut("tokenizer");
         tokenizer.inner.save(folder.path().join("tokenizer.json"), false).unwrap();
-        let again = ClipTokenizer::open(folder.path()).unwrap();
+        let again = PromptTokenizer::open(folder.path()).unwrap();
         let text = "breast ultrasound, malignant tumor; 3.5 cm";
         assert_eq!(again.encode(text).unwrap(), tokenizer.encode(text).unwrap());
     }
@@ -278,10 +273,10 @@ mod tests {
     #[test]
     fn missing_and_damaged_files_are_errors() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(ClipTokenizer::open(folder.path()).unwrap_err().to_string().contains("merges.txt"));
+        assert!(PromptTokenizer::open(folder.path()).unwrap_err().to_string().contains("merges.txt"));
         std::fs::write(folder.path().join("vocab.json"), r#"{"a": 0, "b": 1}"#).unwrap();
         std::fs::write(folder.path().join("merges.txt"), "#version: 0.2\na b\n").unwrap();
-        let error = ClipTokenizer::open(folder.path()).unwrap_err();
+        let error = PromptTokenizer::open(folder.path()).unwrap_err();
         assert!(matches!(error, Error::Weights { .. }), "{error}");
     }
 }

@@ -17,11 +17,8 @@ pub(super) fn train(texts: &[&str], vocab_size: usize) -> Result<Value> {
     // Characters beyond half of the room are left to the byte pieces, rarest first.
     let room = vocab_size.saturating_sub(RESERVED) / 2;
     if room == 0 {
-        return Err(Error::config(
-            "vocab_size",
-            format!("{vocab_size} pieces leave no room after the {RESERVED} special and byte pieces"),
-            "use at least 300",
-        ));
+        let reason = format!("{vocab_size} pieces leave no room after the {RESERVED} special and byte pieces");
+        return Err(Error::config("vocab_size", reason, "use at least 300"));
     }
     let alphabet: BTreeSet<char> = alphabet.into_iter().take(room).collect();
 

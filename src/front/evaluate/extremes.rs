@@ -101,12 +101,8 @@ impl Extremes {
 }
 
 /// Adds an item to the `most` items with the highest scores. Among equal scores the first stays.
-fn keep(
-    list: &mut Vec<Kept>,
-    most: usize,
-    (score, number): (f64, usize),
-    shown: &impl Fn() -> Result<Shown>,
-) -> Result<()> {
+fn keep(list: &mut Vec<Kept>, most: usize, of: (f64, usize), shown: &impl Fn() -> Result<Shown>) -> Result<()> {
+    let (score, number) = of;
     if list.len() == most && list.last().is_some_and(|last| score <= last.score) {
         return Ok(());
     }

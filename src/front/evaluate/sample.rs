@@ -1,16 +1,13 @@
 //! Scores of one question.
 
-use crate::data::agreement::Positions;
-use crate::data::manifest::{Presence, Row};
-use crate::metrics::estimates::{Item, SCORES, Values};
+use crate::data::manifest::Presence;
+use crate::metrics::estimates::{QuestionScores, SCORES};
 use crate::metrics::mask_scores::MaskScores;
 use crate::metrics::segmentation::ImageScore;
-use crate::metrics::text::TextScores;
-use crate::segment::calibration::Confidence;
 
 /// One row's scores; a line of `samples.csv`. A score that is not defined is empty: mask scores of a target that is not
 /// in the image, distances to an empty mask.
-#[derive(Debug, Clone, serde::Serialize)]
+#[derive(Debug, Clone, Default, serde::Serialize)]
 pub struct SampleScore {
     /// CSV file and line of the row.
     pub row: String,
@@ -94,8 +91,9 @@ pub struct SampleScore {
     pub positions_agree: Option<bool>,
     /// True if the painted mask has the correct location; empty if the row has no location or no target in the image.
     pub mask_position_right: Option<bool>,
+    /// Recall, precision and F1 of lesions.
     #[serde(skip)]
-    lesion_scores: [Option<f64>; 3],
+    pub(super) lesion_scores: [Option<f64>; 3],
 }
 
 /// Scores of a mask against the truth of a target that is in the image.
@@ -109,72 +107,20 @@ pub(super) struct Scored {
     pub(super) mask: MaskScores,
 }
 
-/// The model's answer to one question and its scores.
-#[derive(Debug)]
-pub(super) struct Answered {
-    pub(super) generated: String,
-    pub(super) text: TextScores,
-    pub(super) position_right: Option<bool>,
-    pub(super) positions: Positions,
-    pub(super) mask_position_right: Option<bool>,
-    pub(super) predicted_modality: String,
-    pub(super) class_right: Option<bool>,
-    pub(super) confidence: Confidence,
-    pub(super) is_withheld: bool,
-    pub(super) has_mask: bool,
-}
-
 impl SampleScore {
-    pub(super) fn new(row: &Row, answered: Answered, scored: Option<&Scored>) -> Self {
-        let Answered { generated, text, position_right, predicted_modality, class_right, confidence, .. } = answered;
-        let Positions { mask_position, answer_position, positions_agree, .. } = answered.positions;
-        let mask = scored.map(|scored| &scored.mask);
-        let border = mask.and_then(|mask| mask.border);
-        let lesions = mask.map(|mask| mask.lesions);
-        Self {
-            row: format!("{}:{}", row.csv.display(), row.line),
-            modality: row.modality.clone(),
-            mask: row.target().mask_path.display().to_string(),
-            dice: scored.map(|scored| scored.painted.dice),
-            iou: scored.map(|scored| scored.painted.iou),
-            soft_dice: scored.map(|scored| scored.painted.soft_dice),
-            position_right,
-            bleu: text.bleu,
-            rouge1: text.rouge1,
-            meteor_exact_stem: text.meteor_exact_stem,
-            predicted_modality,
-            question: row.question.clone(),
-            answer: row.answer.clone(),
-            generated,
-            image: row.image_path.display().to_string(),
-            patient: row.patient.clone(),
-            target: row.target().presence,
-            presence: confidence.presence,
-            is_found: confidence.is_found,
-            is_withheld: answered.is_withheld,
-            has_mask: answered.has_mask,
-            foreground_confidence: confidence.foreground,
-            uncertain_boundary: confidence.boundary,
-            raw_dice: scored.and_then(|scored| scored.raw_dice),
-            surface_dice: mask.map(|mask| mask.surface_dice),
-            hd95: border.map(|border| border.hd95),
-            hd: border.map(|border| border.hd),
-            assd: border.map(|border| border.assd),
-            pixel_sensitivity: mask.and_then(|mask| mask.sensitivity),
-            pixel_precision: mask.and_then(|mask| mask.precision),
-            lesions: lesions.map(|lesions| lesions.truth),
-            lesions_found: lesions.map(|lesions| lesions.found),
-            predicted_lesions: lesions.map(|lesions| lesions.predicted),
-            predicted_lesions_right: lesions.map(|lesions| lesions.right),
-            area_difference: mask.map(|mask| mask.area_difference),
-            area_error_frac: mask.and_then(|mask| mask.area_error_frac),
-            class_right,
-            mask_position,
-            answer_position,
-            positions_agree,
-            mask_position_right: answered.mask_position_right,
-            lesion_scores: lesions.map_or([None; 3], |lesions| [lesions.recall(), lesions.precision(), lesions.f1()]),
+    /// Adds the scores of the mask.
+    pub(super) fn add_mask(&mut self, Scored { painted, raw_dice, mask }: Scored) {
+        (self.dice, self.iou, self.soft_dice) = (Some(painted.dice), Some(painted.iou), Some(painted.soft_dice));
+        (self.raw_dice, self.surface_dice) = (raw_dice, Some(mask.surface_dice));
+        if let Some(border) = mask.border {
+            (self.hd95, self.hd, self.assd) = (Some(border.hd95), Some(border.hd), Some(border.assd));
         }
+        (self.pixel_sensitivity, self.pixel_precision) = (mask.sensitivity, mask.precision);
+        let lesions = mask.lesions;
+        (self.lesions, self.lesions_found) = (Some(lesions.truth), Some(lesions.found));
+        (self.predicted_lesions, self.predicted_lesions_right) = (Some(lesions.predicted), Some(lesions.right));
+        (self.area_difference, self.area_error_frac) = (Some(mask.area_difference), mask.area_error_frac);
+        self.lesion_scores = [lesions.recall(), lesions.precision(), lesions.f1()];
     }
 
     /// Patient, or the image if the data name none.
@@ -215,22 +161,14 @@ impl SampleScore {
     }
 
     /// The scores for means and intervals.
-    pub(super) fn item(&self) -> Item {
-        let mut values: Values = [None; SCORES.len()];
-        for (value, score) in values.iter_mut().zip(&SCORES) {
-            *value = self.value(score.key);
-        }
-        Item {
+    pub(super) fn item(&self) -> QuestionScores {
+        QuestionScores {
             row: self.row.clone(),
             class: self.modality.clone(),
             group: self.group().to_owned(),
-            is_present: match self.target {
-                Presence::Present => Some(true),
-                Presence::Absent => Some(false),
-                Presence::Unknown => None,
-            },
+            is_present: (self.target != Presence::Unknown).then_some(self.target == Presence::Present),
             presence: self.presence,
-            values,
+            values: SCORES.each_ref().map(|score| self.value(score.key)),
         }
     }
 }

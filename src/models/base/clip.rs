@@ -2,7 +2,7 @@
 //! its tensors.
 
 use super::family::{Keys, TowerFiles};
-use super::fields::{CONFIG_HINT, Fields, Followed, Known, is_off};
+use super::fields::{ArchitectureNames, CONFIG_HINT, Fields, FollowedField, is_off};
 use crate::models::{clip, tower};
 use crate::tensor::weights::Archive;
 use crate::{Error, Result};
@@ -10,12 +10,12 @@ use serde_json::{Map, Value, json};
 use std::path::Path;
 
 /// Vision towers that can be read.
-const ARCHITECTURES: &Known = &[
+const ARCHITECTURES: &ArchitectureNames = &[
     ("CLIPModel", "clip"),
     ("CLIPVisionModel", "clip_vision_model"),
     ("CLIPVisionModelWithProjection", "clip_vision_model"),
 ];
-const FOLLOWED: &[Followed] = &[
+const FOLLOWED: &[FollowedField] = &[
     ("hidden_act", |value| value == "quick_gelu" || value == "gelu"),
     ("num_channels", |value| value == 3),
     ("attention_dropout", is_off),
@@ -88,12 +88,11 @@ fn named_tower(fields: &Fields) -> clip::Config {
     let large = clip::Config::vit_l_14_336();
     let name = fields.text("mm_vision_tower").unwrap_or_default().to_lowercase();
     if let Some((_, patch_size)) = name.split_once("clip-vit-base-patch") {
-        let (hidden_size, layers, heads) = (768, 12, 12);
         return clip::Config {
-            hidden_size,
-            intermediate_size: 4 * hidden_size,
-            num_hidden_layers: layers,
-            num_attention_heads: heads,
+            hidden_size: 768,
+            intermediate_size: 3072,
+            num_hidden_layers: 12,
+            num_attention_heads: 12,
             image_size: 224,
             patch_size: if patch_size.starts_with("16") { 16 } else { 32 },
             ..large
@@ -128,30 +127,21 @@ fn tower_sizes(archive: &Archive, keys: &Keys, described: Option<clip::Config>) 
             ..clip::Config::vit_l_14_336()
         });
     };
+    // the last layer is not used, and a run does not store it
+    let layers = layers + i64::from(layers + 1 == described.num_hidden_layers);
     let pairs = [
         ("hidden_size", described.hidden_size, hidden_size),
         ("intermediate_size", described.intermediate_size, intermediate_size),
         ("image_size", described.image_size, image_size),
         ("patch_size", described.patch_size, patch_size),
-        // the last layer is not used, and a run does not store it
-        (
-            "num_hidden_layers",
-            described.num_hidden_layers,
-            layers + i64::from(layers + 1 == described.num_hidden_layers),
-        ),
+        ("num_hidden_layers", described.num_hidden_layers, layers),
     ];
-    match pairs.into_iter().find(|(_, stated, stored)| stated != stored) {
-        None => Ok(described),
-        Some((key, stated, stored)) => {
-            let reason =
-                format!("`vision_config.{key}` = {stated} in its `config.json`, and its weights have {stored}");
-            Err(Error::weights(
-                archive.path(),
-                reason,
-                "weights and `config.json` must belong together: download both again",
-            ))
-        }
-    }
+    let wrong = pairs.into_iter().find(|(_, stated, stored)| stated != stored);
+    wrong.map_or(Ok(described), |(key, stated, stored)| {
+        let reason = format!("`vision_config.{key}` = {stated} in its `config.json`, and its weights have {stored}");
+        let hint = "weights and `config.json` must belong together: download both again";
+        Err(Error::weights(archive.path(), reason, hint))
+    })
 }
 
 impl Fields {
@@ -179,18 +169,14 @@ impl Fields {
             own.fields.insert(name.into(), section);
             own.add_section(name)?;
         }
-        let own = if own.fields.is_empty() { self } else { own };
-        Ok(own.with_defaults(if is_described { defaults } else { json!({}) }))
-    }
-
-    /// The fields, with `defaults` for those that are absent: transformers does not write them.
-    fn with_defaults(mut self, defaults: Value) -> Self {
-        if let Value::Object(defaults) = defaults {
+        let mut own = if own.fields.is_empty() { self } else { own };
+        // transformers does not write them
+        if is_described && let Value::Object(defaults) = defaults {
             for (key, value) in defaults {
-                self.fields.entry(key).or_insert(value);
+                own.fields.entry(key).or_insert(value);
             }
         }
-        self
+        Ok(own)
     }
 
     /// Sizes of the vision tower that the fields describe; those of a language model need a `vision_config`.

@@ -1,6 +1,6 @@
 //! What a family of base models declares: the files that it reads and writes, and the names of its tensors.
 
-use super::fields::{Fields, Followed, Known};
+use super::fields::{ArchitectureNames, Fields, FollowedField};
 use crate::data::text::Prompt;
 use crate::models::{decoder, tower};
 use crate::tensor::weights::Archive;
@@ -14,9 +14,9 @@ pub struct Family {
     pub name: &'static str,
     /// Architectures of the `config.json` files that it reads. The code of the first one has its own prompts: the chat
     /// template of its tokenizer is not used there either.
-    pub architectures: &'static Known,
+    pub architectures: &'static ArchitectureNames,
     /// Fields of `config.json` whose other values it refuses.
-    pub followed: &'static [Followed],
+    pub followed: &'static [FollowedField],
     /// Sizes of the language model in a `config.json`.
     pub read: fn(&Fields) -> Result<decoder::Config>,
     /// The language model's `config.json` for transformers.

@@ -18,129 +18,45 @@ const LIMITS: [&str; 4] =
 pub const CONFIG_HINT: &str = "use the `config.json` of the model's own repository";
 
 /// `architectures` of a `config.json`, and the `model_type` that belongs to it.
-pub type Known = [(&'static str, &'static str)];
+pub type ArchitectureNames = [(&'static str, &'static str)];
 
 /// A field whose other values change the arithmetic: its name, and the values that the program computes with.
-pub type Followed = (&'static str, fn(&Value) -> bool);
+pub type FollowedField = (&'static str, fn(&Value) -> bool);
 
 /// Fields without influence on the arithmetic of a frozen model whose prompts and training are the program's own.
-const HARMLESS: &[&str] = &[
+const HARMLESS: [&str; 5] = [
     // files and versions
-    "_name_or_path",
-    "architectures",
-    "auto_map",
-    "dtype",
-    "model_type",
-    "torch_dtype",
-    "transformers_version",
-    "name_or_path",
-    "_commit_hash",
-    "task_specific_params",
-    "id2label",
-    "label2id",
-    "problem_type",
-    "finetuning_task",
-    "return_dict",
-    "torchscript",
-    "is_decoder",
-    "tie_encoder_decoder",
-    "use_bfloat16",
+    "_name_or_path architectures auto_map dtype model_type torch_dtype transformers_version name_or_path _commit_hash \
+     task_specific_params id2label label2id problem_type finetuning_task return_dict torchscript is_decoder \
+     tie_encoder_decoder use_bfloat16",
     // tokens: the tokenizer has them
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "sep_token_id",
-    "unk_token_id",
-    "decoder_start_token_id",
-    "prefix",
-    "tokenizer_class",
-    "tokenizer_padding_side",
+    "bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id prefix tokenizer_class \
+     tokenizer_padding_side",
     // generation: answers are the most likely tokens
-    "do_sample",
-    "early_stopping",
-    "max_length",
-    "min_length",
-    "num_beams",
-    "num_beam_groups",
-    "diversity_penalty",
-    "temperature",
-    "top_k",
-    "top_p",
-    "typical_p",
-    "repetition_penalty",
-    "length_penalty",
-    "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size",
-    "bad_words_ids",
-    "num_return_sequences",
-    "output_scores",
-    "begin_suppress_tokens",
-    "suppress_tokens",
-    "return_dict_in_generate",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "remove_invalid_values",
-    "exponential_decay_length_penalty",
-    "chunk_size_feed_forward",
-    "output_attentions",
-    "output_hidden_states",
-    "use_cache",
-    "pretraining_tp",
-    "attn_implementation",
-    "_attn_implementation",
-    "_attn_implementation_autoset",
+    "do_sample early_stopping max_length min_length num_beams num_beam_groups diversity_penalty temperature top_k \
+     top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size \
+     bad_words_ids num_return_sequences output_scores begin_suppress_tokens suppress_tokens return_dict_in_generate \
+     forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty \
+     chunk_size_feed_forward output_attentions output_hidden_states use_cache pretraining_tp attn_implementation \
+     _attn_implementation _attn_implementation_autoset",
     // initial weights
-    "initializer_range",
-    "initializer_factor",
-    "logit_scale_init_value",
-    "projection_dim",
+    "initializer_range initializer_factor logit_scale_init_value projection_dim",
     // training of LLaVA and LLaVA-Med, and leftovers that their code does not read
-    "feature_outs",
-    "freeze_mm_mlp_adapter",
-    "freeze_mm_vision_resampler",
-    "image_crop_resolution",
-    "image_grid_pinpoints",
-    "image_split_resolution",
-    "img_size",
-    "mm_projector_lr",
-    "mm_tunable_parts",
-    "mm_vision_tower_lr",
-    "proj_vis_to_txt_tokens",
-    "prompt_segtok_w_instruct",
-    "segtok_posembed",
-    "tune_mm_mlp_adapter",
-    "tune_mm_vision_resampler",
-    "tune_vision_tokenizer",
-    "unfreeze_mm_vision_tower",
-    "vision_backbone",
-    "vision_tokenizer_lr",
+    "feature_outs freeze_mm_mlp_adapter freeze_mm_vision_resampler image_crop_resolution image_grid_pinpoints \
+     image_split_resolution img_size mm_projector_lr mm_tunable_parts mm_vision_tower_lr proj_vis_to_txt_tokens \
+     prompt_segtok_w_instruct segtok_posembed tune_mm_mlp_adapter tune_mm_vision_resampler tune_vision_tokenizer \
+     unfreeze_mm_vision_tower vision_backbone vision_tokenizer_lr",
 ];
 
 /// Other fields that the program reads.
-const READ: &[&str] = &[
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-    "rope_theta",
-    "rope_parameters",
-    "rope_scaling",
-    "rms_norm_eps",
-    "head_dim",
-    "tie_word_embeddings",
-    "layer_norm_eps",
-    "image_size",
-    "patch_size",
-    "mm_vision_tower",
-    "mm_hidden_size",
-    "quantization_config",
-    "text_config",
-    "vision_config",
-    "text_config_dict",
-    "vision_config_dict",
-];
+const READ: &str = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size \
+                    rope_theta rope_parameters rope_scaling rms_norm_eps head_dim tie_word_embeddings layer_norm_eps \
+                    image_size patch_size mm_vision_tower mm_hidden_size quantization_config text_config vision_config \
+                    text_config_dict vision_config_dict";
+
+fn is_harmless(key: &str) -> bool {
+    HARMLESS.iter().flat_map(|names| names.split(' ')).any(|name| name == key)
+}
 
 /// Null, false, zero or empty.
 pub(super) fn is_off(value: &Value) -> bool {
@@ -170,7 +86,7 @@ impl Fields {
     ///
     /// # Errors
     /// [`Error::Weights`] for values that the program does not compute with.
-    pub(super) fn of_language_model(self, followed: &[Followed]) -> Result<Self> {
+    pub(super) fn of_language_model(self, followed: &[FollowedField]) -> Result<Self> {
         let this = self.of_text()?;
         this.check(followed)?;
         this.check_quantization()?;
@@ -178,7 +94,7 @@ impl Fields {
     }
 
     /// True if `known` has the architecture. A `config.json` that names none is of every architecture.
-    pub fn is_of(&self, known: &Known) -> bool {
+    pub fn is_of(&self, known: &ArchitectureNames) -> bool {
         match (self.architectures().first(), self.text("model_type")) {
             (Some(_), _) => self.architectures().iter().any(|name| known.iter().any(|(own, _)| own == name)),
             (None, Some(kind)) => known.iter().any(|(_, own)| *own == kind),
@@ -232,7 +148,7 @@ impl Fields {
         let Some(Value::Object(section)) = self.fields.remove(name) else { return Ok(()) };
         for (key, value) in section.into_iter().filter(|(_, value)| !value.is_null()) {
             match self.fields.get(&key).filter(|top| !is_equal(top, &value)) {
-                Some(top) if !HARMLESS.contains(&key.as_str()) => {
+                Some(top) if !is_harmless(&key) => {
                     let (top, section) = ((key.clone(), top.clone()), (format!("{name}.{key}"), value));
                     return Err(self.contradiction(&top, &section));
                 }
@@ -268,7 +184,7 @@ impl Fields {
         Error::weights(&self.path, reason, "keep the one that the model was trained with, in a copy of the folder")
     }
 
-    pub(super) fn check(&self, followed: &[Followed]) -> Result<()> {
+    pub(super) fn check(&self, followed: &[FollowedField]) -> Result<()> {
         let wrong =
             followed.iter().find_map(|(key, is_followed)| Some((key, self.get(key)?)).filter(|(_, v)| !is_followed(v)));
         wrong.map_or(Ok(()), |(key, value)| Err(self.refuse(key, value)))
@@ -363,22 +279,18 @@ impl Fields {
     /// # Errors
     /// [`Error::Weights`] naming both widths.
     pub fn check_tower_width(&self, width: i64) -> Result<()> {
-        match self.get("mm_hidden_size") {
-            Some(value) if value.as_i64() != Some(width) => {
-                let reason = format!("`mm_hidden_size` = {value}, and the vision tower has the width {width}");
-                Err(Error::weights(&self.path, reason, "use the vision tower that the model was trained with"))
-            }
-            _ => Ok(()),
-        }
+        let other = self.get("mm_hidden_size").filter(|value| value.as_i64() != Some(width));
+        other.map_or(Ok(()), |value| {
+            let reason = format!("`mm_hidden_size` = {value}, and the vision tower has the width {width}");
+            Err(Error::weights(&self.path, reason, "use the vision tower that the model was trained with"))
+        })
     }
 
     /// A sentence that names the fields that are neither known nor in `followed`, and not null, false, zero or empty.
-    pub fn unknown_beside(&self, followed: &[Followed]) -> Option<String> {
+    pub fn unknown_beside(&self, followed: &[FollowedField]) -> Option<String> {
         let is_known = |key: &str| {
-            HARMLESS.contains(&key)
-                || READ.contains(&key)
-                || LIMITS.contains(&key)
-                || followed.iter().any(|(k, _)| *k == key)
+            let is_read = READ.split(' ').chain(LIMITS).any(|known| known == key);
+            is_read || is_harmless(key) || followed.iter().any(|(known, _)| *known == key)
         };
         let unknown = self.fields.iter().filter(|(key, value)| !is_known(key) && !is_off(value));
         let unknown: Vec<String> = unknown.map(|(key, value)| format!("`{key}` = {}", short(value))).collect();

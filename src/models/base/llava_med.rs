@@ -2,7 +2,7 @@
 
 use super::clip::FILES;
 use super::family::{Family, Keys, Parts};
-use super::fields::{Fields, Followed, is_off, is_one};
+use super::fields::{Fields, FollowedField, is_off, is_one};
 use crate::data::text::Prompt;
 use crate::models::{clip, decoder, tower};
 use serde_json::{Value, json};
@@ -33,7 +33,7 @@ pub static FAMILY: Family = Family {
     published: &[(LLAVA_MED, sizes)],
 };
 
-const FOLLOWED: &[Followed] = &[
+const FOLLOWED: &[FollowedField] = &[
     ("hidden_act", |value| value == "silu"),
     ("attention_bias", is_off),
     ("mlp_bias", is_off),

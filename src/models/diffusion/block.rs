@@ -214,8 +214,9 @@ pub(super) struct TransformerConfig {
     pub(super) upcast: bool,
 }
 
+/// Attention with several heads.
 #[derive(Debug)]
-struct Attention {
+pub(super) struct Attention {
     to_q: Linear,
     to_k: Linear,
     to_v: Linear,
@@ -225,24 +226,26 @@ struct Attention {
 }
 
 impl Attention {
-    fn new(vs: &VarPath, config: TransformerConfig, context_dim: i64, adapters: Option<&Adapters>) -> Self {
-        let d = config.dim;
-        let project = |name: &str, in_dim| {
-            let vs = vs.sub(name);
-            Adapters::on(adapters, &vs, Linear::no_bias(&vs, in_dim, d, Init::FanIn))
-        };
-        let out = vs.sub("to_out").sub(0);
+    /// `project` makes the layers of a width that read queries and context, `out` the last one.
+    pub(super) fn new(
+        vs: &VarPath,
+        [dim, context_dim]: [i64; 2],
+        num_heads: i64,
+        project: impl Fn(&VarPath, i64) -> Linear,
+        out: impl Fn(&VarPath, i64) -> Linear,
+    ) -> Self {
         Self {
-            to_q: project("to_q", d),
-            to_k: project("to_k", context_dim),
-            to_v: project("to_v", context_dim),
-            to_out: Adapters::on(adapters, &out, Linear::new(&out, d, d)),
-            num_heads: config.num_heads,
-            upcast: config.upcast,
+            to_q: project(&vs.sub("to_q"), dim),
+            to_k: project(&vs.sub("to_k"), context_dim),
+            to_v: project(&vs.sub("to_v"), context_dim),
+            to_out: out(&vs.sub("to_out").sub(0), dim),
+            num_heads,
+            upcast: false,
         }
     }
 
-    fn forward(&self, xs: &Tensor, context: &Tensor) -> Tensor {
+    /// `xs [b, t, d]` and `context [b, t, context_dim]` to `[b, t, d]`.
+    pub(super) fn forward(&self, xs: &Tensor, context: &Tensor) -> Tensor {
         let kind = xs.kind();
         // fp16 scores may overflow; bf16 has the range of fp32
         let inner = if self.upcast && kind == Kind::Half { Kind::Float } else { kind };
@@ -271,17 +274,23 @@ struct TransformerBlock {
 impl TransformerBlock {
     fn new(vs: &VarPath, config: TransformerConfig, adapters: Option<&Adapters>) -> Self {
         let d = config.dim;
-        let linear = |vs: VarPath, in_dim, out_dim| Adapters::on(adapters, &vs, Linear::new(&vs, in_dim, out_dim));
+        let linear = |vs: &VarPath, in_dim, out_dim| Adapters::on(adapters, vs, Linear::new(vs, in_dim, out_dim));
+        let project = |vs: &VarPath, in_dim| Adapters::on(adapters, vs, Linear::no_bias(vs, in_dim, d, Init::FanIn));
+        let attention = |name: &str, context_dim| {
+            let out = |vs: &VarPath, in_dim| linear(vs, in_dim, d);
+            let plain = Attention::new(&vs.sub(name), [d, context_dim], config.num_heads, project, out);
+            Attention { upcast: config.upcast, ..plain }
+        };
         let norm = |name: &str| LayerNorm::new(&vs.sub(name), d, LAYER_NORM_EPS);
         let ff = vs.sub("ff").sub("net");
         Self {
             norm1: norm("norm1"),
-            attn1: Attention::new(&vs.sub("attn1"), config, d, adapters),
+            attn1: attention("attn1", d),
             norm2: norm("norm2"),
-            attn2: Attention::new(&vs.sub("attn2"), config, config.context_dim, adapters),
+            attn2: attention("attn2", config.context_dim),
             norm3: norm("norm3"),
-            proj: linear(ff.sub(0).sub("proj"), d, 8 * d),
-            out: linear(ff.sub(2), 4 * d, d),
+            proj: linear(&ff.sub(0).sub("proj"), d, 8 * d),
+            out: linear(&ff.sub(2), 4 * d, d),
         }
     }
 

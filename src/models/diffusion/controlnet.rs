@@ -2,9 +2,9 @@
 //!
 //! Source: diffusers' `controlnet.py`. Guess mode and pooled conditions are left out.
 
-use super::block::{Checkpoints, conv3, zero_conv};
+use super::block::{conv3, zero_conv};
 use super::fields::{positive, unsupported};
-use super::unet::{self, BlockInputs, Conditioning, Pass, Residuals, Trunk};
+use super::unet::{self, Conditioning, Pass, Residuals, Trunk};
 use crate::error::Result;
 use crate::nn::Conv2d;
 use crate::nn::conv::Conv2dConfig;
@@ -13,40 +13,32 @@ use crate::tensor::{Tensor, dims, module_path};
 
 /// Sizes of the network, with the names and defaults of diffusers' `config.json`.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
 pub struct Config {
     /// Channels of the conditioning image.
-    #[serde(default = "default_conditioning_channels")]
     pub conditioning_channels: i64,
     /// Channels while the image is downsampled to the latents. Each entry after the first halves height and width.
-    #[serde(default = "default_embedding_channels")]
     pub conditioning_embedding_out_channels: Vec<i64>,
     /// `rgb` or `bgr`.
-    #[serde(default = "default_order")]
     pub controlnet_conditioning_channel_order: String,
     /// Options that the ControlNet shares with its UNet.
     #[serde(flatten)]
     pub unet: unet::Config,
 }
 
-fn default_conditioning_channels() -> i64 {
-    3
-}
-
-fn default_embedding_channels() -> Vec<i64> {
-    vec![16, 32, 96, 256]
-}
-
-fn default_order() -> String {
-    "rgb".into()
+impl Default for Config {
+    fn default() -> Self {
+        Self::of(unet::Config::default())
+    }
 }
 
 impl Config {
     /// For a UNet whose images are eight times as wide as its latents.
     pub fn of(unet: unet::Config) -> Self {
         Self {
-            conditioning_channels: default_conditioning_channels(),
-            conditioning_embedding_out_channels: default_embedding_channels(),
-            controlnet_conditioning_channel_order: default_order(),
+            conditioning_channels: 3,
+            conditioning_embedding_out_channels: vec![16, 32, 96, 256],
+            controlnet_conditioning_channel_order: "rgb".into(),
             unet,
         }
     }
@@ -66,12 +58,10 @@ impl Config {
             return unsupported(key, "is empty");
         }
         self.conditioning_embedding_out_channels.iter().try_for_each(|value| positive(key, *value))?;
+        let key = "controlnet.controlnet_conditioning_channel_order";
         match self.controlnet_conditioning_channel_order.as_str() {
             "rgb" | "bgr" => Ok(()),
-            other => unsupported(
-                "controlnet.controlnet_conditioning_channel_order",
-                format!("is `{other}`, supported is `rgb` or `bgr`"),
-            ),
+            other => unsupported(key, format!("is `{other}`, supported is `rgb` or `bgr`")),
         }
     }
 
@@ -162,11 +152,7 @@ impl ControlNet {
         let [_b, _c, _h, _w] = dims(sample);
         let kind = sample.kind();
         let image = if self.reversed { image.flip([1]) } else { image.shallow_clone() };
-        let inputs = BlockInputs {
-            time: self.trunk.time(timesteps, conditioning, kind),
-            context: conditioning.context.to_kind(kind),
-            checkpoints: Checkpoints::of(pass.checkpoint),
-        };
+        let inputs = self.trunk.inputs(timesteps, conditioning, kind, pass);
         let embedded = {
             let _module = module_path::enter("controlnet_cond_embedding");
             self.controlnet_cond_embedding.forward(&image.to_kind(kind))

@@ -34,7 +34,7 @@ pub const OTHER_MODEL: &str = "use a LoRA that was trained for this model";
 
 /// The network that an adapter changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Component {
+pub enum LoraNetwork {
     /// The denoising UNet.
     Unet,
     /// The first text tower.
@@ -43,7 +43,7 @@ pub enum Component {
     TextEncoder2,
 }
 
-impl Component {
+impl LoraNetwork {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Unet, Self::TextEncoder, Self::TextEncoder2];
 
@@ -61,7 +61,7 @@ impl Component {
 #[derive(Debug)]
 pub struct Adapter {
     /// The network of the module.
-    pub component: Component,
+    pub component: LoraNetwork,
     /// Dotted path of the module in the network, with the names of diffusers, without `.weight`.
     pub module: String,
     /// `[rank, in]`, or `[rank, in, kh, kw]` for a convolution.
@@ -70,13 +70,6 @@ pub struct Adapter {
     pub up: Tensor,
     /// Alpha divided by the rank, or by its square root (rsLoRA).
     pub scale: f64,
-}
-
-/// Result of [`merge`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MergeReport {
-    /// Names of the changed weights, in the order of the adapters.
-    pub changed: Vec<String>,
 }
 
 /// Reads the adapters of `path`: a `.safetensors` file, or a PEFT folder with `adapter_config.json`.
@@ -94,74 +87,63 @@ pub fn read(path: &Path) -> Result<Vec<Adapter>> {
     if let Some(key) = archive.names().iter().find(|key| names::is_kohya(key)) {
         return Err(Error::weights(path, format!("has names of kohya's scripts (`{key}`)"), KOHYA));
     }
-    let mut found: BTreeMap<(Component, String), Halves> = BTreeMap::new();
+    let mut found: BTreeMap<(LoraNetwork, String), ModuleTensors> = BTreeMap::new();
     let mut unknown = Vec::new();
     for key in archive.names() {
         let Some((component, module, part)) = names::read(key) else {
             unknown.push(format!("`{key}`"));
             continue;
         };
-        let halves = found.entry((component, module)).or_default();
-        let slot = match part {
-            LoraPart::Down => &mut halves.down,
-            LoraPart::Up => &mut halves.up,
-            LoraPart::Alpha => &mut halves.alpha,
-        };
-        if slot.replace(archive.read(key)?).is_some() {
+        if found.entry((component, module)).or_default().insert(part, archive.read(key)?).is_some() {
             return Err(wrong(format!("contains the module of `{key}` twice, in two naming schemes")));
         }
     }
     if !unknown.is_empty() || found.is_empty() {
-        let some: Vec<String> = unknown.iter().take(3).cloned().collect();
-        return Err(wrong(if some.is_empty() {
-            "contains no adapters".into()
-        } else {
-            format!("{} tensors do not belong to LoRA adapters: {} ...", unknown.len(), some.join(", "))
+        let some = unknown[..unknown.len().min(3)].join(", ");
+        return Err(wrong(match unknown.len() {
+            0 => "contains no adapters".into(),
+            count => format!("{count} tensors do not belong to LoRA adapters: {some} ..."),
         }));
     }
-    let built = found.into_iter().map(|((component, module), halves)| {
+    let built = found.into_iter().map(|((component, module), tensors)| {
         let place = format!("{}.{module}", component.name());
-        halves.adapter(component, module, &settings).map_err(|reason| wrong(format!("`{place}` {reason}")))
+        adapter(component, module, tensors, &settings).map_err(|reason| wrong(format!("`{place}` {reason}")))
     });
     built.collect()
 }
 
 /// The tensors of one module in a file.
-#[derive(Default)]
-struct Halves {
-    down: Option<Tensor>,
-    up: Option<Tensor>,
-    alpha: Option<Tensor>,
-}
+type ModuleTensors = BTreeMap<LoraPart, Tensor>;
 
-impl Halves {
-    fn adapter(self, component: Component, module: String, settings: &PeftSettings) -> Result<Adapter, String> {
-        let (Some(down), Some(up)) = (self.down, self.up) else {
-            return Err("lacks one of its two matrices".into());
-        };
-        let (a, b) = (down.size(), up.size());
-        let fits = a.len() >= 2 && b.len() >= 2 && a[0] == b[1] && a[0] > 0 && b[2..].iter().all(|&side| side == 1);
-        if !fits {
-            return Err(format!("has matrices of shapes {a:?} and {b:?}, which cannot be multiplied"));
-        }
-        let rank = a[0];
-        let scale = match self.alpha {
-            Some(alpha) if alpha.numel() == 1 => {
-                let alpha = alpha.to_kind(Kind::Double).reshape([1]).double_value(&[0]);
-                peft::checked_alpha(alpha).map_err(|reason| format!("has an alpha that {reason}"))? / rank as f64
-            }
-            Some(alpha) => return Err(format!("has an alpha of shape {:?}, which is not a number", alpha.size())),
-            None => settings.scale(component, &module, rank)?,
-        };
-        Ok(Adapter { component, module, down, up, scale })
+fn adapter(
+    component: LoraNetwork,
+    module: String,
+    mut tensors: ModuleTensors,
+    settings: &PeftSettings,
+) -> Result<Adapter, String> {
+    let (Some(down), Some(up)) = (tensors.remove(&LoraPart::Down), tensors.remove(&LoraPart::Up)) else {
+        return Err("lacks one of its two matrices".into());
+    };
+    let (a, b) = (down.size(), up.size());
+    let fits = a.len() >= 2 && b.len() >= 2 && a[0] == b[1] && a[0] > 0 && b[2..].iter().all(|&side| side == 1);
+    if !fits {
+        return Err(format!("has matrices of shapes {a:?} and {b:?}, which cannot be multiplied"));
     }
+    let rank = a[0];
+    let scale = match tensors.remove(&LoraPart::Alpha) {
+        Some(alpha) if alpha.numel() == 1 => {
+            let alpha = alpha.to_kind(Kind::Double).reshape([1]).double_value(&[0]);
+            peft::checked_alpha(alpha).map_err(|reason| format!("has an alpha that {reason}"))? / rank as f64
+        }
+        Some(alpha) => return Err(format!("has an alpha of shape {:?}, which is not a number", alpha.size())),
+        None => settings.scale(component, &module, rank)?,
+    };
+    Ok(Adapter { component, module, down, up, scale })
 }
 
 /// PEFT's settings of a file, by component, or for all components (`None`).
 #[derive(Default)]
-struct PeftSettings {
-    by_component: HashMap<Option<Component>, PeftConfig>,
-}
+struct PeftSettings(HashMap<Option<LoraNetwork>, PeftConfig>);
 
 impl PeftSettings {
     fn of(archive: &Archive) -> Result<Self> {
@@ -171,31 +153,31 @@ impl PeftSettings {
         let config = folder.join("adapter_config.json");
         let peft = path.is_dir() || path.file_stem().is_some_and(|stem| stem == "adapter_model");
         if peft && config.exists() {
-            this.by_component.insert(None, PeftConfig::open(&config)?);
+            this.0.insert(None, PeftConfig::open(&config)?);
         }
         let Some(text) = archive.metadata().get(METADATA) else { return Ok(this) };
         let all: Map<String, Value> = serde_json::from_str(text).map_err(|error| {
             Error::weights(path, format!("the settings of its adapters: {error}"), "download or copy it again")
         })?;
-        let mut by_component: HashMap<Option<Component>, Map<String, Value>> = HashMap::new();
+        let mut by_component: HashMap<Option<LoraNetwork>, Map<String, Value>> = HashMap::new();
         for (key, value) in all {
             // `text_encoder.r`; a key without a component applies to all
             let named = key.split_once('.').and_then(|(name, rest)| {
-                Some((Component::ALL.into_iter().find(|component| component.name() == name)?, rest))
+                Some((LoraNetwork::ALL.into_iter().find(|component| component.name() == name)?, rest))
             });
             let (component, key) = named.map_or((None, key.as_str()), |(component, rest)| (Some(component), rest));
             by_component.entry(component).or_default().insert(key.to_owned(), value);
         }
         for (component, settings) in by_component {
             let settings = PeftConfig::parse(&settings).map_err(|reason| Error::weights(path, reason, peft::HINT))?;
-            this.by_component.insert(component, settings);
+            this.0.insert(component, settings);
         }
         Ok(this)
     }
 
-    fn scale(&self, component: Component, module: &str, rank: i64) -> Result<f64, String> {
-        let maps = [Some(component), None].map(|key| self.by_component.get(&key));
-        let Some(settings) = maps.into_iter().flatten().next() else { return Ok(1.0) };
+    fn scale(&self, component: LoraNetwork, module: &str, rank: i64) -> Result<f64, String> {
+        let settings = self.0.get(&Some(component)).or_else(|| self.0.get(&None));
+        let Some(settings) = settings else { return Ok(1.0) };
         if !settings.selects(module)? {
             return Err("has an adapter, and the settings of the adapters leave it out".into());
         }
@@ -252,11 +234,11 @@ pub fn with_scale_one(tensors: Vec<(String, Tensor)>, scale: f64) -> Vec<(String
 
 /// Adds `strength · scale · up · down` of every adapter to the weights of `store`, in fp32, and stores the sum in the
 /// dtype of the weight. If an adapter does not fit, nothing is changed. The adapters must belong to the store's
-/// component.
+/// component. Returns the names of the changed weights, in the order of the adapters.
 ///
 /// # Errors
 /// [`Error::Config`] with the reason of [`targets`].
-pub fn merge<'a>(store: &Store, adapters: impl IntoIterator<Item = &'a Adapter>, strength: f64) -> Result<MergeReport> {
+pub fn merge<'a>(store: &Store, adapters: impl IntoIterator<Item = &'a Adapter>, strength: f64) -> Result<Vec<String>> {
     let weights: HashMap<String, Tensor> =
         store.entries().into_iter().map(|entry| (entry.name, entry.tensor)).collect();
     let shapes = weights.iter().map(|(name, tensor)| (name.clone(), tensor.size())).collect();
@@ -271,14 +253,14 @@ pub fn merge<'a>(store: &Store, adapters: impl IntoIterator<Item = &'a Adapter>,
             weight.shallow_clone().copy_(&sum);
         }
     });
-    Ok(MergeReport { changed: planned.into_iter().map(|(name, _)| name).collect() })
+    Ok(planned.into_iter().map(|(name, _)| name).collect())
 }
 
 /// Name of the weight that an adapter changes. Text towers are stored with or without `text_model.`.
 fn weight_name(weights: &Shapes, adapter: &Adapter) -> Result<String, String> {
     let module = &adapter.module;
     let mut names = vec![format!("{module}.weight")];
-    if adapter.component != Component::Unet {
+    if adapter.component != LoraNetwork::Unet {
         names.push(format!("text_model.{module}.weight"));
         names.extend(module.strip_prefix("text_model.").map(|bare| format!("{bare}.weight")));
     }

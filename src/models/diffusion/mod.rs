@@ -14,7 +14,7 @@ pub mod vae;
 #[cfg(test)]
 mod tests {
     use super::controlnet::{self, ControlNet};
-    use super::text::{self, ClipText};
+    use super::text::{self, TextTower};
     use super::unet::{self, Conditioning, Unet};
     use super::vae::{self, Vae};
     use crate::tensor::store::{Role, Store, StoreOptions};
@@ -33,7 +33,7 @@ mod tests {
         let net = Unet::new(&root(0), &unet::Config { in_channels: 9, ..unet::Config::tiny() });
         let control = ControlNet::new(&root(1), &controlnet::Config::tiny());
         let vae = Vae::new(&root(2), &vae::Config::tiny());
-        let text = ClipText::new(&root(3), &text::Config::tiny(), true);
+        let text = TextTower::new(&root(3), &text::Config::tiny(), true);
         let tensors: Vec<Vec<_>> = stores.iter().map(|s| s.entries().into_iter().map(|e| e.tensor).collect()).collect();
         no_grad(|| {
             for (own, given) in tensors.iter().flatten().zip(weights.unwrap_or_default().iter().flatten()) {

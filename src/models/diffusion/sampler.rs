@@ -61,12 +61,14 @@ struct NoiseLevel {
 pub struct Sampler {
     kind: SamplerKind,
     prediction: PredictionType,
-    timesteps: Vec<f64>,
+    /// The timesteps of the run, in order. They may be fractional.
+    pub timesteps: Vec<f64>,
     /// Noise divided by signal at the start of each step, and 0 at the end; empty for DDIM.
     sigmas: Vec<f32>,
     /// ᾱ at the start and end of each step, DDIM only.
     alphas: Vec<(f32, f32)>,
-    init_noise_scale: f64,
+    /// Factor of the unit noise with which a run starts at step 0.
+    pub init_noise_scale: f64,
 }
 
 impl Sampler {
@@ -96,36 +98,19 @@ impl Sampler {
         if times[0] > real(train - 1) {
             return Err(too_many());
         }
-        let prediction = config.prediction_type;
-        let run = |timesteps, sigmas, alphas, init_noise_scale| Self {
-            kind,
-            prediction,
-            timesteps,
-            sigmas,
-            alphas,
-            init_noise_scale,
-        };
-        if kind == SamplerKind::Ddim {
+        let (timesteps, sigmas, alphas) = if kind == SamplerKind::Ddim {
             let alphas = ddim_alphas(config, &schedule, &times);
-            return Ok(run(times, Vec::new(), alphas, 1.0));
-        }
-        let (times, sigmas) = noise_levels(kind, config, &schedule, times);
+            (times, Vec::new(), alphas)
+        } else {
+            let (times, sigmas) = noise_levels(kind, config, &schedule, times);
+            (times, sigmas, Vec::new())
+        };
         let init_noise_scale = match (kind, spacing) {
             (SamplerKind::Euler, TimestepSpacing::Leading) => f64::from(sigmas[0].mul_add(sigmas[0], 1.0).sqrt()),
             (SamplerKind::Euler, _) => f64::from(sigmas[0]),
             _ => 1.0,
         };
-        Ok(run(times, sigmas, Vec::new(), init_noise_scale))
-    }
-
-    /// The timesteps of the run, in order. They may be fractional.
-    pub fn timesteps(&self) -> &[f64] {
-        &self.timesteps
-    }
-
-    /// Factor of the unit noise with which a run starts at step 0.
-    pub fn init_noise_scale(&self) -> f64 {
-        self.init_noise_scale
+        Ok(Self { kind, prediction: config.prediction_type, timesteps, sigmas, alphas, init_noise_scale })
     }
 
     /// First step of an image-to-image run; `strength` (0..=1) is the fraction of the steps that it runs.
@@ -265,7 +250,7 @@ fn noise_levels(
 
 /// ᾱ at the start and end of each step. DDIM steps down by a whole stride, regardless of the next timestep.
 fn ddim_alphas(config: &SchedulerConfig, schedule: &NoiseSchedule, times: &[f64]) -> Vec<(f32, f32)> {
-    let alphas = schedule.alphas_cumprod();
+    let alphas = &schedule.alphas_cumprod;
     let stride = config.num_train_timesteps / times.len();
     let last = if config.set_alpha_to_one { 1.0 } else { alphas[0] };
     let at = |&time: &f64| {

@@ -5,7 +5,7 @@
 
 use super::fields::{multiple, positive};
 use crate::error::Result;
-use crate::models::clip::{Activation, Layer, LayerConfig};
+use crate::models::clip::{ClipActivation, ClipLayer, LayerConfig};
 use crate::nn::{Embedding, LayerNorm, Linear, Mask};
 use crate::tensor::store::{Init, VarPath};
 use crate::tensor::{Kind, Tensor, dims, module_path};
@@ -27,7 +27,7 @@ pub struct Config {
     /// Longest text in tokens.
     pub max_position_embeddings: i64,
     /// Activation of the MLP.
-    pub hidden_act: Activation,
+    pub hidden_act: ClipActivation,
     /// Epsilon of the layer norms.
     pub layer_norm_eps: f64,
     /// End token: the pooled text is the output at the first such token. 2, as in old files, means the largest id.
@@ -51,7 +51,7 @@ impl Default for Config {
             num_hidden_layers: 12,
             num_attention_heads: 8,
             max_position_embeddings: 77,
-            hidden_act: Activation::QuickGelu,
+            hidden_act: ClipActivation::QuickGelu,
             layer_norm_eps: 1e-5,
             eos_token_id: 49_407,
             projection_dim: 512,
@@ -62,25 +62,25 @@ impl Default for Config {
 impl Config {
     /// CLIP ViT-L/14: Stable Diffusion 1, and the first encoder of SDXL.
     pub fn clip_l() -> Self {
-        Self::sized(768, 12, 12, Activation::QuickGelu)
+        Self::sized(768, 12, 12, ClipActivation::QuickGelu)
     }
 
     /// OpenCLIP ViT-H/14 without its last layer: Stable Diffusion 2.
     pub fn open_clip_h() -> Self {
-        Self::sized(1024, 23, 16, Activation::Gelu)
+        Self::sized(1024, 23, 16, ClipActivation::Gelu)
     }
 
     /// OpenCLIP ViT-bigG/14: the second encoder of SDXL.
     pub fn clip_big_g() -> Self {
-        Self::sized(1280, 32, 20, Activation::Gelu)
+        Self::sized(1280, 32, 20, ClipActivation::Gelu)
     }
 
     /// Four layers of width 32 with the full vocabulary, for tests.
     pub fn tiny() -> Self {
-        Self { intermediate_size: 64, projection_dim: 16, ..Self::sized(32, 4, 4, Activation::QuickGelu) }
+        Self { intermediate_size: 64, projection_dim: 16, ..Self::sized(32, 4, 4, ClipActivation::QuickGelu) }
     }
 
-    fn sized(hidden_size: i64, num_hidden_layers: i64, num_attention_heads: i64, hidden_act: Activation) -> Self {
+    fn sized(hidden_size: i64, num_hidden_layers: i64, num_attention_heads: i64, hidden_act: ClipActivation) -> Self {
         Self {
             hidden_size,
             intermediate_size: 4 * hidden_size,
@@ -109,13 +109,8 @@ impl Config {
     }
 
     fn layer(&self) -> LayerConfig {
-        LayerConfig {
-            dim: self.hidden_size,
-            mlp_dim: self.intermediate_size,
-            num_heads: self.num_attention_heads,
-            eps: self.layer_norm_eps,
-            activation: self.hidden_act,
-        }
+        let Self { hidden_size, intermediate_size, num_attention_heads, layer_norm_eps, hidden_act, .. } = *self;
+        LayerConfig { hidden_size, intermediate_size, num_attention_heads, layer_norm_eps, hidden_act }
     }
 }
 
@@ -132,16 +127,16 @@ pub struct TextOutput {
 
 /// CLIP text tower.
 #[derive(Debug)]
-pub struct ClipText {
+pub struct TextTower {
     token_embedding: Embedding,
     position_embedding: Tensor,
-    layers: Vec<Layer>,
+    layers: Vec<ClipLayer>,
     final_layer_norm: LayerNorm,
     text_projection: Option<Linear>,
     eos_token_id: i64,
 }
 
-impl ClipText {
+impl TextTower {
     /// `vs` is the path that contains `text_model`. The caller has checked `config`.
     pub fn new(vs: &VarPath, config: &Config, with_projection: bool) -> Self {
         let (model, d) = (vs.sub("text_model"), config.hidden_size);
@@ -154,7 +149,7 @@ impl ClipText {
                 &[config.max_position_embeddings, d],
                 Init::Normal { std: INIT_STD },
             ),
-            layers: (0..config.num_hidden_layers).map(|i| Layer::new(&layers.sub(i), config.layer())).collect(),
+            layers: (0..config.num_hidden_layers).map(|i| ClipLayer::new(&layers.sub(i), config.layer())).collect(),
             final_layer_norm: LayerNorm::new(&model.sub("final_layer_norm"), d, config.layer_norm_eps),
             text_projection: with_projection
                 .then(|| Linear::no_bias(&vs.sub("text_projection"), d, config.projection_dim, Init::FanIn)),
@@ -236,7 +231,7 @@ mod tests {
         let pooled = |eos_token_id, ids: &[i64]| {
             let store = Store::new(StoreOptions { initialise: false, ..StoreOptions::cpu() });
             let config = Config { vocab_size: 99, eos_token_id, ..Config::tiny() };
-            let tower = ClipText::new(&store.root(Role::Frozen), &config, true);
+            let tower = TextTower::new(&store.root(Role::Frozen), &config, true);
             store.for_each(|e| fill(&e.tensor));
             no_grad(|| tower.forward(&Tensor::from_slice(ids).unsqueeze(0)).pooled.unwrap())
         };

@@ -25,6 +25,17 @@ pub struct Conditioning {
     pub added: Option<Added>,
 }
 
+impl Conditioning {
+    /// This conditioning with `change(tensor)` in place of each tensor.
+    #[must_use]
+    pub fn map(&self, change: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
+        let context = change(&self.context);
+        let added = self.added.as_ref();
+        let added = added.map(|added| Added { pooled: change(&added.pooled), time_ids: change(&added.time_ids) });
+        Self { context, added }
+    }
+}
+
 /// Additional conditioning of SDXL.
 #[derive(Debug)]
 pub struct Added {
@@ -52,40 +63,71 @@ pub(super) struct BlockInputs {
     pub(super) checkpoints: Checkpoints,
 }
 
+/// Residual blocks of one resolution, the first of them with a transformer each.
+#[derive(Debug)]
+struct Layers {
+    resnets: Vec<Shared<Resnet>>,
+    attentions: Vec<Transformer2d>,
+}
+
+impl Layers {
+    /// `in_dims` are the channels that the residual blocks read, `place` is the resolution, counted from the highest, with
+    /// the number of transformers.
+    fn new(
+        vs: &VarPath,
+        config: &Config,
+        (place, attentions): (usize, usize),
+        in_dims: &[i64],
+        adapters: Option<&Adapters>,
+    ) -> Self {
+        let (dim, time_dim) = (config.block_out_channels[place], Some(config.time_dim()));
+        let resnet = |(j, in_dim): (usize, &i64)| {
+            Shared::new(Resnet::new(&vs.sub("resnets").sub(j), *in_dim, dim, time_dim, config.norm()))
+        };
+        let transformer = |j| Transformer2d::new(&vs.sub("attentions").sub(j), config.transformer(place), adapters);
+        Self {
+            resnets: in_dims.iter().enumerate().map(resnet).collect(),
+            attentions: (0..attentions).map(transformer).collect(),
+        }
+    }
+
+    /// Residual block `j` and its transformer, if there is one.
+    fn forward(&self, j: usize, xs: &Tensor, inputs: &BlockInputs) -> Tensor {
+        let BlockInputs { time, context, checkpoints } = inputs;
+        let xs = {
+            let _module = module_path::enter_at("resnets", j);
+            Resnet::forward_in(&self.resnets[j], xs, time, checkpoints)
+        };
+        let Some(attention) = self.attentions.get(j) else { return xs };
+        let _module = module_path::enter_at("attentions", j);
+        attention.forward(&xs, context, checkpoints)
+    }
+}
+
 #[derive(Debug)]
 struct DownBlock {
-    resnets: Vec<Shared<Resnet>>,
-    /// Empty in a block without attention.
-    attentions: Vec<Transformer2d>,
+    layers: Layers,
     downsample: Option<Downsample>,
 }
 
 impl DownBlock {
     fn new(vs: &VarPath, config: &Config, i: usize, adapters: Option<&Adapters>) -> Self {
-        let channels = &config.block_out_channels;
-        let (before, dim) = (channels[i.saturating_sub(1)], channels[i]);
-        let (resnets, attentions) = (vs.sub("resnets"), vs.sub("attentions"));
-        let layers = 0..config.layers_per_block;
-        let transformers = if config.down_block_types[i] == CROSS_DOWN { layers.clone() } else { 0..0 };
+        let (channels, layers) = (&config.block_out_channels, config.num_layers());
+        let mut in_dims = vec![channels[i]; layers];
+        in_dims[0] = channels[i.saturating_sub(1)];
+        let attentions = if config.down_block_types[i] == CROSS_DOWN { layers } else { 0 };
+        let half = || Downsample::new(&vs.sub("downsamplers").sub(0), channels[i], false);
         Self {
-            resnets: layers
-                .map(|j| {
-                    let in_dim = if j == 0 { before } else { dim };
-                    Shared::new(Resnet::new(&resnets.sub(j), in_dim, dim, Some(config.time_dim()), config.norm()))
-                })
-                .collect(),
-            attentions: transformers
-                .map(|j| Transformer2d::new(&attentions.sub(j), config.transformer(i), adapters))
-                .collect(),
-            downsample: (i + 1 < channels.len()).then(|| Downsample::new(&vs.sub("downsamplers").sub(0), dim, false)),
+            layers: Layers::new(vs, config, (i, attentions), &in_dims, adapters),
+            downsample: (i + 1 < channels.len()).then(half),
         }
     }
 
     /// Appends every map to `skips` and returns the last.
     fn forward(&self, xs: &Tensor, inputs: &BlockInputs, skips: &mut Vec<Tensor>) -> Tensor {
         let mut xs = xs.shallow_clone();
-        for (j, resnet) in self.resnets.iter().enumerate() {
-            xs = layer(resnet, self.attentions.get(j), &xs, inputs, j);
+        for j in 0..self.layers.resnets.len() {
+            xs = self.layers.forward(j, &xs, inputs);
             skips.push(xs.shallow_clone());
         }
         if let Some(downsample) = &self.downsample {
@@ -96,48 +138,6 @@ impl DownBlock {
     }
 }
 
-/// Residual block `j` and its transformer, if there is one.
-fn layer(
-    resnet: &Shared<Resnet>,
-    attention: Option<&Transformer2d>,
-    xs: &Tensor,
-    inputs: &BlockInputs,
-    j: usize,
-) -> Tensor {
-    let BlockInputs { time, context, checkpoints } = inputs;
-    let xs = {
-        let _module = module_path::enter_at("resnets", j);
-        Resnet::forward_in(resnet, xs, time, checkpoints)
-    };
-    let Some(attention) = attention else { return xs };
-    let _module = module_path::enter_at("attentions", j);
-    attention.forward(&xs, context, checkpoints)
-}
-
-#[derive(Debug)]
-struct MidBlock {
-    resnets: [Shared<Resnet>; 2],
-    attention: Transformer2d,
-}
-
-impl MidBlock {
-    fn new(vs: &VarPath, config: &Config, adapters: Option<&Adapters>) -> Self {
-        let last = config.block_out_channels.len() - 1;
-        let dim = config.block_out_channels[last];
-        let resnets = vs.sub("resnets");
-        let resnet = |j| Resnet::new(&resnets.sub(j), dim, dim, Some(config.time_dim()), config.norm());
-        Self {
-            resnets: [0, 1].map(|j| Shared::new(resnet(j))),
-            attention: Transformer2d::new(&vs.sub("attentions").sub(0), config.transformer(last), adapters),
-        }
-    }
-
-    fn forward(&self, xs: &Tensor, inputs: &BlockInputs) -> Tensor {
-        let xs = layer(&self.resnets[0], Some(&self.attention), xs, inputs, 0);
-        layer(&self.resnets[1], None, &xs, inputs, 1)
-    }
-}
-
 /// Time embedding, down path and mid block, which UNet and ControlNet share.
 #[derive(Debug)]
 pub(super) struct Trunk {
@@ -145,7 +145,7 @@ pub(super) struct Trunk {
     time_embedding: TimeEmbedding,
     add_embedding: Option<TimeEmbedding>,
     down_blocks: Vec<DownBlock>,
-    mid_block: MidBlock,
+    mid_block: Layers,
     time_channels: i64,
     size_channels: i64,
 }
@@ -153,24 +153,34 @@ pub(super) struct Trunk {
 impl Trunk {
     pub(super) fn new(vs: &VarPath, config: &Config, adapters: Option<&Adapters>) -> Self {
         let (channels, time_dim) = (config.block_out_channels[0], config.time_dim());
-        let down_blocks = vs.sub("down_blocks");
+        let (last, down_blocks) = (config.block_out_channels.len() - 1, vs.sub("down_blocks"));
         let added = config.projection_class_embeddings_input_dim.filter(|_| config.is_sdxl());
         Self {
             conv_in: conv3(&vs.sub("conv_in"), config.in_channels, channels),
             time_embedding: TimeEmbedding::new(&vs.sub("time_embedding"), channels, time_dim),
             add_embedding: added.map(|width| TimeEmbedding::new(&vs.sub("add_embedding"), width, time_dim)),
-            down_blocks: (0..config.block_out_channels.len())
-                .map(|i| DownBlock::new(&down_blocks.sub(i), config, i, adapters))
-                .collect(),
-            mid_block: MidBlock::new(&vs.sub("mid_block"), config, adapters),
+            down_blocks: (0..=last).map(|i| DownBlock::new(&down_blocks.sub(i), config, i, adapters)).collect(),
+            mid_block: Layers::new(
+                &vs.sub("mid_block"),
+                config,
+                (last, 1),
+                &[config.block_out_channels[last]; 2],
+                adapters,
+            ),
             time_channels: channels,
             size_channels: config.addition_time_embed_dim.unwrap_or(0),
         }
     }
 
-    /// From `timesteps [b]` to the SiLU of the time embedding, `[b, time_dim]` in `kind`. Every residual block begins
-    /// with this SiLU.
-    pub(super) fn time(&self, timesteps: &Tensor, conditioning: &Conditioning, kind: Kind) -> Tensor {
+    /// What all blocks of a pass read, in `kind`: from `timesteps [b]` to the SiLU of the time embedding, with which every
+    /// residual block begins.
+    pub(super) fn inputs(
+        &self,
+        timesteps: &Tensor,
+        conditioning: &Conditioning,
+        kind: Kind,
+        pass: Pass,
+    ) -> BlockInputs {
         let mut time = self.time_embedding.forward(&sinusoid(timesteps, self.time_channels).to_kind(kind));
         if let Some(embedding) = &self.add_embedding {
             let added = conditioning.added.as_ref().expect("SDXL needs the pooled text and the sizes");
@@ -179,7 +189,8 @@ impl Trunk {
             let joined = Tensor::cat(&[added.pooled.to_kind(kind), sizes.to_kind(kind)], -1);
             time += embedding.forward(&joined);
         }
-        time.silu()
+        let context = conditioning.context.to_kind(kind);
+        BlockInputs { time: time.silu(), context, checkpoints: Checkpoints::of(pass.checkpoint) }
     }
 
     /// From the map after `conv_in` to the skip maps (that map first) and the map after the mid block.
@@ -191,41 +202,32 @@ impl Trunk {
             xs = block.forward(&xs, inputs, &mut skips);
         }
         let _module = module_path::enter("mid_block");
-        let mid = self.mid_block.forward(&xs, inputs);
+        let mid = (0..2).fold(xs, |xs, j| self.mid_block.forward(j, &xs, inputs));
         (skips, mid)
     }
 }
 
 #[derive(Debug)]
 struct UpBlock {
-    resnets: Vec<Shared<Resnet>>,
-    /// Empty in a block without attention.
-    attentions: Vec<Transformer2d>,
+    layers: Layers,
     upsample: Option<Upsample>,
 }
 
 impl UpBlock {
     /// Block `i`, counted from the lowest resolution.
     fn new(vs: &VarPath, config: &Config, i: usize, adapters: Option<&Adapters>) -> Self {
-        let channels = &config.block_out_channels;
+        let (channels, layers) = (&config.block_out_channels, config.num_layers() + 1);
         let last = channels.len() - 1;
         // index from the highest resolution
         let place = last - i;
-        let (dim, before, higher) = (channels[place], channels[last.min(place + 1)], channels[place.saturating_sub(1)]);
-        let (resnets, attentions) = (vs.sub("resnets"), vs.sub("attentions"));
-        let layers = 0..=config.layers_per_block;
-        let transformers = if config.up_block_types[i] == CROSS_UP { config.layers_per_block + 1 } else { 0 };
+        let dim = channels[place];
+        // the map of the block before and a skip map
+        let mut in_dims = vec![2 * dim; layers];
+        in_dims[0] += channels[last.min(place + 1)] - dim;
+        in_dims[layers - 1] += channels[place.saturating_sub(1)] - dim;
+        let attentions = if config.up_block_types[i] == CROSS_UP { layers } else { 0 };
         Self {
-            resnets: layers
-                .map(|j| {
-                    let skip = if j == config.layers_per_block { higher } else { dim };
-                    let in_dim = if j == 0 { before } else { dim } + skip;
-                    Shared::new(Resnet::new(&resnets.sub(j), in_dim, dim, Some(config.time_dim()), config.norm()))
-                })
-                .collect(),
-            attentions: (0..transformers)
-                .map(|j| Transformer2d::new(&attentions.sub(j), config.transformer(place), adapters))
-                .collect(),
+            layers: Layers::new(vs, config, (place, attentions), &in_dims, adapters),
             upsample: (place > 0).then(|| Upsample::new(&vs.sub("upsamplers").sub(0), dim)),
         }
     }
@@ -233,9 +235,9 @@ impl UpBlock {
     /// Takes its skip maps from the end of `skips`.
     fn forward(&self, xs: &Tensor, inputs: &BlockInputs, skips: &mut Vec<Tensor>) -> Tensor {
         let mut xs = xs.shallow_clone();
-        for (j, resnet) in self.resnets.iter().enumerate() {
+        for j in 0..self.layers.resnets.len() {
             let skip = skips.pop().expect("as many maps as residual blocks");
-            xs = layer(resnet, self.attentions.get(j), &Tensor::cat(&[xs, skip], 1), inputs, j);
+            xs = self.layers.forward(j, &Tensor::cat(&[xs, skip], 1), inputs);
         }
         if let Some(upsample) = &self.upsample {
             // twice the size; for odd sizes the next skip map has the right one
@@ -300,12 +302,7 @@ impl Unet {
         pass: Pass,
     ) -> Tensor {
         let [_b, _c, _h, _w] = dims(sample);
-        let kind = sample.kind();
-        let inputs = BlockInputs {
-            time: self.trunk.time(timesteps, conditioning, kind),
-            context: conditioning.context.to_kind(kind),
-            checkpoints: Checkpoints::of(pass.checkpoint),
-        };
+        let inputs = self.trunk.inputs(timesteps, conditioning, sample.kind(), pass);
         let (mut skips, mut xs) = self.trunk.forward(&self.trunk.conv_in.forward(sample), &inputs);
         if let Some(residuals) = residuals {
             assert_eq!(residuals.down.len(), skips.len(), "the ControlNet does not match the UNet");

@@ -3,11 +3,10 @@
 //! Legend: b batch, l latent channels, f pixels per latent in each direction (8 at the published sizes). The caller
 //! samples from the distribution and applies the scaling factor.
 
-use super::block::{Downsample, Norm, Resnet, Upsample, conv1, conv3};
+use super::block::{Attention, Downsample, Norm, Resnet, Upsample, conv1, conv3};
 use super::fields::{block_types, check_others, multiple, positive, unsupported};
 use crate::error::Result;
-use crate::nn::attention::{merge_heads, split_heads};
-use crate::nn::{Conv2d, GroupNorm, Linear, Mask, attention};
+use crate::nn::{Conv2d, GroupNorm, Linear};
 use crate::tensor::store::VarPath;
 use crate::tensor::{Kind, Tensor, dims, module_path};
 use serde_json::{Map, Value, json};
@@ -144,39 +143,31 @@ impl Config {
 
 /// Residual self-attention among the pixels of a map, with one head.
 #[derive(Debug)]
-struct Attention {
+struct PixelAttention {
     group_norm: GroupNorm,
-    to_q: Linear,
-    to_k: Linear,
-    to_v: Linear,
-    to_out: Linear,
+    attention: Attention,
 }
 
-impl Attention {
+impl PixelAttention {
     fn new(vs: &VarPath, dim: i64, norm: Norm) -> Self {
-        let linear = |vs: &VarPath| Linear::new(vs, dim, dim);
+        let linear = |vs: &VarPath, in_dim| Linear::new(vs, in_dim, dim);
         Self {
             group_norm: GroupNorm::new(&vs.sub("group_norm"), norm.groups, dim, norm.eps),
-            to_q: linear(&vs.sub("to_q")),
-            to_k: linear(&vs.sub("to_k")),
-            to_v: linear(&vs.sub("to_v")),
-            to_out: linear(&vs.sub("to_out").sub(0)),
+            attention: Attention::new(vs, [dim, dim], 1, linear, linear),
         }
     }
 
     fn forward(&self, xs: &Tensor) -> Tensor {
         let [b, c, h, w] = dims(xs);
         let tokens = self.group_norm.forward(xs).flatten(2, 3).transpose(1, 2);
-        let [q, k, v] = [&self.to_q, &self.to_k, &self.to_v].map(|p| split_heads(&p.forward(&tokens, false), 1));
-        let ys = self.to_out.forward(&merge_heads(&attention(&q, &k, &v, &Mask::None, 0.0)), false);
-        ys.transpose(1, 2).reshape([b, c, h, w]) + xs
+        self.attention.forward(&tokens, &tokens).transpose(1, 2).reshape([b, c, h, w]) + xs
     }
 }
 
 #[derive(Debug)]
 struct MidBlock {
     resnets: [Resnet; 2],
-    attention: Attention,
+    attention: PixelAttention,
 }
 
 impl MidBlock {
@@ -184,7 +175,7 @@ impl MidBlock {
         let resnets = vs.sub("resnets");
         Self {
             resnets: [0, 1].map(|j| Resnet::new(&resnets.sub(j), dim, dim, None, norm)),
-            attention: Attention::new(&vs.sub("attentions").sub(0), dim, norm),
+            attention: PixelAttention::new(&vs.sub("attentions").sub(0), dim, norm),
         }
     }
 
@@ -349,6 +340,11 @@ impl Vae {
     pub fn decode_tiled(&self, latents: &Tensor, tile_px: i64) -> Tensor {
         let tile = tile_px / self.downscale;
         one_at_a_time(latents, |latents| tiled(latents, tile, tile_px, |tile| self.decode(tile)))
+    }
+
+    /// Like [`Vae::encode`], one image at a time.
+    pub fn encode_sliced(&self, pixels: &Tensor) -> LatentDistribution {
+        LatentDistribution::of(&one_at_a_time(pixels, |pixels| self.moments(pixels)))
     }
 
     /// Like [`Vae::encode`], in tiles as in [`Vae::decode_tiled`].

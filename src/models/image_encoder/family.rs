@@ -1,6 +1,8 @@
 //! What a family of image encoders provides.
 
 use crate::Result;
+use crate::data::image::Fit;
+use crate::nn::BatchStatistics;
 use crate::tensor::Tensor;
 
 /// Facts about an image encoder that are known from its sizes.
@@ -16,9 +18,14 @@ pub trait EncoderSizes {
         [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]
     }
 
+    /// How images fill its square.
+    fn fit(&self) -> Fit {
+        Fit::Stretch
+    }
+
     /// Weights that a training changes.
-    fn trained(&self) -> Trained {
-        Trained::All
+    fn trained(&self) -> TrainedWeights {
+        TrainedWeights::All
     }
 
     /// Whether a key of published weights, without `image_encoder.`, belongs to a part that is not built.
@@ -35,7 +42,7 @@ pub trait EncoderSizes {
 
 /// Weights of an image encoder that a training changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trained {
+pub enum TrainedWeights {
     /// None: the encoder runs without gradients.
     Frozen,
     /// Those that the encoder builds with [`crate::tensor::store::Role::Trainable`].
@@ -45,36 +52,24 @@ pub enum Trained {
 }
 
 /// A network that embeds images.
-pub trait Encoder: std::fmt::Debug {
+pub trait EncoderNetwork: std::fmt::Debug {
     /// # Shapes
     /// `images [b, 3, h, w]`, normalised, in the compute dtype.
-    fn embed(&self, images: &Tensor, pass: Pass) -> Embedding;
+    fn embed(&self, images: &Tensor, pass: EncoderPass) -> ImageEmbedding;
 }
 
 /// Settings of a pass through an image encoder.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Pass {
-    /// Use of batch normalisation, in encoders that have it.
-    pub statistics: Statistics,
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct EncoderPass {
+    /// Source of batch normalisation's statistics, in encoders that have it.
+    pub statistics: BatchStatistics,
     /// Number of first blocks with activation checkpointing, as the encoder counts them.
     pub checkpoint: usize,
 }
 
-/// Statistics of batch normalisation in a pass.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Statistics {
-    /// The running ones, which do not change.
-    #[default]
-    Running,
-    /// Those of the batch, which change the running ones a little.
-    Batch,
-    /// Those of the batch, which replace the running ones.
-    Measure,
-}
-
 /// Images as an encoder represents them.
 #[derive(Debug)]
-pub struct Embedding {
+pub struct ImageEmbedding {
     /// `[b, c, h, w]`.
     pub map: Tensor,
     /// Maps with more rows and columns, the finest first; empty if the encoder has none.
@@ -83,7 +78,7 @@ pub struct Embedding {
     pub size: [i64; 2],
 }
 
-impl Embedding {
+impl ImageEmbedding {
     /// All maps.
     pub fn maps(&self) -> impl Iterator<Item = &Tensor> {
         std::iter::once(&self.map).chain(&self.finer)

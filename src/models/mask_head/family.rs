@@ -1,7 +1,7 @@
 //! What a family of mask heads provides.
 
 use crate::Result;
-use crate::models::image_encoder::family::Embedding;
+use crate::models::image_encoder::family::ImageEmbedding;
 use crate::tensor::Tensor;
 
 /// Version of the published decoder.
@@ -16,7 +16,7 @@ pub enum Version {
 
 /// Settings of PRS-Med's decoder that its weights do not decide.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Options {
+pub struct HeadOptions {
     /// Published version.
     pub version: Version,
     /// Dropout of the encoder layer, 0..1.
@@ -43,7 +43,7 @@ pub trait HeadSizes {
     }
 
     /// Takes over the options that it has.
-    fn follow(&mut self, options: &Options);
+    fn follow(&mut self, options: &HeadOptions);
 
     /// Initial value of the biases of the class head.
     fn initial_bias(&self) -> f64 {
@@ -60,7 +60,7 @@ pub trait HeadSizes {
 /// A network that draws masks.
 pub trait Head: std::fmt::Debug {
     /// Logits of k masks for each of q prompts, at the resolution of the head: `[q, k, h, w]`.
-    fn logits(&self, embedding: &Embedding, prompts: &Prompts, train: bool) -> Tensor;
+    fn logits(&self, embedding: &ImageEmbedding, prompts: &HeadPrompts, train: bool) -> Tensor;
 
     /// Logits with the rows and columns of the images, fp32.
     fn enlarge(&self, logits: &Tensor, size: [i64; 2]) -> Tensor;
@@ -68,7 +68,7 @@ pub trait Head: std::fmt::Debug {
 
 /// What the masks are to show: q prompts, each with an image of the embedding.
 #[derive(Debug, Clone, Copy)]
-pub struct Prompts<'a> {
+pub struct HeadPrompts<'a> {
     /// States of the language model, `[q, t, d]`.
     pub states: &'a Tensor,
     /// `[q, t]` bool, true = a real token; `None`: all are real.
@@ -84,7 +84,7 @@ pub struct Masks {
 
 /// Settings of a pass through the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Pass {
+pub struct HeadPass {
     /// Use dropout.
     pub train: bool,
     /// Activation checkpointing: save only the inputs and recompute the head in the backward pass.

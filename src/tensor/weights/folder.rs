@@ -290,20 +290,13 @@ fn read_checksums(folder: &Path) -> Result<Checksums> {
     };
     let checksums: Checksums = serde_json::from_slice(&text)
         .map_err(|error| Error::weights(&path, format!("is damaged: {error}"), VERIFY_HINT))?;
-    let is_inside =
-        |name: &str| !name.is_empty() && Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
-    let is_inside = |name: &str| name.len() <= MAX_NAME && is_inside(name);
-    match checksums.files.keys().find(|name| !is_inside(name)) {
-        Some(name) => {
-            let reason = format!("names `{name}`, which is not a file in its folder");
-            Err(Error::weights(
-                &path,
-                reason,
-                "do not use this checkpoint: checksums must name files of their own folder",
-            ))
-        }
-        None => Ok(checksums),
-    }
+    let is_inside = |name: &str| {
+        let is_plain = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+        (1..=MAX_NAME).contains(&name.len()) && is_plain
+    };
+    let Some(name) = checksums.files.keys().find(|name| !is_inside(name)) else { return Ok(checksums) };
+    let reason = format!("names `{name}`, which is not a file in its folder");
+    Err(Error::weights(&path, reason, "do not use this checkpoint: checksums must name files of their own folder"))
 }
 
 /// True if the checksums of a folder name all of its files, and no others.

@@ -86,7 +86,7 @@ struct Mapped {
 }
 
 /// A checkpoint file or folder, opened for reading.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Archive {
     path: PathBuf,
     files: Vec<Mapped>,
@@ -106,13 +106,7 @@ impl Archive {
     /// [`Error::Io`] if a file cannot be read. [`Error::Weights`] for a truncated file, another format, a pickle that
     /// names anything but tensors, a missing shard, and a shard that lacks keys of the index.
     pub fn open(path: &Path) -> Result<Self> {
-        let mut archive = Self {
-            path: path.to_owned(),
-            files: Vec::new(),
-            names: Vec::new(),
-            entries: HashMap::new(),
-            metadata: HashMap::new(),
-        };
+        let mut archive = Self { path: path.to_owned(), ..Self::default() };
         let file = if path.is_dir() { safetensors::main_file(path)? } else { path.to_owned() };
         if file.extension().is_some_and(|e| e == "json") {
             safetensors::open_index(&mut archive, &file)?;
@@ -207,9 +201,9 @@ impl Archive {
     /// # Errors
     /// [`Error::Weights`] if there is no such tensor; [`Error::OutOfMemory`].
     pub fn read(&self, name: &str) -> Result<Tensor> {
-        let info = &self.entry(name)?.info;
-        let mut tensor = Tensor::f_empty(&info.shape, (info.kind, Device::Cpu)).map_err(|error| torch(&error))?;
         let entry = self.entry(name)?;
+        let TensorInfo { kind, shape } = &entry.info;
+        let mut tensor = Tensor::f_empty(shape, (*kind, Device::Cpu)).map_err(|error| torch(&error))?;
         no_grad(|| self.copy_entry(entry, &mut tensor)).map_err(|error| torch(&error))?;
         Ok(tensor)
     }
@@ -223,14 +217,11 @@ impl Archive {
     /// floating-point, and for values that are not finite in the dtype of the target.
     pub fn copy_into(&self, name: &str, target: &mut Tensor) -> Result<()> {
         let entry = self.entry(name)?;
-        if target.size() != entry.info.shape {
-            return Err(Error::weights(
-                &self.files[entry.file].path,
-                format!("`{name}` has shape {:?}, expected {:?}", entry.info.shape, target.size()),
-                "use the config that belongs to these weights",
-            ));
-        }
         let Mapped { path, .. } = &self.files[entry.file];
+        if target.size() != entry.info.shape {
+            let reason = format!("`{name}` has shape {:?}, expected {:?}", entry.info.shape, target.size());
+            return Err(Error::weights(path, reason, "use the config that belongs to these weights"));
+        }
         let (kind, wanted) = (entry.info.kind, target.kind());
         if finite::is_floating(wanted) && !finite::is_floating(kind) {
             let reason = format!("`{name}` has the dtype {kind:?}, expected floating-point numbers");
@@ -296,11 +287,10 @@ impl Archive {
             }
             match self.info(name) {
                 None => report.missing.push(name.to_owned()),
-                Some(info) if info.shape != target.size() => report.mis_shaped.push(MisShaped {
-                    name: name.to_owned(),
-                    expected: target.size(),
-                    got: info.shape.clone(),
-                }),
+                Some(info) if info.shape != target.size() => {
+                    let (expected, got) = (target.size(), info.shape.clone());
+                    report.mis_shaped.push(MisShaped { name: name.to_owned(), expected, got });
+                }
                 Some(_) => {
                     if target.device() != META {
                         self.copy_into(name, target)?;
@@ -318,11 +308,8 @@ impl Archive {
 
     fn entry(&self, name: &str) -> Result<&StoredTensor> {
         self.entries.get(name).ok_or_else(|| {
-            Error::weights(
-                &self.path,
-                format!("there is no tensor `{name}`"),
-                "use the checkpoint that belongs to the config",
-            )
+            let reason = format!("there is no tensor `{name}`");
+            Error::weights(&self.path, reason, "use the checkpoint that belongs to the config")
         })
     }
 
@@ -334,19 +321,13 @@ impl Archive {
         let bytes = unsafe { Mmap::map(&handle) }.map_err(Error::io(file, "map"))?;
         let named_safetensors = file.extension().is_some_and(|e| e == "safetensors");
         let (entries, metadata) = if bytes.starts_with(b"version https://git-lfs") {
-            return Err(Error::weights(
-                file,
-                "is a Git LFS pointer, not the weights",
-                "run `git lfs pull` in its repository or download the file itself",
-            ));
+            let hint = "run `git lfs pull` in its repository or download the file itself";
+            return Err(Error::weights(file, "is a Git LFS pointer, not the weights", hint));
         } else if !named_safetensors && pth::looks_like(&bytes) {
             (pth::entries(file, &bytes)?, HashMap::new())
         } else if file.extension().is_some_and(|e| e == "pth" || e == "pt" || e == "bin") {
-            return Err(Error::weights(
-                file,
-                format!("is not a PyTorch file ({} bytes)", bytes.len()),
-                "the file is empty, incomplete or in another format: download or copy it again",
-            ));
+            let hint = "the file is empty, incomplete or in another format: download or copy it again";
+            return Err(Error::weights(file, format!("is not a PyTorch file ({} bytes)", bytes.len()), hint));
         } else {
             safetensors::entries(file, &bytes)?
         };
@@ -356,11 +337,8 @@ impl Archive {
         for (name, mut entry) in entries {
             entry.file = index;
             if let Some(other) = self.entries.insert(name.clone(), entry) {
-                return Err(Error::weights(
-                    file,
-                    format!("`{name}` is already in `{}`", self.files[other.file].path.display()),
-                    "remove one of the two files or write the checkpoint again",
-                ));
+                let reason = format!("`{name}` is already in `{}`", self.files[other.file].path.display());
+                return Err(Error::weights(file, reason, "remove one of the two files or write the checkpoint again"));
             }
             added.push(name);
         }

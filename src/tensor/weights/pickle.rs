@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use super::safetensors::DTYPES;
 use tch::Kind;
 
 /// Reason why a pickle cannot be read. The text follows the name of the file.
@@ -34,11 +35,11 @@ const MEMO: usize = 64;
 /// A pickle can refer to one value many times. Without a limit, copies of a shared value need memory that grows with
 /// the square of the file's size.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(super) struct ParseBudget {
     left: usize,
 }
 
-impl Budget {
+impl ParseBudget {
     /// The budget of a file of `file_bytes`.
     pub(super) fn new(file_bytes: usize) -> Self {
         Self { left: file_bytes.saturating_mul(32).saturating_add(1 << 20) }
@@ -46,10 +47,9 @@ impl Budget {
 
     /// Takes `bytes`. Nothing is given back.
     pub(super) fn take(&mut self, bytes: usize) -> Result<()> {
-        match self.left.checked_sub(bytes) {
-            Some(left) => self.left = left,
-            None => return malformed("its contents need more than 64 times the memory of the file"),
-        }
+        let left = self.left.checked_sub(bytes);
+        self.left =
+            left.map_or_else(|| malformed("its contents need more than 64 times the memory of the file"), Ok)?;
         Ok(())
     }
 }
@@ -99,6 +99,13 @@ pub(super) enum Value {
     Function(Function),
 }
 
+impl Value {
+    /// The text of a string.
+    pub(super) fn text(&self) -> Option<&str> {
+        if let Self::Str(text) = self { Some(text) } else { None }
+    }
+}
+
 /// A parsed pickle: its containers, its storages and the top value.
 #[derive(Debug)]
 pub(super) struct Pickle {
@@ -110,12 +117,12 @@ pub(super) struct Pickle {
 
 impl Pickle {
     /// Parses a whole pickle.
-    pub(super) fn read(bytes: &[u8], budget: &mut Budget) -> Result<Self> {
+    pub(super) fn read(bytes: &[u8], budget: &mut ParseBudget) -> Result<Self> {
         Self::read_first(bytes, budget).map(|(pickle, _)| pickle)
     }
 
     /// Parses the pickle at the start of `bytes`. Also returns its length in bytes.
-    pub(super) fn read_first(bytes: &[u8], budget: &mut Budget) -> Result<(Self, usize)> {
+    pub(super) fn read_first(bytes: &[u8], budget: &mut ParseBudget) -> Result<(Self, usize)> {
         let mut unpickler = Unpickler::new(bytes, budget);
         let top = unpickler.run()?;
         let Unpickler { at, dicts, sequences, storages, .. } = unpickler;
@@ -125,10 +132,7 @@ impl Pickle {
     /// The strings of a list of strings.
     pub(super) fn strings(&self, value: &Value) -> Option<Vec<&str>> {
         let Value::List(index) = value else { return None };
-        self.sequences[*index]
-            .iter()
-            .map(|item| if let Value::Str(text) = item { Some(&**text) } else { None })
-            .collect()
+        self.sequences[*index].iter().map(Value::text).collect()
     }
 
     /// The pairs of a dictionary.
@@ -139,7 +143,7 @@ impl Pickle {
 
 struct Unpickler<'a, 'b> {
     bytes: &'a [u8],
-    budget: &'b mut Budget,
+    budget: &'b mut ParseBudget,
     at: usize,
     stack: Vec<Value>,
     /// Largest length that the stack has had. It keeps the memory of that length.
@@ -152,7 +156,7 @@ struct Unpickler<'a, 'b> {
 }
 
 impl<'a, 'b> Unpickler<'a, 'b> {
-    fn new(bytes: &'a [u8], budget: &'b mut Budget) -> Self {
+    fn new(bytes: &'a [u8], budget: &'b mut ParseBudget) -> Self {
         let (dicts, sequences, storages) = (Vec::new(), Vec::new(), Vec::new());
         let (stack, marks, memo) = (Vec::new(), Vec::new(), HashMap::new());
         Self { bytes, budget, at: 0, stack, longest_stack: 0, marks, memo, sequences, dicts, storages }
@@ -244,17 +248,11 @@ impl<'a, 'b> Unpickler<'a, 'b> {
     /// Constants; `None` for opcodes without a value.
     fn scalar(&mut self, opcode: u8) -> Result<Option<Value>> {
         Ok(Some(match opcode {
-            0x80 => {
-                let protocol = self.take(1)?[0];
-                if protocol > 5 {
-                    return malformed(format!("its pickle has the unknown protocol {protocol}"));
-                }
-                return Ok(None);
-            }
-            0x95 => {
-                self.take(8)?;
-                return Ok(None);
-            }
+            0x80 => match self.take(1)?[0] {
+                0..=5 => return Ok(None),
+                protocol => return malformed(format!("its pickle has the unknown protocol {protocol}")),
+            },
+            0x95 => return self.take(8).map(|_| None),
             b'N' => Value::None,
             0x88 | 0x89 => Value::Other,
             b'K' => Value::Int(i64::from(self.take(1)?[0])),
@@ -273,10 +271,7 @@ impl<'a, 'b> Unpickler<'a, 'b> {
                     Value::Int(i64::from_le_bytes(wide))
                 }
             }
-            b'G' => {
-                self.take(8)?;
-                Value::Other
-            }
+            b'G' => self.take(8).map(|_| Value::Other)?,
             0x8c => self.text(1)?,
             b'X' => self.text(4)?,
             0x8d => self.text(8)?,
@@ -288,32 +283,20 @@ impl<'a, 'b> Unpickler<'a, 'b> {
     }
 
     fn container(&mut self, opcode: u8) -> Result<()> {
-        let value = match opcode {
-            b'}' => self.new_dict(Vec::new())?,
-            b']' => self.new_list(Vec::new())?,
-            b')' => self.new_tuple(Vec::new())?,
-            b'd' => {
-                let items = self.pop_mark()?;
-                let pairs = pairs(items)?;
-                self.new_dict(pairs)?
-            }
-            b'l' => {
-                let items = self.pop_mark()?;
-                self.new_list(items)?
-            }
-            b't' => {
-                let items = self.pop_mark()?;
-                self.new_tuple(items)?
-            }
+        let items = match opcode {
+            b'}' | b']' | b')' => Vec::new(),
+            b'd' | b'l' | b't' => self.pop_mark()?,
             _ => {
                 self.budget.take(3 * VALUE)?;
-                let mut items = Vec::new();
-                for _ in 0..=(opcode - 0x85) {
-                    items.push(self.pop()?);
-                }
+                let mut items = (0x85..=opcode).map(|_| self.pop()).collect::<Result<Vec<_>>>()?;
                 items.reverse();
-                self.new_tuple(items)?
+                items
             }
+        };
+        let value = match opcode {
+            b'}' | b'd' => self.new_dict(pairs(items)?)?,
+            b']' | b'l' => self.new_sequence(items, Value::List)?,
+            _ => self.new_sequence(items, Value::Tuple)?,
         };
         self.push(value)
     }
@@ -324,16 +307,10 @@ impl<'a, 'b> Unpickler<'a, 'b> {
         Ok(Value::Dict(self.dicts.len() - 1))
     }
 
-    fn new_list(&mut self, items: Vec<Value>) -> Result<Value> {
+    fn new_sequence(&mut self, items: Vec<Value>, value: fn(usize) -> Value) -> Result<Value> {
         self.budget.take(VALUE)?;
         self.sequences.push(items);
-        Ok(Value::List(self.sequences.len() - 1))
-    }
-
-    fn new_tuple(&mut self, items: Vec<Value>) -> Result<Value> {
-        self.budget.take(VALUE)?;
-        self.sequences.push(items);
-        Ok(Value::Tuple(self.sequences.len() - 1))
+        Ok(value(self.sequences.len() - 1))
     }
 
     fn fill(&mut self, opcode: u8) -> Result<()> {
@@ -410,25 +387,19 @@ impl<'a, 'b> Unpickler<'a, 'b> {
 
     /// `('storage', torch.FloatStorage, '0', 'cpu', 1536)`; before PyTorch 1.6 with `None` at the end.
     fn storage(&mut self, id: &Value) -> Result<Value> {
-        let items = items(&self.sequences, id)?;
-        let [
-            Value::Str(tag),
-            Value::Function(kind),
-            Value::Str(key),
-            Value::Str(_device),
-            Value::Int(count),
-            rest @ ..,
-        ] = items
-        else {
-            return malformed("a persistent id is not a storage");
+        let (kind, key, num_elements) = match items(&self.sequences, id)? {
+            [
+                Value::Str(tag),
+                Value::Function(kind),
+                Value::Str(key),
+                Value::Str(_device),
+                Value::Int(count),
+                rest @ ..,
+            ] if &**tag == "storage" && matches!(rest, [] | [Value::None]) => (*kind, key.clone(), *count),
+            _ => return malformed("a persistent id is not a storage"),
         };
-        if &**tag != "storage" || !matches!(rest, [] | [Value::None]) {
-            return malformed("a persistent id is not a storage");
-        }
-        let Function::Storage(kind) = *kind else {
-            return malformed("a storage has no element type");
-        };
-        let storage = Rc::new(Storage { kind, key: key.clone(), num_elements: *count });
+        let Function::Storage(kind) = kind else { return malformed("a storage has no element type") };
+        let storage = Rc::new(Storage { kind, key, num_elements });
         self.budget.take(size_of::<Storage>() + 2 * VALUE)?;
         self.storages.push(storage.clone());
         Ok(Value::Storage(storage))
@@ -490,29 +461,19 @@ fn pairs(items: Vec<Value>) -> Result<Vec<(Value, Value)>> {
         return malformed("a dictionary has a key without a value");
     }
     let mut items = items.into_iter();
-    let mut pairs = Vec::with_capacity(items.len() / 2);
-    while let (Some(key), Some(value)) = (items.next(), items.next()) {
-        pairs.push((key, value));
-    }
-    Ok(pairs)
+    Ok(std::iter::from_fn(|| items.next().zip(items.next())).collect())
 }
 
 fn allowed(module: &str, name: &str) -> Result<Function> {
+    let storage = DTYPES.iter().find(|(.., storage)| module == "torch" && *storage == name);
     Ok(match (module, name) {
         ("collections", "OrderedDict") => Function::OrderedDict,
         ("torch._utils", "_rebuild_tensor_v2") => Function::RebuildTensor,
         ("torch._utils", "_rebuild_parameter") => Function::RebuildParameter,
-        ("torch", "FloatStorage") => Function::Storage(Kind::Float),
-        ("torch", "DoubleStorage") => Function::Storage(Kind::Double),
-        ("torch", "HalfStorage") => Function::Storage(Kind::Half),
-        ("torch", "BFloat16Storage") => Function::Storage(Kind::BFloat16),
-        ("torch", "LongStorage") => Function::Storage(Kind::Int64),
-        ("torch", "IntStorage") => Function::Storage(Kind::Int),
-        ("torch", "ShortStorage") => Function::Storage(Kind::Int16),
-        ("torch", "CharStorage") => Function::Storage(Kind::Int8),
-        ("torch", "ByteStorage") => Function::Storage(Kind::Uint8),
-        ("torch", "BoolStorage") => Function::Storage(Kind::Bool),
-        _ => return Err(PickleError::Executes(format!("{module}.{name}"))),
+        _ => match storage {
+            Some((kind, ..)) => Function::Storage(*kind),
+            None => return Err(PickleError::Executes(format!("{module}.{name}"))),
+        },
     })
 }
 
@@ -521,7 +482,7 @@ mod tests {
     use super::*;
 
     fn parse(bytes: &[u8]) -> Result<Pickle> {
-        Pickle::read(bytes, &mut Budget::new(bytes.len()))
+        Pickle::read(bytes, &mut ParseBudget::new(bytes.len()))
     }
 
     #[test]
@@ -540,7 +501,7 @@ mod tests {
         let whole: &[u8] =
             b"\x80\x04}\x94(\x8c\x01a\x94]\x94(K\x01M\x2c\x01J\xfe\xff\xff\xffN\x88\x8a\x06\0\0\0\0\0\x01e\
             \x8c\x01bG?\xf8\0\0\0\0\0\0C\x01x\x86u.";
-        let mut budget = Budget::new(whole.len());
+        let mut budget = ParseBudget::new(whole.len());
         let mut unpickler = Unpickler::new(whole, &mut budget);
         assert!(matches!(unpickler.run().unwrap(), Value::Dict(0)));
         let [(_, list), (_, tuple)] = unpickler.dicts[0].as_slice() else { panic!("two pairs") };

@@ -1,8 +1,8 @@
 //! PyTorch's files (`.pth`, `.pt`, `pytorch_model.bin`), read without executing their pickles. Both formats are
 //! supported: the zip archive, and the format before 1.6 (pickles followed by the storages).
 
-use super::pickle::{Budget, Pickle, PickleError, TensorRef, Value};
-use super::stored_zip::{self, Entry};
+use super::pickle::{ParseBudget, Pickle, PickleError, TensorRef, Value};
+use super::stored_zip::{self, ZipEntry};
 use super::{StoredTensor, StoredTensors, TensorInfo};
 use crate::error::{Error, Result};
 use std::collections::{HashMap, HashSet};
@@ -45,18 +45,16 @@ fn load_error(file: &Path) -> impl Fn(PickleError) -> Error + '_ {
 pub(super) fn entries(file: &Path, bytes: &[u8]) -> Result<StoredTensors> {
     let (pickle, parts, mut budget) = if is_zip(bytes) {
         let (pickle, parts) = open(file, bytes)?;
-        let mut budget = Budget::new(pickle.len());
+        let mut budget = ParseBudget::new(pickle.len());
         (Pickle::read(pickle, &mut budget).map_err(load_error(file))?, parts, budget)
     } else if bytes.starts_with(&LEGACY) {
-        let mut budget = Budget::new(bytes.len());
+        let mut budget = ParseBudget::new(bytes.len());
         let (pickle, parts) = open_legacy(bytes, &mut budget).map_err(load_error(file))?;
         (pickle, parts, budget)
     } else {
-        return Err(Error::weights(
-            file,
-            "is a bare pickle or a tar archive, not a file of PyTorch 0.4 or later",
-            "load it in PyTorch (`torch.load(FILE, weights_only=True)`) and write it again with `torch.save`",
-        ));
+        let reason = "is a bare pickle or a tar archive, not a file of PyTorch 0.4 or later";
+        let hint = "load it in PyTorch (`torch.load(FILE, weights_only=True)`) and write it again with `torch.save`";
+        return Err(Error::weights(file, reason, hint));
     };
     let mut found = Vec::new();
     let mut seen = HashSet::new();
@@ -96,7 +94,7 @@ fn open<'b>(file: &Path, bytes: &'b [u8]) -> Result<(&'b [u8], Parts)> {
         Error::weights(file, "is a zip archive without `data.pkl`, so not a PyTorch file", "give a PyTorch file")
     })?;
     let compressed =
-        |entry: &Entry| Error::weights(file, format!("stores `{}` compressed or encrypted", entry.name), RESAVE);
+        |entry: &ZipEntry| Error::weights(file, format!("stores `{}` compressed or encrypted", entry.name), RESAVE);
     let prefix = pickle.name.trim_end_matches("data.pkl");
     if !pickle.is_stored {
         return Err(compressed(pickle));
@@ -128,7 +126,7 @@ fn open<'b>(file: &Path, bytes: &'b [u8]) -> Result<(&'b [u8], Parts)> {
 /// Reads a file from before PyTorch 1.6: its pickle and the location of every storage. The file has pickles of a magic
 /// number, a version, the system's sizes, the object and the storages' keys. Then each key has its element count (8
 /// bytes) and its elements.
-fn open_legacy(bytes: &[u8], budget: &mut Budget) -> std::result::Result<(Pickle, Parts), PickleError> {
+fn open_legacy(bytes: &[u8], budget: &mut ParseBudget) -> std::result::Result<(Pickle, Parts), PickleError> {
     let short = || PickleError::Malformed("its storages end early".into());
     let mut at = LEGACY.len();
     let mut next = || {
@@ -158,30 +156,24 @@ fn open_legacy(bytes: &[u8], budget: &mut Budget) -> std::result::Result<(Pickle
 /// The named tensors: the dictionary itself, or the state dict inside a training checkpoint.
 fn state_dict<'p>(file: &Path, pickle: &'p Pickle) -> Result<Vec<(&'p str, &'p TensorRef)>> {
     let wrong = |reason: String| Err(Error::weights(file, reason, RESAVE));
-    let Some(top) = pickle.dict(&pickle.top) else {
-        return wrong("contains no dictionary of tensors".into());
-    };
+    let Some(top) = pickle.dict(&pickle.top) else { return wrong("contains no dictionary of tensors".into()) };
     let direct = tensors(top);
     if !direct.is_empty() {
         return Ok(direct);
     }
     let inner: Vec<(&str, &[(Value, Value)])> = top
         .iter()
-        .filter_map(|(key, value)| Some((text(key)?, pickle.dict(value)?)))
-        .filter(|(_, pairs)| pairs.iter().any(is_tensor))
+        .filter_map(|(key, value)| Some((key.text()?, pickle.dict(value)?)))
+        .filter(|(_, pairs)| !tensors(pairs).is_empty())
         .collect();
     let named = INNER.iter().find_map(|name| inner.iter().position(|(key, _)| key == name));
     let position = if inner.len() == 1 { Some(0) } else { named };
     if let Some((_, pairs)) = position.and_then(|position| inner.get(position)) {
         return Ok(tensors(pairs));
     }
-    let keys = top.iter().filter_map(|(key, _)| text(key)).take(20);
+    let keys = top.iter().filter_map(|(key, _)| key.text()).take(20);
     let keys: Vec<String> = keys.map(|key| key.chars().take(100).collect()).collect();
     wrong(format!("contains no state dict (its keys: `{}`)", keys.join("`, `")))
-}
-
-fn is_tensor(pair: &(Value, Value)) -> bool {
-    matches!(pair, (Value::Str(_), Value::Tensor(_)))
 }
 
 fn tensors(pairs: &[(Value, Value)]) -> Vec<(&str, &TensorRef)> {
@@ -192,10 +184,6 @@ fn tensors(pairs: &[(Value, Value)]) -> Vec<(&str, &TensorRef)> {
             _ => None,
         })
         .collect()
-}
-
-fn text(value: &Value) -> Option<&str> {
-    if let Value::Str(text) = value { Some(text) } else { None }
 }
 
 /// Checks the view against its storage. The error text follows the name of the tensor.

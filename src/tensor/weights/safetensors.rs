@@ -35,11 +35,8 @@ const MAIN_FILES: [&str; 5] = [
 /// The file to open in a checkpoint folder.
 pub(super) fn main_file(folder: &Path) -> Result<PathBuf> {
     MAIN_FILES.iter().map(|name| folder.join(name)).find(|file| file.exists()).ok_or_else(|| {
-        Error::weights(
-            folder,
-            format!("holds none of `{}`", MAIN_FILES.join("`, `")),
-            "give a checkpoint folder or the weight file itself",
-        )
+        let reason = format!("holds none of `{}`", MAIN_FILES.join("`, `"));
+        Error::weights(folder, reason, "give a checkpoint folder or the weight file itself")
     })
 }
 
@@ -50,11 +47,8 @@ pub(super) fn entries(file: &Path, bytes: &[u8]) -> Result<(StoredTensors, HashM
     for name in header.offset_keys() {
         let info = header.info(&name).expect("the name was listed by the same header");
         let kind = kind_of(info.dtype).ok_or_else(|| {
-            Error::weights(
-                file,
-                format!("`{name}` has the dtype {:?}, which is not supported", info.dtype),
-                "convert the checkpoint to bf16, fp16 or fp32",
-            )
+            let reason = format!("`{name}` has the dtype {:?}, which is not supported", info.dtype);
+            Error::weights(file, reason, "convert the checkpoint to bf16, fp16 or fp32")
         })?;
         let shape =
             info.shape.iter().map(|&d| i64::try_from(d)).collect::<Result<_, _>>().map_err(|_| {
@@ -123,11 +117,8 @@ fn header(file: &Path, bytes: &[u8]) -> Result<(usize, Metadata)> {
             format!("{what}: expected {expected} bytes ({}), found {found} ({})", Bytes(expected), Bytes(found));
         return Err(Error::weights(file, reason, hint));
     }
-    Err(Error::weights(
-        file,
-        format!("is not a readable safetensors file ({found} bytes): {error}"),
-        "check that it is a `.safetensors` file and download or copy it again",
-    ))
+    let reason = format!("is not a readable safetensors file ({found} bytes): {error}");
+    Err(Error::weights(file, reason, "check that it is a `.safetensors` file and download or copy it again"))
 }
 
 /// File size according to the header. If the file ends inside its header: at least the size of the header. `None` if
@@ -143,37 +134,27 @@ fn expected_size(bytes: &[u8]) -> Option<u64> {
     Some((end + header.data_len()) as u64)
 }
 
+/// The supported dtypes: in libtorch, in safetensors, and as a storage in PyTorch's pickles.
+pub(super) const DTYPES: [(Kind, Dtype, &str); 10] = [
+    (Kind::Bool, Dtype::BOOL, "BoolStorage"),
+    (Kind::Uint8, Dtype::U8, "ByteStorage"),
+    (Kind::Int8, Dtype::I8, "CharStorage"),
+    (Kind::Int16, Dtype::I16, "ShortStorage"),
+    (Kind::Int, Dtype::I32, "IntStorage"),
+    (Kind::Int64, Dtype::I64, "LongStorage"),
+    (Kind::Half, Dtype::F16, "HalfStorage"),
+    (Kind::BFloat16, Dtype::BF16, "BFloat16Storage"),
+    (Kind::Float, Dtype::F32, "FloatStorage"),
+    (Kind::Double, Dtype::F64, "DoubleStorage"),
+];
+
 fn kind_of(dtype: Dtype) -> Option<Kind> {
-    Some(match dtype {
-        Dtype::BOOL => Kind::Bool,
-        Dtype::U8 => Kind::Uint8,
-        Dtype::I8 => Kind::Int8,
-        Dtype::I16 => Kind::Int16,
-        Dtype::I32 => Kind::Int,
-        Dtype::I64 => Kind::Int64,
-        Dtype::F16 => Kind::Half,
-        Dtype::BF16 => Kind::BFloat16,
-        Dtype::F32 => Kind::Float,
-        Dtype::F64 => Kind::Double,
-        _ => return None,
-    })
+    DTYPES.iter().find(|(_, known, _)| *known == dtype).map(|(kind, ..)| *kind)
 }
 
-/// Name of `kind` in a safetensors header.
-pub(super) fn dtype_name(kind: Kind) -> Option<&'static str> {
-    Some(match kind {
-        Kind::Bool => "BOOL",
-        Kind::Uint8 => "U8",
-        Kind::Int8 => "I8",
-        Kind::Int16 => "I16",
-        Kind::Int => "I32",
-        Kind::Int64 => "I64",
-        Kind::Half => "F16",
-        Kind::BFloat16 => "BF16",
-        Kind::Float => "F32",
-        Kind::Double => "F64",
-        _ => return None,
-    })
+/// The dtype `kind` in a safetensors header.
+pub(super) fn dtype_of(kind: Kind) -> Option<Dtype> {
+    DTYPES.iter().find(|(known, ..)| *known == kind).map(|(_, dtype, _)| *dtype)
 }
 
 #[derive(serde::Deserialize)]
@@ -191,11 +172,9 @@ pub(super) fn open_index(archive: &mut Archive, file: &Path) -> Result<()> {
     for (name, shard) in &index.weight_map {
         let mut parts = Path::new(shard).components();
         if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
-            return Err(Error::weights(
-                file,
-                format!("places `{name}` in `{shard}`, which is not a file in the folder of the index"),
-                "do not use this checkpoint: an index must name files of its own folder",
-            ));
+            let reason = format!("places `{name}` in `{shard}`, which is not a file in the folder of the index");
+            let hint = "do not use this checkpoint: an index must name files of its own folder";
+            return Err(Error::weights(file, reason, hint));
         }
         shards.entry(shard).or_default().insert(name);
     }
@@ -205,11 +184,8 @@ pub(super) fn open_index(archive: &mut Archive, file: &Path) -> Result<()> {
     }
     let missing: Vec<&str> = shards.keys().copied().filter(|shard| !folder.join(shard).exists()).collect();
     if !missing.is_empty() {
-        return Err(Error::weights(
-            file,
-            format!("{} of {} shards are missing: {}", missing.len(), shards.len(), quoted(&missing)),
-            "download or copy the missing shards into the same folder",
-        ));
+        let reason = format!("{} of {} shards are missing: {}", missing.len(), shards.len(), quoted(&missing));
+        return Err(Error::weights(file, reason, "download or copy the missing shards into the same folder"));
     }
     for (shard, promised) in shards {
         let path = folder.join(shard);
@@ -217,11 +193,9 @@ pub(super) fn open_index(archive: &mut Archive, file: &Path) -> Result<()> {
         let mut absent: Vec<&str> = promised.into_iter().filter(|name| !held.contains(*name)).collect();
         if !absent.is_empty() {
             absent.sort_unstable();
-            return Err(Error::weights(
-                path,
-                format!("lacks {} tensors that the index lists: {}", absent.len(), quoted(&absent)),
-                "index and shard belong to different revisions: download both again",
-            ));
+            let reason = format!("lacks {} tensors that the index lists: {}", absent.len(), quoted(&absent));
+            let hint = "index and shard belong to different revisions: download both again";
+            return Err(Error::weights(path, reason, hint));
         }
     }
     Ok(())

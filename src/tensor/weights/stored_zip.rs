@@ -8,7 +8,7 @@ use std::ops::Range;
 
 /// One entry of the central directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct ZipEntry {
     pub(super) name: String,
     /// Whether the bytes in the file are the content: neither compressed nor encrypted.
     pub(super) is_stored: bool,
@@ -33,7 +33,7 @@ const LOCAL_BYTES: usize = 30;
 const ZIP64_FIELD: u16 = 1;
 
 /// The entries of the archive `bytes` in the order of its central directory, or what is wrong with it.
-pub(super) fn entries(bytes: &[u8]) -> Result<Vec<Entry>, String> {
+pub(super) fn entries(bytes: &[u8]) -> Result<Vec<ZipEntry>, String> {
     let (count, mut directory) = directory(bytes)?;
     let mut entries = Vec::new();
     for index in 0..count {
@@ -70,7 +70,7 @@ fn directory(bytes: &[u8]) -> Result<(u64, &[u8]), String> {
 }
 
 /// The first entry of the directory, and the length of its record.
-fn entry(bytes: &[u8], directory: &[u8]) -> Result<(Entry, usize), String> {
+fn entry(bytes: &[u8], directory: &[u8]) -> Result<(ZipEntry, usize), String> {
     let ends = || "the directory ends early".to_owned();
     let header = directory.get(..CENTRAL_BYTES).filter(|header| header.starts_with(&CENTRAL)).ok_or_else(ends)?;
     let length = |at| u16_at(header, at).map(usize::from).ok_or_else(ends);
@@ -97,7 +97,7 @@ fn entry(bytes: &[u8], directory: &[u8]) -> Result<(Entry, usize), String> {
     let range = start.zip(usize::try_from(size).ok()).and_then(|(start, size)| Some(start..start.checked_add(size)?));
     let range = range.filter(|range| range.end <= bytes.len()).ok_or_else(outside)?;
     let is_stored = method == Some(0) && flags.is_some_and(|flags| flags & 1 == 0);
-    Ok((Entry { name, is_stored, range, crc: crc.unwrap_or_default() }, record.len()))
+    Ok((ZipEntry { name, is_stored, range, crc: crc.unwrap_or_default() }, record.len()))
 }
 
 /// The content of the extra field with 64-bit numbers; empty without one.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use tch::{Device, Kind, Tensor, no_grad};
 
-use super::safetensors::dtype_name;
+use super::safetensors::dtype_of;
 use super::torch;
 use crate::error::{Error, Result};
 use crate::tensor::META;
@@ -97,12 +97,11 @@ fn header(path: &Path, order: &[&TensorSpec], metadata: &BTreeMap<String, String
     let mut at = 0;
     for spec in order {
         let TensorSpec { name, kind, shape } = *spec;
-        let dtype = dtype_name(*kind).ok_or_else(|| {
+        let dtype = dtype_of(*kind).ok_or_else(|| {
             Error::weights(path, format!("`{name}` has the dtype {kind:?}, unknown to safetensors"), "convert it first")
         })?;
         let end = at + spec.bytes();
-        let field = serde_json::json!({ "dtype": dtype, "shape": shape, "data_offsets": [at, end] });
-        fields.insert(name.clone(), field);
+        fields.insert(name.clone(), serde_json::json!({ "dtype": dtype, "shape": shape, "data_offsets": [at, end] }));
         at = end;
     }
     let mut json = serde_json::to_vec(&fields).expect("a map of strings is JSON");

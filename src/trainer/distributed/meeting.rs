@@ -1,6 +1,6 @@
 //! How the processes of a job find each other: the server of the store, and who has not come.
 
-use crate::tensor::collective::{Store, StoreAddress};
+use crate::tensor::collective::{JobStore, StoreAddress};
 use crate::{Error, Result};
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -42,14 +42,14 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// Time between two looks at a request to stop.
 const STEP: Duration = Duration::from_millis(100);
 /// Most processes that are named.
-pub(super) const NAMED: usize = 8;
+const NAMED: usize = 8;
 
 /// The store of the job, when all processes have come. `on_wait` gets what is waited for, once a minute.
 ///
 /// # Errors
 /// [`Error::Config`] for an address that cannot be used, a rank that two processes have, and processes that do not come;
 /// [`Error::Interrupted`] as soon as `interrupt` is true.
-pub(super) fn meet(rendezvous: &Rendezvous, interrupt: &AtomicBool, on_wait: &dyn Fn(String)) -> Result<Store> {
+pub(super) fn meet(rendezvous: &Rendezvous, interrupt: &AtomicBool, on_wait: &dyn Fn(String)) -> Result<JobStore> {
     meet_within(rendezvous, interrupt, on_wait, (PATIENCE, LIMIT))
 }
 
@@ -58,7 +58,7 @@ fn meet_within(
     interrupt: &AtomicBool,
     on_wait: &dyn Fn(String),
     (patience, limit): (Duration, Duration),
-) -> Result<Store> {
+) -> Result<JobStore> {
     let listener = rendezvous.is_server.then(|| listen(rendezvous)).transpose()?;
     let (host, port) = (&rendezvous.address.host, rendezvous.address.port);
     let waiting = format!("process 0 does not answer at `{host}`, port {port}");
@@ -97,9 +97,9 @@ fn arrive(
     listener: Option<TcpListener>,
     limit: Duration,
     waits_for: &Mutex<String>,
-) -> Result<Store> {
+) -> Result<JobStore> {
     let Rendezvous { rank, size, address, timeout, .. } = rendezvous;
-    let store = Store::open(address, listener, limit, *timeout)?;
+    let store = JobStore::open(address, listener, limit, *timeout)?;
     if store.add(&here(*rank), 1)? > 1 {
         let reason = format!("two processes of the job have rank {rank}");
         return Err(Error::config("RANK", reason, "give each process its own RANK, from 0 to WORLD_SIZE - 1"));
@@ -117,16 +117,20 @@ fn arrive(
             let mut missing = Vec::new();
             for rank in 0..rendezvous.size {
                 if missing.len() <= NAMED && !store.has(&here(rank))? {
-                    missing.push(rank.to_string());
+                    missing.push(rank);
                 }
             }
-            let more = if missing.len() > NAMED { " and others" } else { "" };
-            missing.truncate(NAMED);
-            let text = format!("{} of {size} processes have not come: rank {}{more}", size - come, missing.join(", "));
+            let text = format!("{} of {size} processes have not come: rank {}", size - come, named(&missing));
             *waits_for.lock().unwrap_or_else(PoisonError::into_inner) = text;
         }
         std::thread::sleep(INTERVAL);
     }
+}
+
+/// The first of these ranks in words.
+pub(super) fn named(ranks: &[usize]) -> String {
+    let named: Vec<String> = ranks.iter().take(NAMED).map(ToString::to_string).collect();
+    named.join(", ") + if ranks.len() > NAMED { " and others" } else { "" }
 }
 
 fn here(rank: usize) -> String {
@@ -216,7 +220,7 @@ mod tests {
 
     const SHORT: (Duration, Duration) = (Duration::from_millis(1500), Duration::from_millis(3100));
 
-    fn meet_soon(rendezvous: &Rendezvous, on_wait: &dyn Fn(String)) -> Result<Store> {
+    fn meet_soon(rendezvous: &Rendezvous, on_wait: &dyn Fn(String)) -> Result<JobStore> {
         meet_within(rendezvous, &AtomicBool::new(false), on_wait, SHORT)
     }
 

@@ -37,14 +37,13 @@ pub(super) fn check(config: &TrainConfig, ranks: Ranks) -> Result<()> {
         return Ok(());
     }
     let several = format!("{} processes train together", ranks.size());
-    let switches = [
-        (config.offload_weights, "train.offload_weights", "cannot be used while", "train.zero_stage=2"),
-        (config.step_in_backward, "train.step_in_backward", "cannot be used while", "train.zero_stage=2"),
-    ];
-    if let Some((_, key, what, instead)) = switches.into_iter().find(|(is_on, ..)| *is_on) {
-        let hint =
-            format!("add the setting `{key}=false`; the setting `{instead}` divides gradients and optimizer state");
-        return Err(Error::config(key, format!("it {what} {several}"), hint));
+    let switches =
+        [(config.offload_weights, "train.offload_weights"), (config.step_in_backward, "train.step_in_backward")];
+    if let Some((_, key)) = switches.into_iter().find(|(is_on, _)| *is_on) {
+        let hint = format!(
+            "add the setting `{key}=false`; the setting `train.zero_stage=2` divides gradients and optimizer state"
+        );
+        return Err(Error::config(key, format!("it cannot be used while {several}"), hint));
     }
     if config.graph == Switch::On {
         let hint = "add the setting `train.graph=off`";

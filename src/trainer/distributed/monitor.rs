@@ -4,9 +4,9 @@
 //! others. A process that fails writes its cause into the store first.
 
 use super::Rendezvous;
-use super::meeting::NAMED;
+use super::meeting::named;
 use crate::Result;
-use crate::tensor::collective::Store;
+use crate::tensor::collective::JobStore;
 use std::fmt::{Display, Formatter};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -26,7 +26,7 @@ const FAILURE: &str = "failure";
 /// The watch of one process, until it is dropped.
 #[derive(Debug)]
 pub struct Monitor {
-    store: Arc<Store>,
+    store: Arc<JobStore>,
     rank: usize,
     size: usize,
     stop: Option<Sender<()>>,
@@ -40,7 +40,7 @@ impl Monitor {
     /// # Errors
     /// [`crate::Error::Torch`] without a connection to the store.
     pub fn start(rendezvous: &Rendezvous, on_failure: impl FnOnce(String) + Send + 'static) -> Result<Self> {
-        let open = || Store::open(&rendezvous.address, None, rendezvous.timeout, rendezvous.timeout).map(Arc::new);
+        let open = || JobStore::open(&rendezvous.address, None, rendezvous.timeout, rendezvous.timeout).map(Arc::new);
         let (store, watched) = (open()?, open()?);
         let (rank, size) = (rendezvous.rank, rendezvous.size);
         let (stop, stopped) = channel();
@@ -130,16 +130,13 @@ impl Display for Cause {
         match self {
             Self::Failure(cause) => write!(f, "another process failed: {cause}"),
             Self::Lost(ranks) => {
-                let named: Vec<String> = ranks.iter().take(NAMED).map(ToString::to_string).collect();
-                let more = if ranks.len() > NAMED { " and others" } else { "" };
                 let what = match ranks[..] {
                     // the store ends with the first process, and its failure with it
                     [0] => "its process has failed (see its messages) or has been killed",
                     [_] => "its process has probably been killed",
                     _ => "their processes have probably been killed",
                 };
-                let named = named.join(", ");
-                write!(f, "the connection to process {named}{more} broke: {what} (memory, batch system)")
+                write!(f, "the connection to process {} broke: {what} (memory, batch system)", named(ranks))
             }
         }
     }
@@ -179,7 +176,7 @@ impl Watch {
     }
 
     /// Counts up, and returns the cause if the job has failed.
-    fn look(&mut self, store: &Store) -> Option<String> {
+    fn look(&mut self, store: &JobStore) -> Option<String> {
         match self.look_at(store) {
             Ok(cause) => {
                 self.answered = Instant::now();
@@ -192,7 +189,7 @@ impl Watch {
         }
     }
 
-    fn look_at(&mut self, store: &Store) -> Result<Option<String>> {
+    fn look_at(&mut self, store: &JobStore) -> Result<Option<String>> {
         store.add(&beats(self.rank), 1)?;
         if store.has(FAILURE)? {
             return store.get(FAILURE, INTERVAL).map(Some);
@@ -222,12 +219,12 @@ mod tests {
     use crate::tensor::collective::StoreAddress;
     use std::sync::mpsc::Receiver;
 
-    fn job(size: usize) -> (Store, Vec<Rendezvous>) {
+    fn job(size: usize) -> (JobStore, Vec<Rendezvous>) {
         let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let address = StoreAddress { host: "127.0.0.1".into(), port, prefix: "job".into() };
         let timeout = Duration::from_secs(20);
-        let server = Store::open(&address, Some(listener), timeout, timeout).unwrap();
+        let server = JobStore::open(&address, Some(listener), timeout, timeout).unwrap();
         let rendezvous = |rank| Rendezvous {
             rank,
             size,
@@ -307,7 +304,7 @@ mod tests {
     #[test]
     fn a_store_that_has_ended_is_a_failure() {
         let (server, all) = job(2);
-        let store = Store::open(&all[1].address, None, all[1].timeout, all[1].timeout).unwrap();
+        let store = JobStore::open(&all[1].address, None, all[1].timeout, all[1].timeout).unwrap();
         let mut watch = Watch::new(1, 2);
         assert_eq!(watch.look(&store), None);
         drop(server);

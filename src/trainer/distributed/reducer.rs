@@ -30,7 +30,7 @@ const ALIGNMENT: i64 = 16;
 const MOST_PENDING: usize = 2;
 
 /// Parameters whose gradients are summed as one tensor.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Bucket {
     /// Parameters with their starts, in elements.
     params: Vec<(usize, i64)>,
@@ -41,21 +41,6 @@ struct Bucket {
     flat: Option<Tensor>,
     /// In stage 2, of the owner: the sum over the micro-batches so far.
     sum: Option<Tensor>,
-}
-
-impl Bucket {
-    fn new(owner: Option<usize>) -> Self {
-        Self { params: Vec::new(), numel: 0, owner, flat: None, sum: None }
-    }
-}
-
-/// Outcome of a step's passes on all ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::trainer) enum Outcome {
-    /// Gradients are complete.
-    Complete,
-    /// The passes must run again.
-    Repeat,
 }
 
 /// Sums the gradients of a [`World`].
@@ -73,8 +58,8 @@ pub(in crate::trainer) struct Reducer<'a> {
     parts: Option<Vec<u32>>,
     /// Parts of this pass.
     arrived: Vec<u32>,
-    /// Parameters with a gradient in this step.
-    used: Vec<bool>,
+    /// Whether this rank has computed a gradient of each parameter in the last step.
+    pub(in crate::trainer) used: Vec<bool>,
     /// First bucket that was not sent in this pass.
     next: usize,
     /// A gradient arrived after its bucket was sent.
@@ -102,7 +87,6 @@ impl<'a> Reducer<'a> {
             bucket.params.iter().for_each(|(index, start)| places[*index] = (number, *start));
         }
         let (arrived, used) = (vec![0; tensors.len()], vec![false; tensors.len()]);
-        let (next, passes, pending) = (0, 0, VecDeque::new());
         Self {
             world,
             stage,
@@ -113,21 +97,16 @@ impl<'a> Reducer<'a> {
             parts: None,
             arrived,
             used,
-            next,
+            next: 0,
             is_late: false,
-            passes,
-            pending,
+            passes: 0,
+            pending: VecDeque::new(),
         }
     }
 
     /// Whether this rank updates each parameter.
     pub(in crate::trainer) fn owned(&self) -> Vec<bool> {
         self.places.iter().map(|(bucket, _)| self.owns(*bucket)).collect()
-    }
-
-    /// Whether this rank has computed a gradient of each parameter in the last step.
-    pub(in crate::trainer) fn used(&self) -> &[bool] {
-        &self.used
     }
 
     /// True if each rank updates only a part of the parameters.
@@ -285,12 +264,12 @@ impl<'a> Reducer<'a> {
     }
 
     /// Completes the sums of a step whose passes ended with `failure`, and agrees with the other ranks. `passes`: the
-    /// largest number of micro-batches of a rank.
+    /// largest number of micro-batches of a rank. Returns `false` if the passes must run again.
     ///
     /// # Errors
     /// The same kind on every rank: [`Error::OutOfMemory`] if a rank ran out of memory, else `failure` or
     /// [`Error::Peer`].
-    pub(in crate::trainer) fn finish(&mut self, failure: Option<Error>, passes: usize) -> Result<Outcome> {
+    pub(in crate::trainer) fn finish(&mut self, failure: Option<Error>, passes: usize) -> Result<bool> {
         let passes = if self.stage == 2 { passes } else { 1 };
         // a failed pass has sent a part of its buckets
         while self.passes < passes {
@@ -316,10 +295,10 @@ impl<'a> Reducer<'a> {
             let other = || Error::OutOfMemory { reason: "on another rank".into() };
             return Err(failure.unwrap_or_else(other));
         } else if worst >= 1.0 {
-            return Ok(Outcome::Repeat);
+            return Ok(false);
         }
         self.set_gradients(&numbers);
-        Ok(Outcome::Complete)
+        Ok(true)
     }
 
     /// Leaves the summed gradients of the parameters that this rank updates and that any rank has used.
@@ -409,10 +388,10 @@ fn buckets(tensors: &[Tensor], owners: &[Option<usize>], bucket_bytes: u64) -> V
     for index in (0..tensors.len()).rev() {
         let numel = i64::try_from(tensors[index].numel()).expect("a size");
         let at = open.iter().position(|bucket| bucket.owner == owners[index]);
-        let mut bucket = at.map_or_else(|| Bucket::new(owners[index]), |at| open.remove(at));
+        let empty = || Bucket { owner: owners[index], ..Bucket::default() };
+        let mut bucket = at.map_or_else(empty, |at| open.remove(at));
         if !bucket.params.is_empty() && bucket.numel + numel > most {
-            let next = Bucket::new(bucket.owner);
-            closed.push(std::mem::replace(&mut bucket, next));
+            closed.push(std::mem::replace(&mut bucket, empty()));
         }
         bucket.params.push((index, bucket.numel));
         bucket.numel += (numel + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;

@@ -1,7 +1,7 @@
 //! The processes of a job, and what they tell each other on the host.
 
 use super::meeting::{self, Rendezvous};
-use crate::tensor::collective::{Backend, Group, PeerLinks, Peers, Pending, ReduceOp, Store};
+use crate::tensor::collective::{Backend, Group, JobStore, PeerLinks, Peers, Pending, ReduceOp};
 use crate::tensor::{Device, Kind, Tensor};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -30,9 +30,7 @@ impl Shard {
         let start = |rank: usize| (rank * count).div_ceil(self.size);
         start(self.rank)..start(self.rank + 1)
     }
-}
 
-impl Shard {
     /// The micro-batches of this rank, of at most `micro_batch` items, and their number in each of `steps`.
     pub fn micro_batches(self, steps: &[Vec<usize>], micro_batch: usize) -> (Vec<usize>, Vec<Vec<usize>>) {
         let (mut counts, mut all) = (Vec::with_capacity(steps.len()), Vec::new());
@@ -54,7 +52,7 @@ struct Links {
     /// Tensors of the GPU, over NCCL; `None` on the CPU, where `control` has them too.
     data: Option<Group>,
     /// Its server must outlive the groups.
-    store: Arc<Store>,
+    store: Arc<JobStore>,
     /// To open further groups.
     rendezvous: Rendezvous,
     /// Those that opened further groups. Kept, so that [`World::close`] can end the groups.
@@ -323,8 +321,7 @@ impl<'a> Ranks<'a> {
             return Ok(numbers);
         }
         // as bits, because JSON has no NaN
-        let own: Vec<(&str, u64)> = numbers.iter().map(|(name, value)| (*name, value.to_bits())).collect();
-        let own = own.into_iter().map(|(name, bits)| (name.to_owned(), bits)).collect::<Vec<_>>();
+        let own = numbers.iter().map(|(name, value)| ((*name).to_owned(), value.to_bits())).collect::<Vec<_>>();
         let all: Vec<(String, u64)> = self.gather_if_all(Ok(own))?.concat();
         for (name, value) in &mut numbers {
             let same = all.iter().filter(|(other, _)| other == name);
@@ -357,12 +354,9 @@ impl<'a> Ranks<'a> {
     /// [`Error::Config`] that names the first rank with another value than rank 0; and as [`Self::sum`].
     pub fn check_equal(self, what: &str, value: &str, hint: &str) -> Result<()> {
         let all = self.gather(value.as_bytes())?;
-        match all.iter().position(|other| *other != all[0]) {
-            None => Ok(()),
-            Some(rank) => {
-                Err(Error::config("train", format!("rank {rank} has {what} other than those of rank 0"), hint))
-            }
-        }
+        all.iter().position(|other| *other != all[0]).map_or(Ok(()), |rank| {
+            Err(Error::config("train", format!("rank {rank} has {what} other than those of rank 0"), hint))
+        })
     }
 }
 

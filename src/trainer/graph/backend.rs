@@ -8,7 +8,7 @@ use crate::tensor::{Device, Tensor, guard, memory, no_grad};
 pub type Numbers = Vec<(&'static str, Tensor)>;
 
 /// Work of a capture: forward and backward of a micro-batch, or the optimizer's update.
-pub type Work<'w> = dyn Fn() -> Result<Numbers> + 'w;
+pub type GraphWork<'w> = dyn Fn() -> Result<Numbers> + 'w;
 
 /// Captures graphs.
 pub trait GraphBackend {
@@ -16,13 +16,15 @@ pub trait GraphBackend {
     ///
     /// # Errors
     /// If `work` cannot be captured.
-    fn capture(&mut self, work: &Work) -> Result<Box<dyn CapturedGraph>>;
+    fn capture(&mut self, work: &GraphWork) -> Result<Box<dyn CapturedGraph>>;
 
     /// Waits until the device is idle.
     ///
     /// # Errors
     /// Errors of the device.
-    fn wait(&self) -> Result<()>;
+    fn wait(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// A captured piece of work.
@@ -31,7 +33,7 @@ pub trait CapturedGraph {
     ///
     /// # Errors
     /// Errors of the device.
-    fn replay(&mut self, work: &Work) -> Result<Numbers>;
+    fn replay(&mut self, work: &GraphWork) -> Result<Numbers>;
 }
 
 /// The backend of `device`.
@@ -62,7 +64,7 @@ struct GpuGraph {
 }
 
 impl GraphBackend for GpuBackend {
-    fn capture(&mut self, work: &Work) -> Result<Box<dyn CapturedGraph>> {
+    fn capture(&mut self, work: &GraphWork) -> Result<Box<dyn CapturedGraph>> {
         // freed blocks of earlier passes make room for the pool
         memory::release_cache(self.device)?;
         let (graph, numbers) = CudaGraph::capture(&self.pool, work)?;
@@ -75,7 +77,7 @@ impl GraphBackend for GpuBackend {
 }
 
 impl CapturedGraph for GpuGraph {
-    fn replay(&mut self, _work: &Work) -> Result<Numbers> {
+    fn replay(&mut self, _work: &GraphWork) -> Result<Numbers> {
         self.graph.replay()?;
         // the next replay of any graph of the pool may overwrite them
         Ok(no_grad(|| self.numbers.iter().map(|(name, number)| (*name, number.copy())).collect()))
@@ -87,17 +89,13 @@ impl CapturedGraph for GpuGraph {
 struct CpuBackend;
 
 impl GraphBackend for CpuBackend {
-    fn capture(&mut self, _work: &Work) -> Result<Box<dyn CapturedGraph>> {
+    fn capture(&mut self, _work: &GraphWork) -> Result<Box<dyn CapturedGraph>> {
         Ok(Box::new(Self))
-    }
-
-    fn wait(&self) -> Result<()> {
-        Ok(())
     }
 }
 
 impl CapturedGraph for CpuBackend {
-    fn replay(&mut self, work: &Work) -> Result<Numbers> {
+    fn replay(&mut self, work: &GraphWork) -> Result<Numbers> {
         work()
     }
 }

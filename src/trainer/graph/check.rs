@@ -3,7 +3,7 @@
 //! A graph may not repeat the eager pass: a kernel argument that came from the host is frozen in the graph. Every graph
 //! is therefore replayed once before its results are used.
 
-use super::backend::{CapturedGraph, Numbers, Work};
+use super::backend::{CapturedGraph, GraphWork, Numbers};
 use crate::Result;
 use crate::tensor::{Device, Kind, META, Tensor, graph, ledger, no_grad, rng};
 
@@ -13,27 +13,18 @@ const TOLERANCE: f64 = 0.02;
 /// Gradients below this part of the largest cannot be distinguished from rounding.
 const NEGLIGIBLE: f64 = 1e-3;
 
-/// The result of a first replay.
-#[derive(Debug)]
-pub(super) struct Checked {
-    /// Losses of the replay or, if it differs, of the eager pass.
-    pub(super) numbers: Numbers,
-    /// The first difference.
-    pub(super) difference: Option<String>,
-}
-
 /// Runs `work`, then replays it, both from zeroed gradients and the same state of `device`'s random generators. Then
 /// adds one pass to `gradients` (by parameter): the replay or, where it differed, the eager pass. Needs two more copies
-/// of them.
+/// of them. Returns the losses of that pass, and the first difference.
 ///
 /// # Errors
 /// Those of `work` and of the device.
 pub(super) fn first_replay(
     graph: &mut dyn CapturedGraph,
-    work: &Work,
+    work: &GraphWork,
     gradients: &[(&str, &Tensor)],
     device: Device,
-) -> Result<Checked> {
+) -> Result<(Numbers, Option<String>)> {
     let (names, gradients): (Vec<&str>, Vec<&Tensor>) = gradients.iter().copied().unzip();
     let gradients = gradients.as_slice();
     let state = rng::RngState::take(device)?;
@@ -53,7 +44,7 @@ pub(super) fn first_replay(
             gradient.shallow_clone().copy_(before);
         }
     });
-    Ok(Checked { numbers: if difference.is_some() { expected } else { numbers }, difference })
+    Ok((if difference.is_some() { expected } else { numbers }, difference))
 }
 
 fn copies(gradients: &[&Tensor]) -> Vec<Tensor> {

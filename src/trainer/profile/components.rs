@@ -1,12 +1,12 @@
 //! Parts of a model with their tensors.
 
-use crate::tensor::store::Entry;
+use crate::tensor::store::StoreEntry;
 
 /// A part of a model (`llm`, `vision_tower`, `mask_decoder`) with all its tensors, frozen ones too.
 #[derive(Debug)]
-pub struct Component {
+pub struct ModelPart {
     /// Its module path.
     pub name: &'static str,
     /// Its tensors, named `FILE/KEY` like [`Parameter`](crate::trainer::Parameter)s.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<StoreEntry>,
 }

@@ -1,10 +1,10 @@
 //! Profiler hooks of the training engine. Without profile settings they do nothing.
 
-use super::{Phase, Profiler, Settings};
+use super::{ProfileSettings, ProfiledPhase, Profiler};
 use crate::Result;
 use crate::event::{Event, MemoryReport, Observer};
 use crate::tensor::Device;
-use crate::tensor::module_path::{self, Followed};
+use crate::tensor::module_path::{self, FollowGuard};
 
 #[derive(Default)]
 pub(in crate::trainer) struct Hooks<'a>(Option<Running<'a>>);
@@ -14,29 +14,25 @@ struct Running<'a> {
     every_steps: u64,
     observer: &'a dyn Observer,
     is_first: bool,
-    /// True in a phase that is profiled.
-    is_open: bool,
-    followed: Followed,
+    followed: FollowGuard,
 }
 
 impl<'a> Hooks<'a> {
     /// Starts after the task was built or, if `step` is given, resumed after that many optimizer steps.
     pub(in crate::trainer) fn start(
-        settings: Option<&Settings>,
+        settings: Option<&ProfileSettings>,
         observer: &'a dyn Observer,
         device: Device,
         step: Option<u64>,
     ) -> Result<Self> {
         let Some(settings) = settings else { return Ok(Self(None)) };
-        let mut profiler = Profiler::new(device)?.to_file(&settings.out, step.is_some())?;
-        profiler.at_step(step.unwrap_or(0));
-        profiler.before(if step.is_some() { "resume" } else { "load" })?;
+        let mut profiler = Profiler::new(device, &settings.out, step.is_some())?;
+        profiler.before(if step.is_some() { "resume" } else { "load" }, step.unwrap_or(0))?;
         Ok(Self(Some(Running {
             profiler,
             every_steps: settings.every_steps.max(1),
             observer,
             is_first: true,
-            is_open: false,
             followed: module_path::follow_backward()?,
         })))
     }
@@ -45,26 +41,19 @@ impl<'a> Hooks<'a> {
     pub(in crate::trainer) fn begin_step(&mut self, done: u64) -> Result<()> {
         let Some(running) = &mut self.0 else { return Ok(()) };
         running.followed.forget();
-        running.profiler.at_step(done);
-        running.is_open = running.is_first || (done + 1).is_multiple_of(running.every_steps);
-        running.is_first = false;
-        if running.is_open { running.profiler.begin(if done == 0 { "first step" } else { "step" }) } else { Ok(()) }
+        running.profiler.open = None;
+        let is_due = std::mem::take(&mut running.is_first) || (done + 1).is_multiple_of(running.every_steps);
+        if is_due { running.profiler.begin(if done == 0 { "first step" } else { "step" }) } else { Ok(()) }
     }
 
     /// Begins another phase.
-    pub(in crate::trainer) fn begin(&mut self, name: &'static str, step: u64) -> Result<()> {
-        let Some(running) = &mut self.0 else { return Ok(()) };
-        running.profiler.at_step(step);
-        running.is_open = true;
-        running.profiler.begin(name)
+    pub(in crate::trainer) fn begin(&mut self, name: &str) -> Result<()> {
+        self.0.as_mut().map_or(Ok(()), |running| running.profiler.begin(name))
     }
 
     /// Ends the phase, after `step` steps.
-    pub(in crate::trainer) fn end(&mut self, step: u64) -> Result<Option<Phase>> {
-        let Some(running) = self.0.as_mut().filter(|running| running.is_open) else { return Ok(None) };
-        running.is_open = false;
-        running.profiler.at_step(step);
-        running.profiler.end()
+    pub(in crate::trainer) fn end(&mut self, step: u64) -> Result<Option<ProfiledPhase>> {
+        self.0.as_mut().map_or(Ok(None), |running| running.profiler.end(step))
     }
 
     /// Ends the step.
@@ -76,7 +65,7 @@ impl<'a> Hooks<'a> {
     }
 }
 
-fn report(phase: &Phase) -> MemoryReport {
+fn report(phase: &ProfiledPhase) -> MemoryReport {
     MemoryReport {
         phase: phase.name.clone(),
         step: phase.step,

@@ -1,12 +1,12 @@
 //! The length of a run that is resumed: what fits its checkpoint, and what changes.
 
-use crate::trainer::checkpoint::Progress;
+use crate::trainer::checkpoint::TrainingProgress;
 use crate::trainer::{TrainConfig, schedule};
 use crate::{Error, Result};
 use std::path::Path;
 
 /// Refuses to resume a run with another number of steps per epoch.
-pub(super) fn check_steps_per_epoch(progress: &Progress, steps_per_epoch: u64, last: &Path) -> Result<()> {
+pub(super) fn check_steps_per_epoch(progress: &TrainingProgress, steps_per_epoch: u64, last: &Path) -> Result<()> {
     let before = progress.steps_per_epoch;
     if before == steps_per_epoch {
         return Ok(());
@@ -18,7 +18,7 @@ pub(super) fn check_steps_per_epoch(progress: &Progress, steps_per_epoch: u64, l
 }
 
 /// Refuses to resume a run that is longer than the settings ask for.
-pub(super) fn check_length(progress: &Progress, total_steps: u64, config: &TrainConfig) -> Result<()> {
+pub(super) fn check_length(progress: &TrainingProgress, total_steps: u64, config: &TrainConfig) -> Result<()> {
     let done = progress.step;
     if done <= total_steps {
         return Ok(());
@@ -29,7 +29,7 @@ pub(super) fn check_length(progress: &Progress, total_steps: u64, config: &Train
 }
 
 /// Says how the learning rate jumps if the training has become longer or shorter.
-pub(super) fn jump(progress: &Progress, total_steps: u64, config: &TrainConfig) -> Option<String> {
+pub(super) fn jump(progress: &TrainingProgress, total_steps: u64, config: &TrainConfig) -> Option<String> {
     let (before, done) = (progress.total_steps, progress.step);
     if before == 0 || before == total_steps || done == total_steps {
         return None;

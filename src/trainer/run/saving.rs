@@ -5,7 +5,7 @@ use crate::event::Event;
 use crate::tensor::weights::Staged;
 use crate::tensor::{Tensor, guard, ledger};
 use crate::trainer::Task;
-use crate::trainer::checkpoint::{self, Progress};
+use crate::trainer::checkpoint::{self, TrainingProgress};
 use crate::trainer::records::Records;
 use crate::{Error, Result};
 use std::path::Path;
@@ -19,7 +19,7 @@ impl<T: Task> Engine<'_, T> {
         }
         // partially updated weights must not be saved
         let optimizer = &self.stepper.optimizer;
-        if !matches!(error, Error::Io { .. }) && self.progress.step > 0 && !optimizer.is_partially_updated() {
+        if !matches!(error, Error::Io { .. }) && self.progress.step > 0 && !optimizer.partially_updated {
             optimizer.clear();
             let saved = if self.fails_on_all(&error) { self.save("last") } else { self.save_alone("last") };
             match saved {
@@ -76,7 +76,7 @@ impl<T: Task> Engine<'_, T> {
 
     pub(super) fn save(&mut self, name: &str) -> Result<()> {
         let (path, ranks) = (self.session.folder.join(name), self.session.ranks);
-        self.profile.begin("save", self.progress.step)?;
+        self.profile.begin("save")?;
         let state = guard::guard(|| self.stepper.state())?;
         let written = if ranks.is_main() { guard::guard(|| self.write(&path, &state)) } else { Ok(()) };
         ranks.agree(written)?;
@@ -93,7 +93,7 @@ impl<T: Task> Engine<'_, T> {
         self.records.as_mut().map_or(Ok(()), Records::sync)?;
         let mut folder = Staged::begin(path)?;
         self.task.save(&mut folder)?;
-        let progress = Progress { scaler: self.stepper.scaler.clone(), ..self.progress.clone() };
+        let progress = TrainingProgress { scaler: self.stepper.scaler.clone(), ..self.progress.clone() };
         checkpoint::save(&mut folder, &progress, state)?;
         folder.publish()
     }

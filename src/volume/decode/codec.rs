@@ -5,34 +5,15 @@ use std::io::Cursor;
 use ::image::metadata::Orientation;
 use ::image::{DynamicImage, ImageFormat, ImageReader, Rgb, RgbImage};
 
-use super::shared::{Failure, Indexed, MAX_PIXELS, MAX_SIDE};
+use super::shared::{DecodeFailure, Decoded, Indexed, MAX_PIXELS, MAX_SIDE, Palette};
 use super::{jpeg, png, tiff, unpack_lzw};
 
-/// A decoded file, upright.
-pub(crate) struct Decoded {
-    pub(crate) image: DynamicImage,
-    /// Red, green, blue and alpha of each index; the image then has the indexes.
-    pub(crate) palette: Option<Vec<[u8; 4]>>,
-    /// Differences up to this many levels are noise of the compression.
-    pub(crate) noise: u8,
-    /// The EXIF orientation was not upright.
-    pub(crate) is_turned: bool,
-}
-
-/// What happens with the palette of a file.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Palette {
-    /// Each pixel gets the colour of its index.
-    Expand,
-    Keep,
-}
-
-type SizeResult = Result<(u32, u32), Failure>;
+type SizeResult = Result<(u32, u32), DecodeFailure>;
 
 /// How files of one format become images.
 #[derive(Clone, Copy)]
 pub(crate) struct Codec {
-    pub(super) decode: fn(&[u8], Palette) -> Result<Decoded, Failure>,
+    pub(super) decode: fn(&[u8], Palette) -> Result<Decoded, DecodeFailure>,
     /// Width and height as the file stores them, before its orientation is applied.
     pub(super) size: fn(&[u8]) -> SizeResult,
     /// The orientation of the EXIF block, or of the tag of a TIFF file; `None` also for an invalid one.
@@ -57,26 +38,26 @@ pub(crate) const TIFF: Codec = Codec {
     orientation: |bytes| Orientation::from_exif(tiff::header(bytes).ok()?.orientation),
 };
 
-fn png_file(bytes: &[u8], palette: Palette) -> Result<Decoded, Failure> {
+fn png_file(bytes: &[u8], palette: Palette) -> Result<Decoded, DecodeFailure> {
     if palette == Palette::Keep
         && let Some(indexed) = png::indexed(bytes)?
     {
-        return Ok(indexed.keep());
+        return Ok(indexed.decoded(palette));
     }
     usual(bytes, ImageFormat::Png)
 }
 
-fn jpeg_file(bytes: &[u8]) -> Result<Decoded, Failure> {
+fn jpeg_file(bytes: &[u8]) -> Result<Decoded, DecodeFailure> {
     let header = jpeg::header(bytes).ok_or_else(|| "the JPEG is truncated".to_owned())?;
-    match jpeg::decode(bytes, header.scans, jpeg::Colours::Rgb)? {
+    match jpeg::decode(bytes, &header, true)? {
         Some(image) => Ok(Decoded { noise: header.noise(), ..Decoded::from(image) }),
         None => usual(bytes, ImageFormat::Jpeg),
     }
 }
 
-fn tiff_file(bytes: &[u8], palette: Palette) -> Result<Decoded, Failure> {
+fn tiff_file(bytes: &[u8], palette: Palette) -> Result<Decoded, DecodeFailure> {
     let decoded = tiff_page(bytes, palette);
-    if !matches!(decoded, Err(Failure::Corrupt(_))) {
+    if !matches!(decoded, Err(DecodeFailure::Corrupt(_))) {
         return decoded;
     }
     match unpack_lzw::uncompressed(bytes) {
@@ -85,19 +66,17 @@ fn tiff_file(bytes: &[u8], palette: Palette) -> Result<Decoded, Failure> {
     }
 }
 
-pub(super) fn tiff_page(bytes: &[u8], palette: Palette) -> Result<Decoded, Failure> {
+pub(super) fn tiff_page(bytes: &[u8], palette: Palette) -> Result<Decoded, DecodeFailure> {
     let header = tiff::header(bytes)?;
-    let decoded = match header.page(bytes)? {
-        Some(tiff::Page::Indexed(indexed)) if palette == Palette::Keep => indexed.keep(),
-        Some(tiff::Page::Indexed(indexed)) => indexed.expand(),
-        Some(tiff::Page::Pixels(pixels)) => pixels.into(),
+    let decoded = match header.page(bytes, palette)? {
+        Some(decoded) => decoded,
         None => usual(bytes, ImageFormat::Tiff)?,
     };
     Ok(Decoded { noise: header.noise, ..decoded })
 }
 
 /// Decodes with the `image` crate.
-fn usual(bytes: &[u8], format: ImageFormat) -> Result<Decoded, Failure> {
+fn usual(bytes: &[u8], format: ImageFormat) -> Result<Decoded, DecodeFailure> {
     let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
     let mut limits = ::image::Limits::default();
     (limits.max_image_width, limits.max_image_height) = (Some(MAX_SIDE), Some(MAX_SIDE));
@@ -113,11 +92,10 @@ impl From<DynamicImage> for Decoded {
 }
 
 impl Indexed {
-    fn keep(self) -> Decoded {
-        Decoded { palette: Some(self.palette), ..DynamicImage::ImageLuma8(self.image).into() }
-    }
-
-    fn expand(self) -> Decoded {
+    pub(super) fn decoded(self, palette: Palette) -> Decoded {
+        if palette == Palette::Keep {
+            return Decoded { palette: Some(self.palette), ..DynamicImage::ImageLuma8(self.image).into() };
+        }
         let colour = |index: u8| self.palette.get(usize::from(index)).map_or([0; 3], |&[r, g, b, _]| [r, g, b]);
         let (width, height) = self.image.dimensions();
         let rgb = RgbImage::from_fn(width, height, |x, y| Rgb(colour(self.image.get_pixel(x, y).0[0])));

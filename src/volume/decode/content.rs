@@ -7,11 +7,11 @@ use prsmed_base::error::Error;
 const CONVERT: &str = "convert it to PNG";
 const COPY: &str = "copy the file again: its content was lost";
 
-/// First bytes, at a position, of a kind of files, with its name and a remedy.
+/// First bytes, at a position, of a kind of files, with its name and a remedy. `?` is any byte.
 const KINDS: [(usize, &[u8], &str, &str); 31] = [
-    (8, b"WEBP", "a WebP image", CONVERT),
+    (0, b"RIFF????WEBP", "a WebP image", CONVERT),
     (0, b"GIF8", "a GIF image", CONVERT),
-    (6, b"\0\0\0\0", "a BMP image", CONVERT),
+    (0, b"BM????\0\0\0\0", "a BMP image", CONVERT),
     (4, b"ftypheic", "a HEIC image", CONVERT),
     (4, b"ftypheix", "a HEIC image", CONVERT),
     (4, b"ftypmif1", "a HEIC image", CONVERT),
@@ -50,19 +50,14 @@ fn kind(bytes: &[u8]) -> Option<(&'static str, &'static str)> {
     if bytes.iter().all(|byte| *byte == 0) {
         return Some(("a file of zeros", COPY));
     }
-    let is_text = |begin: &[u8]| begin.first() == Some(&b'<');
-    let begins = |bytes: &[u8], at: usize, begin: &[u8]| {
-        let found = bytes.get(at..at + begin.len());
-        found.is_some_and(|found| if is_text(begin) { found.eq_ignore_ascii_case(begin) } else { found == begin })
-    };
     let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes).trim_ascii_start();
-    let is_of = |(at, begin, name, _): &&(usize, &[u8], &str, &str)| {
-        let is_sure = match *name {
-            "a WebP image" => bytes.starts_with(b"RIFF"),
-            "a BMP image" => bytes.starts_with(b"BM"),
-            _ => true,
+    let is_of = |(at, begin, ..): &&(usize, &[u8], &str, &str)| {
+        let is_text = begin.starts_with(b"<");
+        let found = if is_text { text } else { bytes }.get(*at..at + begin.len());
+        let is_equal = |(byte, wanted): (&u8, &u8)| {
+            byte == wanted || *wanted == b'?' || (is_text && byte.eq_ignore_ascii_case(wanted))
         };
-        is_sure && begins(if is_text(begin) { text } else { bytes }, *at, begin)
+        found.is_some_and(|found| found.iter().zip(*begin).all(is_equal))
     };
     KINDS.iter().find(is_of).map(|(_, _, name, remedy)| (*name, *remedy))
 }

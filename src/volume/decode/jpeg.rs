@@ -3,56 +3,43 @@
 use std::ffi::c_int;
 
 use ::image::{DynamicImage, GrayImage, RgbImage};
+use mozjpeg::ColorSpace;
 
 use super::shared::MAX_PIXELS;
 
-/// What happens with the colours of a file.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Colours {
-    /// YCbCr is converted to RGB.
-    Rgb,
-    /// They are taken as they are.
-    Stored,
-}
-
-/// Decodes a grey or colour JPEG; `None` for CMYK, which libjpeg does not convert to RGB.
-pub(super) fn decode(bytes: &[u8], scans: Scans, colours: Colours) -> Result<Option<DynamicImage>, String> {
+/// Decodes a grey or colour JPEG; `None` for CMYK, which libjpeg does not convert to RGB. Colours become RGB, or are taken as
+/// they are.
+pub(super) fn decode(bytes: &[u8], scans: &JpegHeader, to_rgb: bool) -> Result<Option<DynamicImage>, String> {
     let decode = || -> std::io::Result<Option<DynamicImage>> {
+        let refuse = |reason: String| Err(std::io::Error::other(reason));
         let header = mozjpeg::Decompress::builder().with_err(strict_errors()).from_mem(bytes)?;
         let (width, height) = header.size();
         let num_pixels = width.saturating_mul(height);
         let components = header.components();
         let coefficients = components.iter().map(|part| {
-            [part.width_in_blocks as usize, part.height_in_blocks as usize, 64 * size_of::<i16>()]
-                .into_iter()
-                .fold(1, usize::saturating_mul)
+            let blocks = (part.width_in_blocks as usize).saturating_mul(part.height_in_blocks as usize);
+            blocks.saturating_mul(64 * size_of::<i16>())
         });
-        let keeps_coefficients = scans.progressive || scans.first_components < components.len();
+        let keeps_coefficients = scans.is_progressive || scans.first_components < components.len();
         let needed = if keeps_coefficients { coefficients.fold(0, usize::saturating_add) } else { 0 };
         if num_pixels.saturating_mul(components.len()).max(needed) > MAX_PIXELS {
-            return Err(std::io::Error::other(format!("{width}x{height} pixels are too many")));
+            return refuse(format!("{width}x{height} pixels are too many"));
         }
-        if scans.num > MAX_SCANS {
-            return Err(std::io::Error::other(format!("{} scans are too many", scans.num)));
+        if scans.num_scans > MAX_SCANS {
+            return refuse(format!("{} scans are too many", scans.num_scans));
         }
         if num_pixels / MAX_PIXELS_PER_BYTE > bytes.len() {
-            let size = bytes.len();
-            return Err(std::io::Error::other(format!("{size} bytes are too few for {width}x{height} pixels")));
+            return refuse(format!("{} bytes are too few for {width}x{height} pixels", bytes.len()));
         }
-        let space = header.color_space();
-        let grey = match space {
-            mozjpeg::ColorSpace::JCS_GRAYSCALE => true,
-            mozjpeg::ColorSpace::JCS_YCbCr | mozjpeg::ColorSpace::JCS_RGB => false,
+        let space = match header.color_space() {
+            ColorSpace::JCS_YCbCr if to_rgb => ColorSpace::JCS_RGB,
+            space @ (ColorSpace::JCS_GRAYSCALE | ColorSpace::JCS_YCbCr | ColorSpace::JCS_RGB) => space,
             _ => return Ok(None),
         };
-        let mut scan = match colours {
-            _ if grey => header.grayscale()?,
-            Colours::Rgb => header.rgb()?,
-            Colours::Stored => header.to_colorspace(space)?,
-        };
+        let mut scan = header.to_colorspace(space)?;
         let pixels = scan.read_scanlines::<u8>()?;
         let (width, height) = (u32::try_from(width).unwrap_or(0), u32::try_from(height).unwrap_or(0));
-        Ok(if grey {
+        Ok(if space == ColorSpace::JCS_GRAYSCALE {
             GrayImage::from_vec(width, height, pixels).map(DynamicImage::ImageLuma8)
         } else {
             RgbImage::from_vec(width, height, pixels).map(DynamicImage::ImageRgb8)
@@ -113,64 +100,53 @@ const MAX_PIXELS_PER_BYTE: usize = 512;
 const MAX_SCANS: usize = 100;
 
 /// What the headers of a JPEG file say.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Header<'a> {
-    pub(super) scans: Scans,
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct JpegHeader<'a> {
+    num_scans: usize,
+    is_progressive: bool,
+    /// Colour components of the first scan. If it has not all of them, libjpeg keeps the coefficients of the image.
+    first_components: usize,
     /// The first EXIF block.
     pub(super) exif: Option<&'a [u8]>,
     /// Quantisation step of the mean of a block: the file stores eight times the mean as a multiple of it.
     dc_step: u16,
 }
 
-impl Header<'_> {
+impl JpegHeader<'_> {
     /// Differences up to this many levels are noise of the compression.
     pub(super) fn noise(&self) -> u8 {
         u8::try_from((self.dc_step / 4).clamp(2, 31)).unwrap_or(31)
     }
 }
 
-/// The scans of a JPEG file.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Scans {
-    num: usize,
-    progressive: bool,
-    /// Colour components of the first scan. If it has not all of them, libjpeg keeps the coefficients of the image.
-    first_components: usize,
-}
-
 /// Reads the headers up to the first scan; `None` without a scan header that an end marker follows. libjpeg fills a
 /// truncated JPEG with grey and only warns.
-pub(super) fn header(bytes: &[u8]) -> Option<Header<'_>> {
+pub(super) fn header(bytes: &[u8]) -> Option<JpegHeader<'_>> {
     let mut at = 2; // after the start marker
-    let (mut progressive, mut exif, mut dc_step) = (false, None, 0);
+    let mut header = JpegHeader::default();
     while let [0xFF, marker, ..] = bytes[at.min(bytes.len())..] {
         match marker {
             // The start of the first scan: from here on 0xFF 0xD9 can only be the end of the image.
             0xDA => {
                 let pairs = || bytes[at..].windows(2);
-                let is_complete = pairs().any(|pair| pair == [0xFF, 0xD9]);
-                let num = pairs().filter(|pair| *pair == [0xFF, 0xDA]).count();
-                let first_components = bytes.get(at + 4).copied().unwrap_or(0).into();
-                let scans = Scans { num, progressive, first_components };
-                return is_complete.then_some(Header { scans, exif, dc_step });
+                header.num_scans = pairs().filter(|pair| *pair == [0xFF, 0xDA]).count();
+                header.first_components = bytes.get(at + 4).copied().unwrap_or(0).into();
+                return pairs().any(|pair| pair == [0xFF, 0xD9]).then_some(header);
             }
             // Padding and markers without a length.
             0xFF => at += 1,
             0x01 | 0xD0..=0xD8 => at += 2,
-            _ => match bytes.get(at + 2..at + 4) {
-                Some(&[high, low]) => {
-                    let end = at + 2 + usize::from(u16::from_be_bytes([high, low]));
-                    let content = bytes.get(at + 4..end).unwrap_or_default();
-                    match marker {
-                        0xC2 => progressive = true,
-                        0xDB => dc_step = luma_dc_step(content).unwrap_or(dc_step),
-                        0xE1 => exif = exif.or_else(|| content.strip_prefix(b"Exif\0\0")),
-                        _ => {}
-                    }
-                    at = end;
+            _ => {
+                let end = at + 2 + usize::from(u16::from_be_bytes(*bytes[at + 2..].first_chunk()?));
+                let content = bytes.get(at + 4..end).unwrap_or_default();
+                match marker {
+                    0xC2 => header.is_progressive = true,
+                    0xDB => header.dc_step = luma_dc_step(content).unwrap_or(header.dc_step),
+                    0xE1 => header.exif = header.exif.or_else(|| content.strip_prefix(b"Exif\0\0")),
+                    _ => {}
                 }
-                _ => return None,
-            },
+                at = end;
+            }
         }
     }
     None

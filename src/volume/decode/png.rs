@@ -4,19 +4,19 @@ use std::io::Cursor;
 
 use ::image::GrayImage;
 
-use super::shared::{Failure, Indexed, MAX_PIXELS, fits, unpacked};
+use super::shared::{DecodeFailure, Indexed, MAX_PIXELS, fits, unpacked};
 
 /// Offset of the colour type in the file, and its value for a palette.
 const PALETTE: (usize, u8) = (25, 3);
 
 /// The indexes and the palette of a file with a palette; `None` for another file.
-pub(super) fn indexed(bytes: &[u8]) -> Result<Option<Indexed>, Failure> {
+pub(super) fn indexed(bytes: &[u8]) -> Result<Option<Indexed>, DecodeFailure> {
     if bytes.get(PALETTE.0) != Some(&PALETTE.1) {
         return Ok(None);
     }
     let failure = |error: png::DecodingError| match error {
-        png::DecodingError::LimitsExceeded => Failure::TooLarge,
-        error => Failure::Corrupt(error.to_string()),
+        png::DecodingError::LimitsExceeded => DecodeFailure::TooLarge,
+        error => DecodeFailure::Corrupt(error.to_string()),
     };
     let mut decoder = png::Decoder::new_with_limits(Cursor::new(bytes), png::Limits { bytes: MAX_PIXELS });
     decoder.set_transformations(png::Transformations::IDENTITY);
@@ -29,10 +29,8 @@ pub(super) fn indexed(bytes: &[u8]) -> Result<Option<Indexed>, Failure> {
     let indexes = unpacked(&packed, (width, height), info.bit_depth as u16);
     let alpha = info.trns.as_deref().unwrap_or_default();
     let colours = info.palette.as_deref().unwrap_or_default().as_chunks::<3>().0;
-    let palette = colours
-        .iter()
-        .enumerate()
-        .map(|(index, &[red, green, blue])| [red, green, blue, alpha.get(index).copied().unwrap_or(255)]);
+    let alpha = alpha.iter().copied().chain(std::iter::repeat(255));
+    let palette = colours.iter().zip(alpha).map(|(&[red, green, blue], alpha)| [red, green, blue, alpha]);
     Ok(GrayImage::from_vec(width, height, indexes).map(|image| Indexed { image, palette: palette.collect() }))
 }
 

@@ -2,9 +2,28 @@
 
 use std::path::Path;
 
-use image::{GrayImage, ImageError};
+use image::{DynamicImage, GrayImage, ImageError};
 
 use prsmed_base::error::Error;
+
+/// A decoded file, upright.
+pub(crate) struct Decoded {
+    pub(crate) image: DynamicImage,
+    /// Red, green, blue and alpha of each index; the image then has the indexes.
+    pub(crate) palette: Option<Vec<[u8; 4]>>,
+    /// Differences up to this many levels are noise of the compression.
+    pub(crate) noise: u8,
+    /// The EXIF orientation was not upright.
+    pub(crate) is_turned: bool,
+}
+
+/// What happens with the palette of a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Palette {
+    /// Each pixel gets the colour of its index.
+    Expand,
+    Keep,
+}
 
 /// What to do about a file that cannot be decoded.
 pub const REPLACE: &str = "replace the file or remove its row";
@@ -24,7 +43,7 @@ pub(super) struct Indexed {
 }
 
 /// Why a file cannot be decoded.
-pub(crate) enum Failure {
+pub(crate) enum DecodeFailure {
     Corrupt(String),
     /// The file is in order, but its pixels cannot be used.
     Unsupported(String),
@@ -33,13 +52,13 @@ pub(crate) enum Failure {
     TooLarge,
 }
 
-impl From<String> for Failure {
+impl From<String> for DecodeFailure {
     fn from(reason: String) -> Self {
         Self::Corrupt(reason)
     }
 }
 
-impl From<ImageError> for Failure {
+impl From<ImageError> for DecodeFailure {
     fn from(error: ImageError) -> Self {
         match error {
             ImageError::Limits(_) => Self::TooLarge,
@@ -49,7 +68,7 @@ impl From<ImageError> for Failure {
     }
 }
 
-impl Failure {
+impl DecodeFailure {
     pub(super) fn of(self, path: &Path) -> Error {
         match self {
             Self::Corrupt(reason) => Error::data(path, format!("cannot be decoded: {reason}"), REPLACE),
@@ -64,9 +83,9 @@ impl Failure {
 }
 
 /// Refuses an image with longer sides or more bytes of pixels than are allowed.
-pub(super) fn fits(width: u32, height: u32, bytes_per_pixel: u32) -> Result<(), Failure> {
+pub(super) fn fits(width: u32, height: u32, bytes_per_pixel: u32) -> Result<(), DecodeFailure> {
     let bytes = u64::from(width) * u64::from(height) * u64::from(bytes_per_pixel);
-    if width.max(height) > MAX_SIDE || bytes > MAX_PIXELS as u64 { Err(Failure::TooLarge) } else { Ok(()) }
+    if width.max(height) > MAX_SIDE || bytes > MAX_PIXELS as u64 { Err(DecodeFailure::TooLarge) } else { Ok(()) }
 }
 
 /// One byte for each value of `bits` bits, at most 8. Rows begin at whole bytes.

@@ -8,7 +8,7 @@ use tiff::decoder::{ChunkType, Decoder, DecodingResult, Limits};
 use tiff::tags::Tag;
 use tiff::{TiffError, TiffResult};
 
-use super::shared::{Failure, Indexed, MAX_PIXELS, fits, unpacked};
+use super::shared::{DecodeFailure, Decoded, Indexed, MAX_PIXELS, Palette, fits, unpacked};
 
 const GREY: [u16; 2] = [0, 1];
 const RGB: u16 = 2;
@@ -17,7 +17,7 @@ const PALETTE: u16 = 3;
 const JPEG_NOISE: u8 = 8;
 
 /// What the tags of the first page say.
-pub(super) struct Header {
+pub(super) struct TiffHeader {
     pub(super) size: (u32, u32),
     /// EXIF's numbers, 1 to 8.
     pub(super) orientation: u8,
@@ -33,13 +33,7 @@ pub(super) struct Header {
     is_tiled: bool,
 }
 
-/// A page that the usual decoder does not read.
-pub(super) enum Page {
-    Indexed(Indexed),
-    Pixels(DynamicImage),
-}
-
-impl From<TiffError> for Failure {
+impl From<TiffError> for DecodeFailure {
     fn from(error: TiffError) -> Self {
         match error {
             TiffError::UnsupportedError(error) => Self::Unsupported(format!("is not supported: {error}")),
@@ -50,7 +44,7 @@ impl From<TiffError> for Failure {
 }
 
 /// True for TIFF and for BigTIFF, whose offsets have 64 bits.
-pub(crate) fn is_tiff(bytes: &[u8]) -> bool {
+pub fn is_tiff(bytes: &[u8]) -> bool {
     [b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"].iter().any(|magic| bytes.starts_with(*magic))
 }
 
@@ -76,12 +70,12 @@ fn num_pages(bytes: &[u8]) -> TiffResult<usize> {
     Ok(are_reduced.iter().filter(counts).count())
 }
 
-pub(super) fn header(bytes: &[u8]) -> Result<Header, Failure> {
+pub(super) fn header(bytes: &[u8]) -> Result<TiffHeader, DecodeFailure> {
     let mut decoder = decoder(bytes)?;
     let mut first = |tag, usual| -> TiffResult<u16> {
         Ok(decoder.find_tag_unsigned_vec(tag)?.and_then(|values| values.first().copied()).unwrap_or(usual))
     };
-    Ok(Header {
+    Ok(TiffHeader {
         photometric: first(Tag::PhotometricInterpretation, 1)?,
         bits: first(Tag::BitsPerSample, 1)?,
         samples: first(Tag::SamplesPerPixel, 1)?,
@@ -95,17 +89,17 @@ pub(super) fn header(bytes: &[u8]) -> Result<Header, Failure> {
     })
 }
 
-impl Header {
+impl TiffHeader {
     /// The page, if the usual decoder does not read its kind.
     ///
     /// # Errors
     /// The reason, for several pages and for a kind that cannot be used.
-    pub(super) fn page(&self, bytes: &[u8]) -> Result<Option<Page>, Failure> {
+    pub(super) fn page(&self, bytes: &[u8], palette: Palette) -> Result<Option<Decoded>, DecodeFailure> {
         let Self { bits, samples, size: (width, height), .. } = *self;
-        let refuse = |reason: String| Err(Failure::Unsupported(reason));
+        let refuse = |reason: String| Err(DecodeFailure::Unsupported(reason));
         let num_pages = num_pages(bytes)?;
         if num_pages > 1 {
-            return Err(Failure::Pages(num_pages));
+            return Err(DecodeFailure::Pages(num_pages));
         }
         match self.sample_format {
             1 => {}
@@ -118,12 +112,12 @@ impl Header {
         }
         let is_grey = GREY.contains(&self.photometric);
         match (self.photometric, samples) {
-            (PALETTE, 1) if bits <= 8 => self.indexed(bytes).map(|indexed| Some(Page::Indexed(indexed))),
+            (PALETTE, 1) if bits <= 8 => self.indexed(bytes).map(|indexed| Some(indexed.decoded(palette))),
             (_, 1) if is_grey && matches!(bits, 2 | 4) => {
                 let mut grey = self.packed(bytes)?;
                 let most = (1 << bits) - 1;
                 grey.iter_mut().for_each(|value| *value *= 255 / most);
-                Ok(Some(Page::Pixels(grey.into())))
+                Ok(Some(DynamicImage::from(grey).into()))
             }
             (_, 1) if is_grey => Ok(None),
             (_, 2) if is_grey && self.has_alpha => {
@@ -137,13 +131,13 @@ impl Header {
                     }
                     _ => None,
                 };
-                page.map_or_else(
-                    || refuse("has its channels in separate planes".into()),
-                    |page| Ok(Some(Page::Pixels(page))),
-                )
+                match page {
+                    Some(page) => Ok(Some(page.into())),
+                    None => refuse("has its channels in separate planes".into()),
+                }
             }
             (RGB, 3..) if matches!(bits, 8 | 16) && self.is_planar && self.is_tiled => {
-                self.colours(bytes).map(|colours| Some(Page::Pixels(colours)))
+                Ok(Some(self.colours(bytes)?.into()))
             }
             (RGB | 5, _) => Ok(None),
             (6, _) => refuse("has YCbCr colours".into()),
@@ -153,19 +147,19 @@ impl Header {
     }
 
     /// Pixels of 1 to 8 bits as they are stored.
-    fn packed(&self, bytes: &[u8]) -> Result<GrayImage, Failure> {
+    fn packed(&self, bytes: &[u8]) -> Result<GrayImage, DecodeFailure> {
         let (width, height) = self.size;
         fits(width, height, 1)?;
         let values = match decoder(bytes)?.read_image()? {
             DecodingResult::U8(values) => unpacked(&values, self.size, self.bits),
             _ => Vec::new(),
         };
-        GrayImage::from_vec(width, height, values).ok_or_else(|| Failure::Corrupt("pixels are missing".into()))
+        GrayImage::from_vec(width, height, values).ok_or_else(|| DecodeFailure::Corrupt("pixels are missing".into()))
     }
 
     /// Red, green and blue from tiles of their own. The decoder takes the tiles at the lower border of green and blue for
     /// inner ones, and stops with a panic.
-    fn colours(&self, bytes: &[u8]) -> Result<DynamicImage, Failure> {
+    fn colours(&self, bytes: &[u8]) -> Result<DynamicImage, DecodeFailure> {
         let (width, height) = self.size;
         fits(width, height, 3 * u32::from(self.bits) / 8)?;
         let mut decoder = decoder(bytes)?;
@@ -178,7 +172,7 @@ impl Header {
             let tile: Vec<u16> = match decoder.read_chunk(index)? {
                 DecodingResult::U8(tile) => tile.into_iter().map(u16::from).collect(),
                 DecodingResult::U16(tile) => tile,
-                _ => return Err(Failure::Corrupt("its tiles are neither of 8 nor of 16 bits".into())),
+                _ => return Err(DecodeFailure::Corrupt("its tiles are neither of 8 nor of 16 bits".into())),
             };
             let shown = tile_width.min(width - left) as usize;
             let rows = tile.chunks_exact(decoder.chunk_data_dimensions(index).0.max(1) as usize);
@@ -193,30 +187,25 @@ impl Header {
             let bytes = values.into_iter().map(|value| u8::try_from(value).unwrap_or(u8::MAX)).collect();
             ImageBuffer::from_vec(width, height, bytes).map(DynamicImage::ImageRgb8)
         };
-        image.ok_or_else(|| Failure::Corrupt("pixels are missing".into()))
+        image.ok_or_else(|| DecodeFailure::Corrupt("pixels are missing".into()))
     }
 
     /// The decoder refuses palettes, but reads the same pixels as grey.
-    fn indexed(&self, bytes: &[u8]) -> Result<Indexed, Failure> {
+    fn indexed(&self, bytes: &[u8]) -> Result<Indexed, DecodeFailure> {
         let map: Vec<u16> = decoder(bytes)?.find_tag_unsigned_vec(Tag::ColorMap)?.unwrap_or_default();
         let num = 1 << self.bits;
         if map.len() != 3 * num {
-            return Err(Failure::Corrupt(format!("the palette has {} values instead of {}", map.len(), 3 * num)));
+            return Err(DecodeFailure::Corrupt(format!("the palette has {} values instead of {}", map.len(), 3 * num)));
         }
         // some writers store 8 bits instead of 16
         let shift = if map.iter().all(|value| *value < 256) { 0 } else { 8 };
         let value = |at: usize| u8::try_from(map[at] >> shift).unwrap_or(u8::MAX);
         let palette = (0..num).map(|i| [value(i), value(num + i), value(2 * num + i), 255]).collect();
-        let grey = as_grey(bytes).ok_or_else(|| Failure::Corrupt("its directory is damaged".into()))?;
+        let mut grey = bytes.to_vec();
+        let set = Directory::first(bytes).and_then(|first| first.set(&mut grey, Tag::PhotometricInterpretation, 1));
+        set.ok_or_else(|| DecodeFailure::Corrupt("its directory is damaged".into()))?;
         Ok(Indexed { image: self.packed(&grey)?, palette })
     }
-}
-
-/// The file with the photometric interpretation grey in its first directory.
-fn as_grey(bytes: &[u8]) -> Option<Vec<u8>> {
-    let mut copy = bytes.to_vec();
-    Directory::first(bytes)?.set(&mut copy, Tag::PhotometricInterpretation, 1)?;
-    Some(copy)
 }
 
 /// The entries of a directory, to change them in a copy of the file.

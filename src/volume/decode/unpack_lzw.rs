@@ -37,13 +37,13 @@ pub(super) fn uncompressed(bytes: &[u8]) -> Option<Vec<u8>> {
     for (offset, count) in offsets.iter().zip(&counts) {
         let start = usize::try_from(*offset).ok()?;
         let packed = bytes.get(start..start.checked_add(usize::try_from(*count).ok()?)?)?;
-        let (plain, length) = unpacked(packed, size);
-        if is_tiled && length < size {
+        let plain = unpacked(packed, size);
+        if is_tiled && plain.len() < size {
             return None;
         }
         new_offsets.push(copy.len() as u64);
-        new_counts.push(length as u64);
-        copy.extend_from_slice(&plain[..length]);
+        new_counts.push(plain.len() as u64);
+        copy.extend_from_slice(&plain);
     }
     let directory = Directory::first(bytes)?;
     directory.replace(&mut copy, of_offsets, &new_offsets)?;
@@ -52,9 +52,9 @@ pub(super) fn uncompressed(bytes: &[u8]) -> Option<Vec<u8>> {
     Some(copy)
 }
 
-/// The first bytes of packed ones, in a buffer of this size, and how many there are. The decoder may deliver bytes and say
+/// At most this number of bytes of packed ones. The decoder may deliver bytes and say
 /// that there is no progress.
-fn unpacked(mut packed: &[u8], size: usize) -> (Vec<u8>, usize) {
+fn unpacked(mut packed: &[u8], size: usize) -> Vec<u8> {
     let mut plain = vec![0; size];
     let mut decoder = Configuration::with_tiff_size_switch(BitOrder::Msb, 8).with_yield_on_full_buffer(true).build();
     let mut length = 0;
@@ -66,5 +66,6 @@ fn unpacked(mut packed: &[u8], size: usize) -> (Vec<u8>, usize) {
         packed = &packed[result.consumed_in..];
         length += result.consumed_out;
     }
-    (plain, length)
+    plain.truncate(length);
+    plain
 }

@@ -26,8 +26,7 @@ pub(crate) fn is_zip(start: &[u8]) -> bool {
 
 /// Files that may belong to a series.
 pub(super) enum Container {
-    File(PathBuf),
-    Folder(Vec<PathBuf>),
+    Files { paths: Vec<PathBuf>, is_group: bool },
     Zip(Box<Zip>),
 }
 
@@ -43,39 +42,34 @@ pub(super) struct Zip {
 
 impl Container {
     pub(super) fn open(path: &Path) -> Result<Self> {
-        if path.is_dir() {
-            return Ok(Self::Folder(list(path)?));
+        let is_group = path.is_dir();
+        if !is_group && is_zip(&start_of(path)?) {
+            return Ok(Self::Zip(Box::new(Zip::open(path)?)));
         }
-        if is_zip(&start_of(path)?) { Ok(Self::Zip(Box::new(Zip::open(path)?))) } else { Ok(Self::File(path.into())) }
+        Ok(Self::Files { paths: if is_group { list(path)? } else { vec![path.into()] }, is_group })
     }
 
     /// True for a folder or zip.
     pub(super) fn is_group(&self) -> bool {
-        !matches!(self, Self::File(_))
+        !matches!(self, Self::Files { is_group: false, .. })
     }
 
     pub(super) fn len(&self) -> usize {
         match self {
-            Self::File(_) => 1,
-            Self::Folder(files) => files.len(),
+            Self::Files { paths, .. } => paths.len(),
             Self::Zip(zip) => zip.entries.len(),
         }
     }
 
-    /// Name and content of a file. Of a file of a folder that is not a DICOM file, only the start is read.
+    /// Name and content of a file. Of a file that is not a DICOM file, only the start is read.
     pub(super) fn read(&mut self, index: usize) -> Result<(PathBuf, Vec<u8>)> {
         let path = match self {
-            Self::File(path) => path.clone(),
-            Self::Folder(files) => {
-                let start = start_of(&files[index])?;
-                if !is_dicom(&start) {
-                    return Ok((files[index].clone(), start));
-                }
-                files[index].clone()
-            }
+            Self::Files { paths, .. } => paths[index].clone(),
             Self::Zip(zip) => return zip.read(index),
         };
-        let bytes = files::read(&path, MAX_FILE).map_err(Error::io(&path, "read"))?;
+        let start = start_of(&path)?;
+        let bytes =
+            if is_dicom(&start) { files::read(&path, MAX_FILE).map_err(Error::io(&path, "read"))? } else { start };
         Ok((path, bytes))
     }
 }

@@ -8,7 +8,7 @@ use dicom_dictionary_std::tags;
 use super::super::grid::{length, subtract};
 use super::archive::Container;
 use super::object::parse;
-use super::series::Entry;
+use super::series::SeriesFile;
 use prsmed_base::error::{Error, Result};
 
 /// Leaves out copies: files with the SOPInstanceUID, the positions and the pixels of another file. Several files with one
@@ -16,8 +16,12 @@ use prsmed_base::error::{Error, Result};
 ///
 /// # Errors
 /// [`Error::Data`] for a file with the SOPInstanceUID and positions of another one, but other pixels.
-pub(super) fn left_out(container: &mut Container, entries: Vec<Entry>, notes: &mut Vec<String>) -> Result<Vec<Entry>> {
-    let mut kept: Vec<Entry> = Vec::with_capacity(entries.len());
+pub(super) fn left_out(
+    container: &mut Container,
+    entries: Vec<SeriesFile>,
+    notes: &mut Vec<String>,
+) -> Result<Vec<SeriesFile>> {
+    let mut kept: Vec<SeriesFile> = Vec::with_capacity(entries.len());
     let mut by_uid: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     let mut copies = Vec::new();
     for entry in entries {
@@ -39,30 +43,27 @@ pub(super) fn left_out(container: &mut Container, entries: Vec<Entry>, notes: &m
         copies.push(format!("{} of {}", entry.short, twin.short));
     }
     if !copies.is_empty() {
-        let examples: Vec<String> = copies.iter().take(3).cloned().collect();
-        let more = if copies.len() > 3 { ", .." } else { "" };
-        notes.push(format!("{} copies of files were left out: {}{more}", copies.len(), examples.join(", ")));
+        let (count, more) = (copies.len(), if copies.len() > 3 { ", .." } else { "" });
+        notes.push(format!("{count} copies of files were left out: {}{more}", copies[..count.min(3)].join(", ")));
     }
     Ok(kept)
 }
 
-fn have_equal_positions(a: &Entry, b: &Entry) -> bool {
+fn have_equal_positions(a: &SeriesFile, b: &SeriesFile) -> bool {
     let (a, b) = (&a.header.frames, &b.header.frames);
-    a.len() == b.len()
-        && a.iter().zip(b).all(|(a, b)| match (a.position, b.position) {
-            (Some(a), Some(b)) => length(subtract(a, b)) < 1e-3,
-            (None, None) => true,
-            _ => false,
-        })
+    let is_equal = |a: Option<[f64; 3]>, b: Option<[f64; 3]>| {
+        a.is_some() == b.is_some() && a.zip(b).is_none_or(|(a, b)| length(subtract(a, b)) < 1e-3)
+    };
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| is_equal(a.position, b.position))
 }
 
-fn are_equal(container: &mut Container, a: &Entry, b: &Entry) -> Result<bool> {
+fn are_equal(container: &mut Container, a: &SeriesFile, b: &SeriesFile) -> Result<bool> {
     let (_, of_a) = container.read(a.index)?;
     let (_, of_b) = container.read(b.index)?;
     if of_a == of_b {
         return Ok(true);
     }
-    let described = |entry: &Entry| {
+    let described = |entry: &SeriesFile| {
         let frames = entry.header.frames.iter().map(|frame| (frame.orientation, frame.spacing, frame.rescale));
         (entry.header.pixels.clone(), entry.header.padding, frames.collect::<Vec<_>>())
     };

@@ -4,6 +4,7 @@ use dicom_core::dictionary::DataDictionary;
 use dicom_core::{Tag, VR};
 use dicom_object::StandardDataDictionary;
 
+use super::element::Reader;
 use super::syntax::{BIG_ENDIAN, EXPLICIT, IMPLICIT};
 
 /// The group of the first element of an image.
@@ -25,54 +26,20 @@ pub(super) fn of(bytes: &[u8]) -> Option<&'static str> {
 /// True if bytes begin with an element that follows `first`.
 fn is_second(bytes: &[u8], first: Tag, syntax: &str) -> bool {
     // an implicit one may have any length
-    let found = if syntax == IMPLICIT { tag(bytes, syntax) } else { element(bytes, syntax).map(|(tag, _)| tag) };
+    let implicit = || Reader::of(bytes, syntax).element(0).ok().map(|element| element.tag);
+    let found = if syntax == IMPLICIT { implicit() } else { element(bytes, syntax).map(|(tag, _)| tag) };
     found.is_some_and(|second| second > first)
-}
-
-fn u16_at(bytes: &[u8], at: usize, syntax: &str) -> Option<u16> {
-    let pair = bytes.get(at..at + 2)?.try_into().ok()?;
-    Some(if syntax == BIG_ENDIAN { u16::from_be_bytes(pair) } else { u16::from_le_bytes(pair) })
-}
-
-fn tag(bytes: &[u8], syntax: &str) -> Option<Tag> {
-    Some(Tag(u16_at(bytes, 0, syntax)?, u16_at(bytes, 2, syntax)?))
 }
 
 /// The tag of the first element, and the position after its value.
 fn element(bytes: &[u8], syntax: &str) -> Option<(Tag, usize)> {
-    let u16_at = |at: usize| u16_at(bytes, at, syntax);
-    let u32_at = |at: usize| {
-        let (first, second) = (u32::from(u16_at(at)?), u32::from(u16_at(at + 2)?));
-        Some(if syntax == BIG_ENDIAN { first << 16 | second } else { second << 16 | first })
+    let element = Reader::of(bytes, syntax).element(0).ok()?;
+    let is_valid = match element.vr {
+        Some(vr) => VR::from_binary(vr).is_some() && (element.value == 8 || bytes[6..8] == [0, 0]),
+        None => syntax == IMPLICIT && element.length < MAX_LENGTH && element.length % 2 == 0,
     };
-    let tag = tag(bytes, syntax)?;
-    if syntax == IMPLICIT {
-        let length = u32_at(4).filter(|length| *length < MAX_LENGTH && length % 2 == 0)?;
-        return Some((tag, 8 + length as usize));
-    }
-    let letters: [u8; 2] = bytes.get(4..6)?.try_into().ok()?;
-    let vr = VR::from_binary(letters)?;
-    let is_long = matches!(
-        vr,
-        VR::OB
-            | VR::OD
-            | VR::OF
-            | VR::OL
-            | VR::OV
-            | VR::OW
-            | VR::SQ
-            | VR::SV
-            | VR::UC
-            | VR::UN
-            | VR::UR
-            | VR::UT
-            | VR::UV
-    );
-    if is_long {
-        let is_reserved = bytes.get(6..8)? == [0, 0];
-        return is_reserved.then_some((tag, 12_usize.checked_add(u32_at(8)? as usize)?));
-    }
-    Some((tag, 8 + usize::from(u16_at(6)?)))
+    let next = element.value.checked_add(element.length as usize)?;
+    is_valid.then_some((element.tag, next))
 }
 
 #[cfg(test)]

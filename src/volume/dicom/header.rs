@@ -7,11 +7,11 @@ use dicom_object::InMemDicomObject;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::super::display::Table;
+use super::super::display::GreyTable;
 use super::super::grid::{dot, length};
 use super::super::limits::check_size;
 use super::super::modality::Modality;
-use super::numbers::{array, distances, integer, name, number, numbers, text, wrong};
+use super::numbers::{array, distances, integer, items, lookup_table, name, number, numbers, text, wrong};
 use super::object::{Object, is_other_modality};
 use super::syntax;
 use prsmed_base::error::{Error, Result};
@@ -21,7 +21,7 @@ const MAX_FRAMES: usize = 1 << 16;
 
 /// Header of one DICOM file with an image.
 #[derive(Clone)]
-pub(super) struct Header {
+pub(super) struct DicomHeader {
     pub modality: Modality,
     pub study: String,
     pub series: String,
@@ -30,11 +30,11 @@ pub(super) struct Header {
     pub instance: String,
     pub frame_of_reference: Option<String>,
     pub pixels: PixelFormat,
-    pub frames: Vec<Frame>,
+    pub frames: Vec<FrameHeader>,
     /// Smallest and largest stored value of pixels that are not part of the image.
     pub padding: Option<[i64; 2]>,
     /// Lookup table for grey values, which may be used instead of a window.
-    pub table: Option<Arc<Table>>,
+    pub table: Option<Arc<GreyTable>>,
     /// The parts of ImageType.
     kinds: Vec<String>,
     /// SeriesDescription, to compare it with the text that a user gives. It is printed only in the hint about a series that is
@@ -87,18 +87,6 @@ impl Photometric {
     pub(super) fn is_ybr(self) -> bool {
         matches!(self, Self::YbrFull | Self::YbrFull422)
     }
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Monochrome1 => "MONOCHROME1",
-            Self::Monochrome2 => "MONOCHROME2",
-            Self::Palette => "PALETTE COLOR",
-            Self::Rgb => "RGB",
-            Self::YbrFull => "YBR_FULL",
-            Self::YbrFull422 => "YBR_FULL_422",
-            Self::YbrJpeg2000 => "YBR_ICT or YBR_RCT",
-        }
-    }
 }
 
 /// What RescaleType says of the values of a CT.
@@ -112,7 +100,7 @@ pub(super) enum RescaleType {
 
 /// What is known of one frame.
 #[derive(Debug, Clone)]
-pub(super) struct Frame {
+pub(super) struct FrameHeader {
     /// ImagePositionPatient in mm (LPS).
     pub position: Option<[f64; 3]>,
     /// ImageOrientationPatient: direction of a row, direction of a column.
@@ -134,7 +122,7 @@ pub(super) struct Frame {
     pub is_sigmoid: bool,
 }
 
-impl Frame {
+impl FrameHeader {
     pub(super) fn slope(&self) -> f64 {
         self.rescale[0].unwrap_or(1.0)
     }
@@ -144,7 +132,7 @@ impl Frame {
     }
 }
 
-impl Header {
+impl DicomHeader {
     /// Reads the header. `Ok(None)` for a DICOM object that is not an image (structured report, directory, ...).
     pub(super) fn read(path: &Path, object: &Object) -> Result<Option<Self>> {
         let modality = text(object, tags::MODALITY).unwrap_or_default();
@@ -154,11 +142,7 @@ impl Header {
         }
         let pixels = PixelFormat::read(path, object)?;
         let num_frames = number(path, object, tags::NUMBER_OF_FRAMES)?.unwrap_or(1.0).max(1.0);
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "at least 1; more is refused below"
-        )]
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at least 1; more is refused")]
         let num_frames = num_frames as usize;
         check_size(path, [pixels.size[0], pixels.size[1], num_frames])?;
         if num_frames > MAX_FRAMES {
@@ -168,22 +152,20 @@ impl Header {
             let hint = "export the image with a rescale slope and intercept, or as NIfTI";
             return Err(Error::data(path, "it has a modality lookup table, which cannot be read", hint));
         }
-        let groups = Groups::new(object);
-        let mut frames = (0..num_frames).map(|frame| groups.frame(path, object, frame)).collect::<Result<Vec<_>>>()?;
-        let table = groups.table(path, object, &pixels, frames[0].intercept() < 0.0).unwrap_or_else(|error| {
+        let groups = Groups::new(path, object);
+        let mut frames = (0..num_frames).map(|frame| groups.frame(frame)).collect::<Result<Vec<_>>>()?;
+        let table = groups.table(&pixels, frames[0].intercept() < 0.0).unwrap_or_else(|error| {
             frames.iter_mut().filter(|frame| frame.windows.is_empty()).for_each(|frame| {
                 frame.window_fault.get_or_insert_with(|| error.to_string());
             });
             None
         });
-        let photometric = pixels.photometric;
+        let kinds = text(object, tags::IMAGE_TYPE).unwrap_or_default();
         let distinct = DISTINCT.iter().filter_map(|tag| Some((name(*tag), number(path, object, *tag).ok()??)));
         Ok(Some(Self {
             padding: padding(path, object, &pixels)?,
             table,
-            kinds: text(object, tags::IMAGE_TYPE)
-                .map(|kind| kind.split('\\').map(|part| part.trim().to_uppercase()).collect())
-                .unwrap_or_default(),
+            kinds: kinds.split('\\').map(|part| part.trim().to_uppercase()).collect(),
             description: text(object, tags::SERIES_DESCRIPTION).unwrap_or_default(),
             distinct: distinct.collect(),
             modality: Modality::from_code(&modality),
@@ -193,11 +175,11 @@ impl Header {
             class: text(object, tags::SOP_CLASS_UID).unwrap_or_default(),
             instance: text(object, tags::SOP_INSTANCE_UID).unwrap_or_default(),
             frame_of_reference: text(object, tags::FRAME_OF_REFERENCE_UID),
-            pixels,
-            frames,
-            has_inverse_shape: photometric == Photometric::Monochrome2
+            has_inverse_shape: pixels.photometric == Photometric::Monochrome2
                 && text(object, tags::PRESENTATION_LUT_SHAPE).as_deref() == Some("INVERSE"),
             has_overlay: object.iter().any(|element| element.tag().group() & 0xffe0 == 0x6000),
+            pixels,
+            frames,
         }))
     }
 }
@@ -206,7 +188,12 @@ impl Header {
 const PROJECTIONS: [&str; 7] = ["PROJECTION IMAGE", "MIP", "MINIP", "MAX_IP", "MIN_IP", "MEAN_IP", "AVERAGE_IP"];
 const SCREENS: [&str; 4] = ["SCREEN SAVE", "SCREENSHOT", "DOSE_INFO", "PATIENT PROTOCOL"];
 
-impl Header {
+impl DicomHeader {
+    /// The number of its series in words.
+    pub(super) fn series_text(&self) -> String {
+        self.series_number.map_or("no number".to_owned(), |number| format!("number {number}"))
+    }
+
     fn is_of(&self, kinds: &[&'static str]) -> Option<&'static str> {
         kinds.iter().copied().find(|kind| self.kinds.iter().any(|found| found == kind))
     }
@@ -226,12 +213,10 @@ impl Header {
         let projection = self.is_of(&PROJECTIONS).map(|kind| {
             format!("the images are projections of a volume (ImageType has {kind}): areas and volumes are not those of tissue")
         });
-        projection.or_else(|| {
-            let kind = self.is_of(&SCREENS)?;
-            Some(format!(
-                "the image is one of a screen or a report (ImageType has {kind}), and may not show the patient"
-            ))
-        })
+        let screen = |kind: &str| {
+            format!("the image is one of a screen or a report (ImageType has {kind}), and may not show the patient")
+        };
+        projection.or_else(|| self.is_of(&SCREENS).map(screen))
     }
 }
 
@@ -246,19 +231,13 @@ impl PixelFormat {
         let bits_allocated = unsigned(tags::BITS_ALLOCATED, "BitsAllocated")?;
         let bits_stored = unsigned(tags::BITS_STORED, "BitsStored").unwrap_or(bits_allocated);
         let high_bit = unsigned(tags::HIGH_BIT, "HighBit").unwrap_or(bits_stored.saturating_sub(1));
-        if !matches!(bits_allocated, 8 | 16 | 32)
-            || bits_stored == 0
-            || high_bit >= bits_allocated
-            || bits_stored > high_bit + 1
-        {
+        let are_inside = high_bit < bits_allocated && (1..=high_bit + 1).contains(&bits_stored);
+        if !are_inside || !matches!(bits_allocated, 8 | 16 | 32) {
             let reason = format!(
                 "its pixels have {bits_stored} bits of {bits_allocated}, up to bit {high_bit}, which cannot be read"
             );
-            return Err(Error::data(
-                path,
-                reason,
-                "images of 8, 16 and 32 bits can be read; convert it to one of these",
-            ));
+            let hint = "images of 8, 16 and 32 bits can be read; convert it to one of these";
+            return Err(Error::data(path, reason, hint));
         }
         let samples = usize::from(unsigned(tags::SAMPLES_PER_PIXEL, "SamplesPerPixel").unwrap_or(1));
         let photometric = photometric(path, object, samples, &syntax)?;
@@ -308,41 +287,35 @@ fn photometric(path: &Path, object: &InMemDicomObject, samples: usize, syntax: &
     Err(wrong(path, format!("its header is inconsistent: {code} has {expected} samples per pixel, and not {samples}")))
 }
 
-/// Functional groups of an enhanced multi-frame image, or none.
+/// The data set of an image, with the functional groups of an enhanced multi-frame image, or none.
 pub(super) struct Groups<'a> {
+    path: &'a Path,
+    object: &'a InMemDicomObject,
     shared: Option<&'a InMemDicomObject>,
     per_frame: &'a [InMemDicomObject],
 }
 
 impl<'a> Groups<'a> {
-    pub(super) fn new(object: &'a InMemDicomObject) -> Self {
-        let items = |tag: Tag| object.get(tag).and_then(|element| element.items()).unwrap_or_default();
-        Self {
-            shared: items(tags::SHARED_FUNCTIONAL_GROUPS_SEQUENCE).first(),
-            per_frame: items(tags::PER_FRAME_FUNCTIONAL_GROUPS_SEQUENCE),
-        }
+    pub(super) fn new(path: &'a Path, object: &'a InMemDicomObject) -> Self {
+        let shared = items(object, tags::SHARED_FUNCTIONAL_GROUPS_SEQUENCE).first();
+        Self { path, object, shared, per_frame: items(object, tags::PER_FRAME_FUNCTIONAL_GROUPS_SEQUENCE) }
     }
 
-    /// The object that has `tag` for a frame: an item of `sequence` of the frame, of all frames, or the data set.
-    fn holder(
-        &self,
-        object: &'a InMemDicomObject,
-        frame: usize,
-        sequence: Tag,
-        tag: Tag,
-    ) -> Option<&'a InMemDicomObject> {
-        let item = |group: &'a InMemDicomObject| group.get(sequence)?.items()?.first();
-        let candidates = [self.per_frame.get(frame).and_then(item), self.shared.and_then(item), Some(object)];
-        candidates.into_iter().flatten().find(|candidate| candidate.get(tag).is_some())
+    /// The object that has `tag` for a frame: an item of `sequence` of the frame or of all frames, else the data set.
+    fn holder(&self, frame: usize, sequence: Tag, tag: Tag) -> &'a InMemDicomObject {
+        let of_group = [self.per_frame.get(frame), self.shared].into_iter().flatten();
+        let mut candidates = of_group.filter_map(|group| items(group, sequence).first());
+        candidates.find(|candidate| candidate.get(tag).is_some()).unwrap_or(self.object)
     }
 
     /// A whole number of a frame.
-    pub(super) fn number(&self, object: &'a InMemDicomObject, frame: usize, sequence: Tag, tag: Tag) -> Option<i64> {
-        integer(self.holder(object, frame, sequence, tag)?, tag)
+    pub(super) fn number(&self, frame: usize, sequence: Tag, tag: Tag) -> Option<i64> {
+        integer(self.holder(frame, sequence, tag), tag)
     }
 
-    pub(super) fn frame(&self, path: &Path, object: &'a InMemDicomObject, frame: usize) -> Result<Frame> {
-        let holder = |sequence: Tag, tag: Tag| self.holder(object, frame, sequence, tag).unwrap_or(object);
+    pub(super) fn frame(&self, frame: usize) -> Result<FrameHeader> {
+        let Self { path, object, .. } = *self;
+        let holder = |sequence: Tag, tag: Tag| self.holder(frame, sequence, tag);
         let measures = tags::PIXEL_MEASURES_SEQUENCE;
         let (spacing, spacing_note) = spacing(path, object, holder(measures, tags::PIXEL_SPACING))?;
         // most series do not need it
@@ -371,7 +344,7 @@ impl<'a> Groups<'a> {
             (Err(error), _) | (_, Err(error)) => (Vec::new(), Some(error.to_string())),
         };
         let (position, orientation) = (tags::IMAGE_POSITION_PATIENT, tags::IMAGE_ORIENTATION_PATIENT);
-        Ok(Frame {
+        Ok(FrameHeader {
             position: array(path, holder(tags::PLANE_POSITION_SEQUENCE, position), position)?,
             orientation: directions(path, holder(tags::PLANE_ORIENTATION_SEQUENCE, orientation))?,
             // the first number of DICOM is the distance between rows
@@ -391,18 +364,12 @@ impl<'a> Groups<'a> {
     }
 
     /// The lookup table for grey values of the first frame; a damaged one is an error.
-    fn table(
-        &self,
-        path: &Path,
-        object: &'a InMemDicomObject,
-        format: &PixelFormat,
-        has_negative: bool,
-    ) -> Result<Option<Arc<Table>>> {
-        let holder = self.holder(object, 0, tags::FRAME_VOILUT_SEQUENCE, tags::VOILUT_SEQUENCE).unwrap_or(object);
-        let items = holder.get(tags::VOILUT_SEQUENCE).and_then(|element| element.items()).unwrap_or_default();
-        let Some(item) = items.first().filter(|_| format.photometric.is_grey()) else { return Ok(None) };
+    fn table(&self, format: &PixelFormat, has_negative: bool) -> Result<Option<Arc<GreyTable>>> {
+        let tables = items(self.holder(0, tags::FRAME_VOILUT_SEQUENCE, tags::VOILUT_SEQUENCE), tags::VOILUT_SEQUENCE);
+        let Some(item) = tables.first().filter(|_| format.photometric.is_grey()) else { return Ok(None) };
         let table = table(item, format.is_signed || has_negative);
-        table.map(|table| Some(Arc::new(table))).ok_or_else(|| wrong(path, "its lookup table (VOI LUT) is damaged"))
+        let damaged = || wrong(self.path, "its lookup table (VOI LUT) is damaged");
+        table.map(|table| Some(Arc::new(table))).ok_or_else(damaged)
     }
 }
 
@@ -448,25 +415,10 @@ fn windows(widths: &[f64], levels: &[f64]) -> Vec<[f32; 2]> {
 }
 
 /// Descriptor and entries of a lookup table.
-fn table(item: &InMemDicomObject, is_signed: bool) -> Option<Table> {
-    let descriptor = item.get(tags::LUT_DESCRIPTOR)?.to_multi_int::<i32>().ok()?;
-    let [count, first, bits] = descriptor.as_slice() else { return None };
-    let count = match usize::try_from(count & 0xffff).ok()? {
-        0 => 1 << 16,
-        count => count,
-    };
-    let first = if *first < 0 { i64::from(*first) } else { padding_value(i64::from(*first), 16, is_signed) };
-    let bytes = item.get(tags::LUT_DATA)?.to_bytes().ok()?;
-    let entries: Vec<u16> = if bytes.len() >= 2 * count {
-        bytes.chunks_exact(2).take(count).map(|word| u16::from_le_bytes([word[0], word[1]])).collect()
-    } else {
-        bytes.iter().take(count).copied().map(u16::from).collect()
-    };
-    if entries.len() < count {
-        None
-    } else {
-        Table::new(i32::try_from(first).ok()?, &entries, u32::try_from(*bits).ok()?)
-    }
+fn table(item: &InMemDicomObject, is_signed: bool) -> Option<GreyTable> {
+    let (first, bits, entries) = lookup_table(item, tags::LUT_DESCRIPTOR, tags::LUT_DATA)?;
+    let first = if first < 0 { i64::from(first) } else { padding_value(i64::from(first), 16, is_signed) };
+    GreyTable::new(i32::try_from(first).ok()?, &entries, u32::try_from(bits).ok()?)
 }
 
 /// Smallest and largest stored value of padding (PS3.3, C.7.5.1.1.2): PixelPaddingValue, up to PixelPaddingRangeLimit.
@@ -532,10 +484,8 @@ fn spacing(
             return Ok((Some(mm), Some(note.to_owned())));
         };
         if !(0.1..=100.0).contains(&factor) {
-            return Err(wrong(
-                path,
-                format!("EstimatedRadiographicMagnificationFactor is {factor}, which is out of range"),
-            ));
+            let reason = format!("EstimatedRadiographicMagnificationFactor is {factor}, which is out of range");
+            return Err(wrong(path, reason));
         }
         let note = format!(
             "the file has the size of a pixel at the detector (ImagerPixelSpacing); it is divided by \
@@ -553,8 +503,7 @@ fn spacing(
 
 /// Distance in mm between rows and columns of an ultrasound image with one region whose unit is centimetres.
 fn ultrasound_spacing(path: &Path, object: &InMemDicomObject) -> Result<Option<[f64; 2]>> {
-    let regions = object.get(tags::SEQUENCE_OF_ULTRASOUND_REGIONS).and_then(|element| element.items());
-    let Some([region]) = regions else { return Ok(None) };
+    let [region] = items(object, tags::SEQUENCE_OF_ULTRASOUND_REGIONS) else { return Ok(None) };
     let is_cm = |tag: Tag| integer(region, tag) == Some(3);
     if !is_cm(tags::PHYSICAL_UNITS_X_DIRECTION) || !is_cm(tags::PHYSICAL_UNITS_Y_DIRECTION) {
         return Ok(None);

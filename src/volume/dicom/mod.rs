@@ -7,6 +7,7 @@
 mod archive;
 mod assemble;
 mod copies;
+mod element;
 mod encoding;
 mod header;
 mod numbers;
@@ -35,11 +36,11 @@ use super::path::{first_names, number_of, start_of};
 use super::source::Uid;
 use super::voxels::Volume;
 use archive::Container;
-use header::Header;
+use header::DicomHeader;
 use object::{HeaderObject, cut_in_header};
 use prsmed_base::error::{Error, Result};
 use prsmed_base::files;
-use series::Entry;
+use series::SeriesFile;
 
 /// Reads a series, or an image. `selected` chooses a series of a folder or zip, or is the number of a frame of a file.
 ///
@@ -62,9 +63,9 @@ pub(crate) fn open(path: &Path, selected: Option<&str>) -> Result<Volume> {
         }
         let file = HeaderObject::parse(&name, &bytes)?;
         file.check_whole(&name)?;
-        if let Some(header) = Header::read(&name, &file.object)? {
+        if let Some(header) = DicomHeader::read(&name, &file.object)? {
             let short = short_name(path, &name);
-            entries.push(Entry { index, short, name, header, encoding: file.encoding });
+            entries.push(SeriesFile { index, short, name, header, encoding: file.encoding });
         } else {
             others.push(short_name(path, &name));
             without_image.extend(file.class_without_image().map(|class| (class, name)));
@@ -97,7 +98,7 @@ pub(crate) fn open(path: &Path, selected: Option<&str>) -> Result<Volume> {
 }
 
 /// How the files were read, if not as their headers say, and whether several have one UID.
-fn notes_of_files(entries: &[Entry]) -> Vec<String> {
+fn notes_of_files(entries: &[SeriesFile]) -> Vec<String> {
     let mut encodings: BTreeMap<&str, usize> = BTreeMap::new();
     for note in entries.iter().filter_map(|entry| entry.encoding) {
         *encodings.entry(note).or_default() += 1;
@@ -131,7 +132,7 @@ fn short_name(path: &Path, name: &Path) -> String {
 
 /// Refuses files that belong to the images but are none: files with their names that do not begin as DICOM files, and files
 /// with their class, which is a private one.
-fn refuse_cut(entries: &[Entry], unlike: &[PathBuf], without_image: &[(String, PathBuf)]) -> Result<()> {
+fn refuse_cut(entries: &[SeriesFile], unlike: &[PathBuf], without_image: &[(String, PathBuf)]) -> Result<()> {
     let names: BTreeSet<_> = entries.iter().map(|entry| unnumbered(&entry.name)).collect();
     if let Some(name) = unlike.iter().find(|name| !files::is_hidden(name) && names.contains(&unnumbered(name))) {
         let reason = "it is named like the DICOM images beside it, but its content does not begin like one";

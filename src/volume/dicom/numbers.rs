@@ -43,6 +43,29 @@ pub(super) fn integer(object: &InMemDicomObject, tag: Tag) -> Option<i64> {
     object.get(tag)?.to_int::<i64>().ok()
 }
 
+/// The items of a sequence; none without it.
+pub(super) fn items(object: &InMemDicomObject, tag: Tag) -> &[InMemDicomObject] {
+    object.get(tag).and_then(|element| element.items()).unwrap_or_default()
+}
+
+/// The first value, the number of bits and the entries of a lookup table (PS3.3, C.11.1.1); `None` for a damaged one.
+/// Entries of 8 bits may be bytes.
+pub(super) fn lookup_table(object: &InMemDicomObject, descriptor: Tag, data: Tag) -> Option<(i32, i32, Vec<u16>)> {
+    let descriptor = object.get(descriptor)?.to_multi_int::<i32>().ok()?;
+    let [count, first, bits] = descriptor.as_slice() else { return None };
+    let count = match usize::try_from(count & 0xffff).ok()? {
+        0 => 1 << 16,
+        count => count,
+    };
+    let bytes = object.get(data)?.to_bytes().ok()?;
+    let entries: Vec<u16> = if bytes.len() >= 2 * count {
+        bytes.as_chunks::<2>().0.iter().take(count).map(|word| u16::from_le_bytes(*word)).collect()
+    } else {
+        bytes.iter().take(count).copied().map(u16::from).collect()
+    };
+    (entries.len() == count).then_some((*first, *bits, entries))
+}
+
 /// The numbers of an attribute, all finite; `None` without a value.
 pub(super) fn numbers(path: &Path, object: &InMemDicomObject, tag: Tag) -> Result<Option<Vec<f64>>> {
     let Some(element) = object.get(tag) else { return Ok(None) };

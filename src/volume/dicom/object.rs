@@ -11,7 +11,8 @@ use dicom_dictionary_std::{StandardSopClassDictionary, tags};
 use dicom_object::mem::InMemElement;
 use dicom_object::{DefaultDicomObject, FileMetaTable, InMemDicomObject, OpenFileOptions, StandardDataDictionary};
 
-use super::structure::{self, Checked, Damage, is_dicom};
+use super::element::Damage;
+use super::structure::{self, CheckedFile, is_dicom};
 use super::{numbers, syntax};
 use prsmed_base::error::{Error, Result};
 
@@ -38,7 +39,7 @@ pub(super) struct HeaderObject {
 impl HeaderObject {
     pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<Self> {
         let (object, checked) = parse_checked(path, bytes, true)?;
-        Ok(Self { object, encoding: checked.note, has_pixels: checked.has_pixels() })
+        Ok(Self { object, encoding: checked.note, has_pixels: checked.header.len() < checked.whole.len() })
     }
 
     /// The SOP class of an object that has no image, and no modality of other objects.
@@ -79,7 +80,7 @@ fn is_image_class(uid: &str) -> bool {
 
 /// The error of a file that ends within its header.
 pub(super) fn cut_in_header(path: &Path) -> Error {
-    Error::data(path, Damage::NoImage.reason(), COPY)
+    Error::data(path, Damage::NO_IMAGE.0, COPY)
 }
 
 /// True for an object whose Modality is that of no image.
@@ -94,12 +95,12 @@ pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<(Object, Option<&'stati
 }
 
 /// Parses a file, up to its pixel data or with them. The parser's messages are not shown: they could cite values.
-fn parse_checked<'a>(path: &Path, bytes: &'a [u8], header_only: bool) -> Result<(Object, Checked<'a>)> {
+fn parse_checked<'a>(path: &Path, bytes: &'a [u8], header_only: bool) -> Result<(Object, CheckedFile<'a>)> {
     if !is_dicom(bytes) {
         let hint = "give a DICOM file, a folder or zip of DICOM files, or a NIfTI file (`.nii`, `.nii.gz`)";
         return Err(Error::data(path, "it is not a medical image that can be read", hint));
     }
-    let checked = structure::check(bytes).map_err(|damage| Error::data(path, damage.reason(), COPY))?;
+    let checked = structure::check(bytes).map_err(|damage| Error::data(path, damage.0, COPY))?;
     let (syntax, bytes) = (&checked.syntax, if header_only { &checked.header } else { &checked.whole });
     let meta = syntax.as_deref().map(meta_of).unwrap_or_default();
     let read = || OpenFileOptions::new().from_reader(meta.as_slice().chain(&**bytes));

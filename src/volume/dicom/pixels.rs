@@ -10,8 +10,8 @@ use std::io::Read;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use dicom_core::Tag;
 use dicom_core::value::Value;
+use dicom_core::{Tag, VR};
 use dicom_dictionary_std::tags;
 use dicom_object::InMemDicomObject;
 use dicom_pixeldata::PixelDecoder;
@@ -19,6 +19,7 @@ use flate2::read::DeflateDecoder;
 
 use super::super::limits::check_ratio;
 use super::header::{CONVERT, Photometric, PixelFormat};
+use super::numbers::lookup_table;
 use super::object::Object;
 use super::syntax;
 use crate::decode;
@@ -33,7 +34,7 @@ pub(super) fn join_fragments(path: &Path, object: &mut Object, num_frames: usize
 }
 
 /// The pixel data of one file.
-pub(super) struct Pixels<'a> {
+pub(super) struct DicomPixels<'a> {
     path: &'a Path,
     object: &'a Object,
     format: &'a PixelFormat,
@@ -46,7 +47,7 @@ fn damaged(path: &Path, reason: impl Into<String>) -> Error {
     Error::data(path, reason, "copy the file again, or export the series again from the archive")
 }
 
-impl<'a> Pixels<'a> {
+impl<'a> DicomPixels<'a> {
     pub(super) fn new(path: &'a Path, object: &'a Object, format: &'a PixelFormat, num_frames: usize) -> Result<Self> {
         let Some(element) = object.get(tags::PIXEL_DATA) else {
             let has_floats =
@@ -57,10 +58,7 @@ impl<'a> Pixels<'a> {
         let native = match element.value() {
             Value::Primitive(value) if syntax::is_native(&format.syntax) => {
                 let mut bytes = value.to_bytes();
-                if format.syntax == syntax::BIG_ENDIAN
-                    && format.bits_allocated == 32
-                    && element.vr().to_string() == "OW"
-                {
+                if format.syntax == syntax::BIG_ENDIAN && format.bits_allocated == 32 && element.vr() == VR::OW {
                     // words were swapped by the reader, and their order is still that of the file
                     bytes.to_mut().chunks_exact_mut(4).for_each(|word| word.rotate_left(2));
                 }
@@ -83,22 +81,22 @@ impl<'a> Pixels<'a> {
         Ok(Self { path, object, format, native, num_frames })
     }
 
-    /// Samples of one frame in the order red, green, blue of each pixel, or the grey values.
-    fn samples(&self, frame: usize) -> Result<Samples> {
+    /// Samples of one frame in the order red, green, blue of each pixel, or the grey values, and how they were stored.
+    fn samples(&self, frame: usize) -> Result<(Vec<i64>, Stored<'_>)> {
         let format = self.format;
         let [width, height] = format.size;
         let count = width * height * format.samples;
-        let Stored { bytes, bits, is_planar, is_ybr } = match &self.native {
+        let stored = match &self.native {
             Some(native) => self.part(native, frame, self.num_frames)?,
             None => self.decoded(frame)?,
         };
-        let values = bytes.chunks_exact(usize::from(format.bits_allocated / 8));
-        let values: Vec<i64> = values.map(|sample| value(sample, bits, format.is_signed)).collect();
+        let values = stored.bytes.chunks_exact(usize::from(format.bits_allocated / 8));
+        let values: Vec<i64> = values.map(|sample| value(sample, stored.bits, format.is_signed)).collect();
         if values.len() != count {
             let reason = format!("a frame of {width}x{height} pixels has {} values instead of {count}", values.len());
             return Err(damaged(self.path, reason));
         }
-        Ok(Samples { values: if is_planar { interleaved(&values) } else { values }, bits_stored: bits[0], is_ybr })
+        Ok((if stored.is_planar { interleaved(&values) } else { values }, stored))
     }
 
     /// A frame of uncompressed pixels.
@@ -174,10 +172,12 @@ impl<'a> Pixels<'a> {
         let is_converted = format.photometric == Photometric::YbrJpeg2000;
         if (is_ybr && header.has_transform) || (is_converted && !header.has_transform) {
             let with = if header.has_transform { "a" } else { "no" };
-            return Err(format!(
-                "its header says {}, and its data have {with} colour transform",
-                format.photometric.name()
-            ));
+            let name = match format.photometric {
+                Photometric::YbrFull => "YBR_FULL",
+                Photometric::YbrFull422 => "YBR_FULL_422",
+                _ => "YBR_ICT or YBR_RCT",
+            };
+            return Err(format!("its header says {name}, and its data have {with} colour transform"));
         }
         let bits = [header.bits, header.bits - 1];
         Ok(Stored { bytes: self.by_library(frame)?, bits, is_planar: false, is_ybr })
@@ -234,12 +234,12 @@ impl<'a> Pixels<'a> {
 
     /// Grey values of one frame, before slope and intercept.
     pub(super) fn grey(&self, frame: usize) -> Result<Vec<i64>> {
-        Ok(self.samples(frame)?.values)
+        Ok(self.samples(frame)?.0)
     }
 
     /// Colours of one frame.
     pub(super) fn colours(&self, frame: usize) -> Result<Vec<[u8; 3]>> {
-        let Samples { values, bits_stored, is_ybr } = self.samples(frame)?;
+        let (values, Stored { bits: [bits_stored, _], is_ybr, .. }) = self.samples(frame)?;
         if self.format.photometric == Photometric::Palette {
             let palette = Palette::read(self.path, self.object)?;
             return Ok(values.into_iter().map(|value| palette.colour(value)).collect());
@@ -260,13 +260,6 @@ struct Stored<'a> {
     /// The planes of the colours follow each other.
     is_planar: bool,
     /// The colours are YBR, and not RGB.
-    is_ybr: bool,
-}
-
-/// The samples of a frame.
-struct Samples {
-    values: Vec<i64>,
-    bits_stored: u16,
     is_ybr: bool,
 }
 
@@ -336,11 +329,9 @@ fn check_size(path: &Path, fragment: &[u8], size: [usize; 2]) -> Result<()> {
     match found {
         // the height of a JPEG image may follow
         Some([width, height]) if width != size[0] || (height != size[1] && height != 0) => {
-            let reason = format!(
-                "its compressed image has {width}x{height} pixels, and its header says {}x{}",
-                size[0], size[1]
-            );
-            Err(damaged(path, reason))
+            let [columns, rows] = size;
+            let found = format!("its compressed image has {width}x{height} pixels");
+            Err(damaged(path, format!("{found}, and its header says {columns}x{rows}")))
         }
         _ => Ok(()),
     }
@@ -363,12 +354,11 @@ impl Palette {
             (tags::GREEN_PALETTE_COLOR_LOOKUP_TABLE_DESCRIPTOR, tags::GREEN_PALETTE_COLOR_LOOKUP_TABLE_DATA),
             (tags::BLUE_PALETTE_COLOR_LOOKUP_TABLE_DESCRIPTOR, tags::BLUE_PALETTE_COLOR_LOOKUP_TABLE_DATA),
         ];
-        let channel = |(descriptor, data)| {
-            channel(object, descriptor, data).ok_or_else(|| damaged(path, "its palette is incomplete"))
-        };
-        let [red, green, blue] = channels;
-        let (first, red) = channel(red)?;
-        Ok(Self { first, colours: [red, channel(green)?.1, channel(blue)?.1] })
+        let damaged = || damaged(path, "its palette is incomplete");
+        let [red, green, blue] =
+            channels.map(|(descriptor, data)| channel(object, descriptor, data).ok_or_else(damaged));
+        let (first, red) = red?;
+        Ok(Self { first, colours: [red, green?.1, blue?.1] })
     }
 
     /// Values outside have the colour of the first or the last entry.
@@ -383,22 +373,10 @@ impl Palette {
 
 /// First value and entries of one channel of a palette.
 fn channel(object: &InMemDicomObject, descriptor: Tag, data: Tag) -> Option<(i32, Vec<u8>)> {
-    let descriptor = object.get(descriptor)?.to_multi_int::<i32>().ok()?;
-    let [count, first, bits] = descriptor.as_slice() else { return None };
-    let count = match count & 0xffff {
-        0 => 1 << 16,
-        count => usize::try_from(count).ok()?,
-    };
-    let bytes = object.get(data)?.to_bytes().ok()?;
-    let entries: Vec<u8> = if bytes.len() >= 2 * count {
-        let words = bytes.as_chunks::<2>().0.get(..count)?;
-        // some programs write 8 bits into entries that should have 16
-        let byte = usize::from(*bits != 8 && words.iter().any(|word| word[1] != 0));
-        words.iter().map(|word| word[byte]).collect()
-    } else {
-        bytes.iter().take(count).copied().collect()
-    };
-    (entries.len() == count).then_some((*first, entries))
+    let (first, bits, entries) = lookup_table(object, descriptor, data)?;
+    // some programs write 8 bits into entries that should have 16
+    let byte = usize::from(bits != 8 && entries.iter().any(|entry| *entry > 0xff));
+    Some((first, entries.iter().map(|entry| entry.to_le_bytes()[byte]).collect()))
 }
 
 #[cfg(test)]

@@ -11,16 +11,17 @@ use std::path::Path;
 use dicom_core::value::{DataSetSequence, PrimitiveValue};
 use dicom_core::{DataElement, Tag, VR};
 use dicom_dictionary_std::{tags, uids};
+use dicom_object::mem::InMemElement;
 use dicom_object::{FileMetaTableBuilder, InMemDicomObject};
 
-use super::super::grid::{length, scale, swap_lps_ras};
-use super::super::source::{Instance, References, Source, Uid};
+use super::super::grid::{swap_lps_ras, unit};
+use super::super::source::{Instance, References, Uid, VolumeSource};
 use super::super::voxels::Volume;
 use prsmed_base::error::{Error, Result};
 
 /// A target of a segmentation.
 #[derive(Debug, Clone, Copy)]
-pub struct Segment<'a> {
+pub struct SegmentMask<'a> {
     /// Name for people, for example the question or `liver`.
     pub name: &'a str,
     /// One value for each voxel of the volume; 0 is background.
@@ -34,37 +35,35 @@ pub struct Segment<'a> {
 pub(crate) fn check<'a>(path: &Path, volume: &'a Volume) -> Result<(&'a References, &'a Uid)> {
     let no_series =
         |reason: &str| Error::data(path, reason, "write NIfTI instead: use a name that ends with `.nii.gz`");
-    let Source::Dicom(references) = &volume.source else {
+    let VolumeSource::Dicom(references) = &volume.source else {
         return Err(no_series("a DICOM SEG refers to DICOM images, and the volume is a NIfTI file"));
     };
-    let frame_of_reference = volume.frame_of_reference.as_ref();
-    let frame_of_reference = frame_of_reference
-        .ok_or_else(|| no_series("a DICOM SEG needs positions in the patient, and the image has none"))?;
-    Ok((references, frame_of_reference))
+    let no_place = || no_series("a DICOM SEG needs positions in the patient, and the image has none");
+    Ok((references, volume.frame_of_reference.as_ref().ok_or_else(no_place)?))
 }
 
 /// The bytes of segments as a DICOM SEG with the geometry of `volume`, which must come from a DICOM series with positions.
 ///
 /// # Errors
 /// [`Error::Shape`] for a mask of another size; [`Error::Data`] for a volume that is not a DICOM series.
-pub fn encoded(path: &Path, segments: &[Segment], volume: &Volume) -> Result<Vec<u8>> {
+pub fn encoded(path: &Path, segments: &[SegmentMask], volume: &Volume) -> Result<Vec<u8>> {
     segments.iter().try_for_each(|segment| volume.grid.check(segment.mask.len()))?;
     let (references, frame_of_reference) = check(path, volume)?;
     let instance = new_uid();
-    let mut object = InMemDicomObject::new_empty();
+    let mut object = item([
+        text(tags::FRAME_OF_REFERENCE_UID, VR::UI, &frame_of_reference.0),
+        sequence(tags::SEGMENT_SEQUENCE, segments.iter().zip(1..).map(segment_item)),
+    ]);
     put_modules(&mut object, &instance, references);
-    put_text(&mut object, tags::FRAME_OF_REFERENCE_UID, VR::UI, &frame_of_reference.0);
-    put_image(&mut object, path, volume)?;
-    put_sequence(&mut object, tags::SEGMENT_SEQUENCE, segments.iter().zip(1..).map(segment_item).collect());
+    object.extend(image(path, volume)?);
     put_frames(&mut object, segments, volume, references);
     let meta = FileMetaTableBuilder::new()
         .transfer_syntax(uids::EXPLICIT_VR_LITTLE_ENDIAN)
         .media_storage_sop_class_uid(uids::SEGMENTATION_STORAGE)
         .media_storage_sop_instance_uid(instance);
-    let file = object.with_meta(meta).map_err(|error| internal(&error))?;
     let mut bytes = Vec::new();
-    file.write_all(&mut bytes).map_err(|error| internal(&error))?;
-    Ok(bytes)
+    let written = object.with_meta(meta).map_err(|error| internal(&error))?.write_all(&mut bytes);
+    written.map(|()| bytes).map_err(|error| internal(&error))
 }
 
 fn internal(error: &dyn std::error::Error) -> Error {
@@ -76,26 +75,32 @@ fn new_uid() -> String {
     format!("2.25.{}", rand::random::<u128>())
 }
 
-fn put(object: &mut InMemDicomObject, tag: Tag, vr: VR, value: PrimitiveValue) {
-    object.put(DataElement::new(tag, vr, value));
+/// A data set, or an item of a sequence.
+fn item<const N: usize>(elements: [InMemElement; N]) -> InMemDicomObject {
+    InMemDicomObject::from_element_iter(elements)
 }
 
-fn put_text(object: &mut InMemDicomObject, tag: Tag, vr: VR, text: &str) {
-    put(object, tag, vr, PrimitiveValue::from(text));
+fn text(tag: Tag, vr: VR, text: &str) -> InMemElement {
+    DataElement::new(tag, vr, PrimitiveValue::from(text))
 }
 
-fn put_u16(object: &mut InMemDicomObject, tag: Tag, value: u16) {
-    put(object, tag, VR::US, PrimitiveValue::from(value));
-}
-
-fn put_sequence(object: &mut InMemDicomObject, tag: Tag, items: Vec<InMemDicomObject>) {
-    object.put(DataElement::new(tag, VR::SQ, DataSetSequence::from(items)));
+fn short(tag: Tag, value: u16) -> InMemElement {
+    DataElement::new(tag, VR::US, PrimitiveValue::from(value))
 }
 
 /// Numbers as decimal strings of at most 16 characters.
-fn put_numbers(object: &mut InMemDicomObject, tag: Tag, numbers: &[f64]) {
+fn decimals(tag: Tag, numbers: &[f64]) -> InMemElement {
     let texts: Vec<String> = numbers.iter().map(|number| decimal(*number)).collect();
-    put_text(object, tag, VR::DS, &texts.join("\\"));
+    text(tag, VR::DS, &texts.join("\\"))
+}
+
+fn sequence(tag: Tag, items: impl IntoIterator<Item = InMemDicomObject>) -> InMemElement {
+    DataElement::new(tag, VR::SQ, DataSetSequence::from(items.into_iter().collect::<Vec<_>>()))
+}
+
+/// A sequence with one item of these elements.
+fn group<const N: usize>(tag: Tag, elements: [InMemElement; N]) -> InMemElement {
+    sequence(tag, [item(elements)])
 }
 
 fn decimal(number: f64) -> String {
@@ -109,12 +114,9 @@ fn decimal(number: f64) -> String {
     fixed.filter(|_| number.abs() >= 1e-3 || number.abs() < 1e-12).unwrap_or(scientific)
 }
 
-fn code(value: &str, scheme: &str, meaning: &str) -> InMemDicomObject {
-    let mut item = InMemDicomObject::new_empty();
-    put_text(&mut item, tags::CODE_VALUE, VR::SH, value);
-    put_text(&mut item, tags::CODING_SCHEME_DESIGNATOR, VR::SH, scheme);
-    put_text(&mut item, tags::CODE_MEANING, VR::LO, meaning);
-    item
+fn code(sequence: Tag, value: &str, scheme: &str, meaning: &str) -> InMemElement {
+    let scheme = text(tags::CODING_SCHEME_DESIGNATOR, VR::SH, scheme);
+    group(sequence, [text(tags::CODE_VALUE, VR::SH, value), scheme, text(tags::CODE_MEANING, VR::LO, meaning)])
 }
 
 /// Patient, study, series, equipment, references. Attributes of the patient and study are empty.
@@ -156,67 +158,62 @@ fn put_modules(object: &mut InMemDicomObject, instance: &str, references: &Refer
         (tags::CONTENT_DESCRIPTION, VR::LO, "research use only"),
         (tags::CONTENT_CREATOR_NAME, VR::PN, ""),
     ];
-    for (tag, vr, text) in texts {
-        put_text(object, tag, vr, text);
+    for (tag, vr, value) in texts {
+        object.put(text(tag, vr, value));
     }
-    let mut seen: Vec<&str> = Vec::new();
-    let mut instances = Vec::new();
-    for instance in &references.instances {
-        if seen.last() != Some(&instance.uid.as_str()) {
-            seen.push(&instance.uid);
-            instances.push(reference(instance));
-        }
-    }
-    let mut item = InMemDicomObject::new_empty();
-    put_text(&mut item, tags::SERIES_INSTANCE_UID, VR::UI, &references.series);
-    put_sequence(&mut item, tags::REFERENCED_INSTANCE_SEQUENCE, instances);
-    put_sequence(object, tags::REFERENCED_SERIES_SEQUENCE, vec![item]);
+    let mut instances: Vec<&Instance> = references.instances.iter().collect();
+    instances.dedup_by(|next, last| next.uid == last.uid);
+    let instances = instances.into_iter().map(|instance| item(reference(instance)));
+    let series = [
+        text(tags::SERIES_INSTANCE_UID, VR::UI, &references.series),
+        sequence(tags::REFERENCED_INSTANCE_SEQUENCE, instances),
+    ];
+    object.put(group(tags::REFERENCED_SERIES_SEQUENCE, series));
 }
 
-fn reference(instance: &Instance) -> InMemDicomObject {
-    let mut item = InMemDicomObject::new_empty();
-    put_text(&mut item, tags::REFERENCED_SOP_CLASS_UID, VR::UI, &instance.class);
-    put_text(&mut item, tags::REFERENCED_SOP_INSTANCE_UID, VR::UI, &instance.uid);
-    item
+fn reference(instance: &Instance) -> [InMemElement; 2] {
+    let class = text(tags::REFERENCED_SOP_CLASS_UID, VR::UI, &instance.class);
+    [class, text(tags::REFERENCED_SOP_INSTANCE_UID, VR::UI, &instance.uid)]
 }
 
 /// Image and segmentation attributes.
-fn put_image(object: &mut InMemDicomObject, path: &Path, volume: &Volume) -> Result<()> {
+fn image(path: &Path, volume: &Volume) -> Result<[InMemElement; 10]> {
     let side = |side: usize| {
         u16::try_from(side).map_err(|_| Error::data(path, "the slices are too large for DICOM", "crop the volume"))
     };
     let [columns, rows, _] = volume.grid.size;
-    put_u16(object, tags::SAMPLES_PER_PIXEL, 1);
-    put_text(object, tags::PHOTOMETRIC_INTERPRETATION, VR::CS, "MONOCHROME2");
-    put_u16(object, tags::ROWS, side(rows)?);
-    put_u16(object, tags::COLUMNS, side(columns)?);
-    put_u16(object, tags::BITS_ALLOCATED, 1);
-    put_u16(object, tags::BITS_STORED, 1);
-    put_u16(object, tags::HIGH_BIT, 0);
-    put_u16(object, tags::PIXEL_REPRESENTATION, 0);
-    put_text(object, tags::LOSSY_IMAGE_COMPRESSION, VR::CS, "00");
-    put_text(object, tags::SEGMENTATION_TYPE, VR::CS, "BINARY");
-    Ok(())
+    Ok([
+        short(tags::SAMPLES_PER_PIXEL, 1),
+        text(tags::PHOTOMETRIC_INTERPRETATION, VR::CS, "MONOCHROME2"),
+        short(tags::ROWS, side(rows)?),
+        short(tags::COLUMNS, side(columns)?),
+        short(tags::BITS_ALLOCATED, 1),
+        short(tags::BITS_STORED, 1),
+        short(tags::HIGH_BIT, 0),
+        short(tags::PIXEL_REPRESENTATION, 0),
+        text(tags::LOSSY_IMAGE_COMPRESSION, VR::CS, "00"),
+        text(tags::SEGMENTATION_TYPE, VR::CS, "BINARY"),
+    ])
 }
 
-fn segment_item((segment, number): (&Segment, u16)) -> InMemDicomObject {
+fn segment_item((segment, number): (&SegmentMask, u16)) -> InMemDicomObject {
     // a backslash separates values
     let name: String =
         segment.name.chars().filter(|c| !c.is_control()).map(|c| if c == '\\' { '/' } else { c }).collect();
     let label: String = name.trim().chars().take(64).collect();
-    let tissue = || code("85756007", "SCT", "Tissue");
-    let mut item = InMemDicomObject::new_empty();
-    put_u16(&mut item, tags::SEGMENT_NUMBER, number);
-    put_text(&mut item, tags::SEGMENT_LABEL, VR::LO, if label.is_empty() { "target" } else { &label });
-    put_text(&mut item, tags::SEGMENT_ALGORITHM_TYPE, VR::CS, "AUTOMATIC");
-    put_text(&mut item, tags::SEGMENT_ALGORITHM_NAME, VR::LO, "prsmed");
-    put_sequence(&mut item, tags::SEGMENTED_PROPERTY_CATEGORY_CODE_SEQUENCE, vec![tissue()]);
-    put_sequence(&mut item, tags::SEGMENTED_PROPERTY_TYPE_CODE_SEQUENCE, vec![tissue()]);
-    item
+    let tissue = |sequence| code(sequence, "85756007", "SCT", "Tissue");
+    item([
+        short(tags::SEGMENT_NUMBER, number),
+        text(tags::SEGMENT_LABEL, VR::LO, if label.is_empty() { "target" } else { &label }),
+        text(tags::SEGMENT_ALGORITHM_TYPE, VR::CS, "AUTOMATIC"),
+        text(tags::SEGMENT_ALGORITHM_NAME, VR::LO, "prsmed"),
+        tissue(tags::SEGMENTED_PROPERTY_CATEGORY_CODE_SEQUENCE),
+        tissue(tags::SEGMENTED_PROPERTY_TYPE_CODE_SEQUENCE),
+    ])
 }
 
 /// Functional groups and pixels. Slices without a mask have no frame; an empty segmentation has one empty frame.
-fn put_frames(object: &mut InMemDicomObject, segments: &[Segment], volume: &Volume, references: &References) {
+fn put_frames(object: &mut InMemDicomObject, segments: &[SegmentMask], volume: &Volume, references: &References) {
     let [width, height, num_slices] = volume.grid.size;
     let mut frames = Vec::new();
     for (segment, number) in segments.iter().zip(1_u32..) {
@@ -228,14 +225,13 @@ fn put_frames(object: &mut InMemDicomObject, segments: &[Segment], volume: &Volu
     if frames.is_empty() && num_slices > 0 {
         frames.push((1, 0, empty.as_slice()));
     }
-    let organization = new_uid();
-    put_dimensions(object, &organization);
-    put_sequence(object, tags::SHARED_FUNCTIONAL_GROUPS_SEQUENCE, vec![shared_groups(volume)]);
+    object.extend(dimensions(&new_uid()));
+    object.put(sequence(tags::SHARED_FUNCTIONAL_GROUPS_SEQUENCE, [shared_groups(volume)]));
     let groups = frames.iter().map(|(number, slice, _)| frame_groups(volume, references, *number, *slice));
-    put_sequence(object, tags::PER_FRAME_FUNCTIONAL_GROUPS_SEQUENCE, groups.collect());
-    put_text(object, tags::NUMBER_OF_FRAMES, VR::IS, &frames.len().to_string());
+    object.put(sequence(tags::PER_FRAME_FUNCTIONAL_GROUPS_SEQUENCE, groups));
+    object.put(text(tags::NUMBER_OF_FRAMES, VR::IS, &frames.len().to_string()));
     let bits = pack(frames.iter().flat_map(|(_, _, slice)| slice.iter().map(|value| *value != 0)));
-    put(object, tags::PIXEL_DATA, VR::OB, PrimitiveValue::from(bits));
+    object.put(DataElement::new(tags::PIXEL_DATA, VR::OB, PrimitiveValue::from(bits)));
 }
 
 /// Bits of all frames, the first in the lowest bit, without padding between frames; an even number of bytes.
@@ -256,68 +252,57 @@ fn pack(bits: impl Iterator<Item = bool>) -> Vec<u8> {
 }
 
 /// Frames are ordered by segment, then by position.
-fn put_dimensions(object: &mut InMemDicomObject, organization: &str) {
-    let mut item = InMemDicomObject::new_empty();
-    put_text(&mut item, tags::DIMENSION_ORGANIZATION_UID, VR::UI, organization);
-    put_sequence(object, tags::DIMENSION_ORGANIZATION_SEQUENCE, vec![item]);
-    let dimension = |pointer: Tag, group: Tag, label: &str| {
-        let mut item = InMemDicomObject::new_empty();
-        put_text(&mut item, tags::DIMENSION_ORGANIZATION_UID, VR::UI, organization);
-        put(&mut item, tags::DIMENSION_INDEX_POINTER, VR::AT, PrimitiveValue::from(pointer));
-        put(&mut item, tags::FUNCTIONAL_GROUP_POINTER, VR::AT, PrimitiveValue::from(group));
-        put_text(&mut item, tags::DIMENSION_DESCRIPTION_LABEL, VR::LO, label);
-        item
-    };
-    let segment = dimension(tags::REFERENCED_SEGMENT_NUMBER, tags::SEGMENT_IDENTIFICATION_SEQUENCE, "Segment Number");
-    let position = dimension(tags::IMAGE_POSITION_PATIENT, tags::PLANE_POSITION_SEQUENCE, "Image Position Patient");
-    put_sequence(object, tags::DIMENSION_INDEX_SEQUENCE, vec![segment, position]);
+fn dimensions(organization: &str) -> [InMemElement; 2] {
+    let identifier = || text(tags::DIMENSION_ORGANIZATION_UID, VR::UI, organization);
+    let pointer = |tag: Tag, to: Tag| DataElement::new(tag, VR::AT, PrimitiveValue::from(to));
+    let dimensions = [
+        (tags::REFERENCED_SEGMENT_NUMBER, tags::SEGMENT_IDENTIFICATION_SEQUENCE, "Segment Number"),
+        (tags::IMAGE_POSITION_PATIENT, tags::PLANE_POSITION_SEQUENCE, "Image Position Patient"),
+    ];
+    let dimensions = dimensions.map(|(index, group, label)| {
+        item([
+            identifier(),
+            pointer(tags::DIMENSION_INDEX_POINTER, index),
+            pointer(tags::FUNCTIONAL_GROUP_POINTER, group),
+            text(tags::DIMENSION_DESCRIPTION_LABEL, VR::LO, label),
+        ])
+    });
+    [group(tags::DIMENSION_ORGANIZATION_SEQUENCE, [identifier()]), sequence(tags::DIMENSION_INDEX_SEQUENCE, dimensions)]
 }
 
 fn shared_groups(volume: &Volume) -> InMemDicomObject {
-    let affine = &volume.grid.affine;
-    let unit = |axis: usize| {
-        let step = swap_lps_ras(affine.step(axis));
-        scale(step, 1.0 / length(step))
-    };
+    let direction = |axis: usize| unit(swap_lps_ras(volume.grid.affine.step(axis)));
     let [x, y, z] = volume.grid.spacing();
-    let mut orientation = InMemDicomObject::new_empty();
-    put_numbers(&mut orientation, tags::IMAGE_ORIENTATION_PATIENT, &[unit(0), unit(1)].concat());
-    let mut measures = InMemDicomObject::new_empty();
-    put_numbers(&mut measures, tags::SLICE_THICKNESS, &[z]);
-    put_numbers(&mut measures, tags::SPACING_BETWEEN_SLICES, &[z]);
-    put_numbers(&mut measures, tags::PIXEL_SPACING, &[y, x]);
-    let mut groups = InMemDicomObject::new_empty();
-    put_sequence(&mut groups, tags::PLANE_ORIENTATION_SEQUENCE, vec![orientation]);
-    put_sequence(&mut groups, tags::PIXEL_MEASURES_SEQUENCE, vec![measures]);
-    groups
+    let orientation = decimals(tags::IMAGE_ORIENTATION_PATIENT, &[direction(0), direction(1)].concat());
+    let measures = [
+        decimals(tags::SLICE_THICKNESS, &[z]),
+        decimals(tags::SPACING_BETWEEN_SLICES, &[z]),
+        decimals(tags::PIXEL_SPACING, &[y, x]),
+    ];
+    item([group(tags::PLANE_ORIENTATION_SEQUENCE, [orientation]), group(tags::PIXEL_MEASURES_SEQUENCE, measures)])
 }
 
 fn frame_groups(volume: &Volume, references: &References, number: u32, slice: usize) -> InMemDicomObject {
-    let mut content = InMemDicomObject::new_empty();
     let place = u32::try_from(slice + 1).unwrap_or(u32::MAX);
     let indices = PrimitiveValue::U32([number, place].as_slice().into());
-    put(&mut content, tags::DIMENSION_INDEX_VALUES, VR::UL, indices);
-    let mut position = InMemDicomObject::new_empty();
     let corner = swap_lps_ras(volume.grid.affine.apply([0.0, 0.0, slice as f64]));
-    put_numbers(&mut position, tags::IMAGE_POSITION_PATIENT, &corner);
-    let mut segment = InMemDicomObject::new_empty();
-    put_u16(&mut segment, tags::REFERENCED_SEGMENT_NUMBER, u16::try_from(number).unwrap_or(u16::MAX));
-    let mut groups = InMemDicomObject::new_empty();
-    put_sequence(&mut groups, tags::FRAME_CONTENT_SEQUENCE, vec![content]);
-    put_sequence(&mut groups, tags::PLANE_POSITION_SEQUENCE, vec![position]);
-    put_sequence(&mut groups, tags::SEGMENT_IDENTIFICATION_SEQUENCE, vec![segment]);
+    let segment = short(tags::REFERENCED_SEGMENT_NUMBER, u16::try_from(number).unwrap_or(u16::MAX));
+    let mut groups = item([
+        group(tags::FRAME_CONTENT_SEQUENCE, [DataElement::new(tags::DIMENSION_INDEX_VALUES, VR::UL, indices)]),
+        group(tags::PLANE_POSITION_SEQUENCE, [decimals(tags::IMAGE_POSITION_PATIENT, &corner)]),
+        group(tags::SEGMENT_IDENTIFICATION_SEQUENCE, [segment]),
+    ]);
     if let Some(instance) = references.instances.get(slice) {
-        let mut source = reference(instance);
-        if let Some(frame) = instance.frame {
-            put_text(&mut source, tags::REFERENCED_FRAME_NUMBER, VR::IS, &frame.to_string());
-        }
-        let purpose = code("121322", "DCM", "Source image for image processing operation");
-        put_sequence(&mut source, tags::PURPOSE_OF_REFERENCE_CODE_SEQUENCE, vec![purpose]);
-        put_text(&mut source, tags::SPATIAL_LOCATIONS_PRESERVED, VR::CS, "YES");
-        let mut derivation = InMemDicomObject::new_empty();
-        put_sequence(&mut derivation, tags::SOURCE_IMAGE_SEQUENCE, vec![source]);
-        put_sequence(&mut derivation, tags::DERIVATION_CODE_SEQUENCE, vec![code("113076", "DCM", "Segmentation")]);
-        put_sequence(&mut groups, tags::DERIVATION_IMAGE_SEQUENCE, vec![derivation]);
+        let mut source = item(reference(instance));
+        source.extend(instance.frame.map(|frame| text(tags::REFERENCED_FRAME_NUMBER, VR::IS, &frame.to_string())));
+        let purpose = "Source image for image processing operation";
+        source.put(code(tags::PURPOSE_OF_REFERENCE_CODE_SEQUENCE, "121322", "DCM", purpose));
+        source.put(text(tags::SPATIAL_LOCATIONS_PRESERVED, VR::CS, "YES"));
+        let derivation = [
+            sequence(tags::SOURCE_IMAGE_SEQUENCE, [source]),
+            code(tags::DERIVATION_CODE_SEQUENCE, "113076", "DCM", "Segmentation"),
+        ];
+        groups.put(group(tags::DERIVATION_IMAGE_SEQUENCE, derivation));
     }
     groups
 }

@@ -6,13 +6,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use dicom_dictionary_std::{tags, uids};
+use dicom_object::InMemDicomObject;
 
-use super::super::grid::{Affine, Grid, cross, dot, length, scale, subtract, swap_lps_ras};
+use super::super::grid::{Affine, Grid, cross, dot, length, scale, subtract, swap_lps_ras, unit};
 use super::super::label_map::{LabelMap, LabelNames};
 use super::super::limits::{MAX_FILE, check_size};
 use super::super::voxel_set::VoxelSet;
 use super::header::Groups;
-use super::numbers::text;
+use super::numbers::{items, text};
 use super::object::{Object, parse};
 use super::series::placed;
 use super::syntax;
@@ -70,29 +71,28 @@ pub(crate) fn read(path: &Path) -> Result<LabelMap> {
     Ok(LabelMap { values, hidden, grid, names: LabelNames(names(&object)), notes, is_part: true })
 }
 
+/// Class and modality of objects that are no SEG, and what they are. A space stands for several classes.
+const KINDS: [(&str, &str, &str); 6] = [
+    (uids::RT_STRUCTURE_SET_STORAGE, "RTSTRUCT", "a DICOM RTSTRUCT with contours"),
+    (uids::RT_DOSE_STORAGE, "RTDOSE", "a DICOM RTDOSE with doses"),
+    (uids::RT_PLAN_STORAGE, "RTPLAN", "a DICOM RTPLAN"),
+    (uids::SURFACE_SEGMENTATION_STORAGE, "", "a DICOM surface segmentation"),
+    (" ", "SR", "a DICOM report (SR)"),
+    (" ", "PR", "a DICOM presentation state (PR)"),
+];
+
 /// The error of an object that is no SEG: its kind, and what to do about it.
 fn other_kind(path: &Path, object: &Object) -> Error {
     let class = text(object, tags::SOP_CLASS_UID).unwrap_or_default();
     let modality = text(object, tags::MODALITY).unwrap_or_default();
-    let is = |uid: &str, code: &str| class == uid || modality == code;
-    if is(uids::RT_STRUCTURE_SET_STORAGE, "RTSTRUCT") {
-        let reason = "it is a DICOM RTSTRUCT with contours, which are not read";
-        return Error::data(path, reason, CONTOURS);
-    }
-    let kind = if is(uids::RT_DOSE_STORAGE, "RTDOSE") {
-        "a DICOM RTDOSE with doses"
-    } else if is(uids::RT_PLAN_STORAGE, "RTPLAN") {
-        "a DICOM RTPLAN"
-    } else if is(uids::SURFACE_SEGMENTATION_STORAGE, "") {
-        "a DICOM surface segmentation"
-    } else if modality == "SR" {
-        "a DICOM report (SR)"
-    } else if modality == "PR" {
-        "a DICOM presentation state (PR)"
-    } else if object.get(tags::ROWS).is_some() {
-        "a DICOM image"
-    } else {
-        "a DICOM file"
+    let is_of = |(uid, code, _): &&(&str, &str, &str)| *uid == class || *code == modality;
+    let kind = match KINDS.iter().find(is_of) {
+        Some(&(uids::RT_STRUCTURE_SET_STORAGE, ..)) => {
+            return Error::data(path, "it is a DICOM RTSTRUCT with contours, which are not read", CONTOURS);
+        }
+        Some(&(.., kind)) => kind,
+        None if object.get(tags::ROWS).is_some() => "a DICOM image",
+        None => "a DICOM file",
     };
     let hint = "give a DICOM SEG, or a NIfTI label map (`.nii`, `.nii.gz`) on the grid of the volume";
     Error::data(path, format!("it is {kind}, not a segmentation (SEG)"), hint)
@@ -144,26 +144,24 @@ fn filled(
 }
 
 fn names(object: &Object) -> BTreeMap<u16, String> {
-    let items = object.get(tags::SEGMENT_SEQUENCE).and_then(|element| element.items()).unwrap_or_default();
-    let name = |item| {
-        let number = dicom_object::InMemDicomObject::get(item, tags::SEGMENT_NUMBER)?.to_int::<u16>().ok()?;
+    let name = |item: &InMemDicomObject| {
+        let number = item.get(tags::SEGMENT_NUMBER)?.to_int::<u16>().ok()?;
         // shown in messages
         let name: String = text(item, tags::SEGMENT_LABEL)?.chars().filter(|c| !c.is_control()).take(64).collect();
         Some((number, name))
     };
-    items.iter().filter_map(name).collect()
+    items(object, tags::SEGMENT_SEQUENCE).iter().filter_map(name).collect()
 }
 
 /// The frames with their slices, and the grid from the first to the last slice.
 fn arrange(path: &Path, object: &Object, [width, height, count]: [usize; 3]) -> Result<(Vec<(Frame, usize)>, Grid)> {
     let wrong = |reason: &str| Error::data(path, reason, HINT);
-    let groups = Groups::new(object);
+    let groups = Groups::new(path, object);
     let mut frames = Vec::with_capacity(count);
     let mut plane = None;
     for frame in 0..count {
-        let found = groups.frame(path, object, frame)?;
-        let segment =
-            groups.number(object, frame, tags::SEGMENT_IDENTIFICATION_SEQUENCE, tags::REFERENCED_SEGMENT_NUMBER);
+        let found = groups.frame(frame)?;
+        let segment = groups.number(frame, tags::SEGMENT_IDENTIFICATION_SEQUENCE, tags::REFERENCED_SEGMENT_NUMBER);
         let (Some((position, row, column)), Some(segment)) = (placed(&found), segment) else {
             return Err(wrong("its frames have no positions or no segment numbers"));
         };
@@ -171,12 +169,11 @@ fn arrange(path: &Path, object: &Object, [width, height, count]: [usize; 3]) -> 
         if length(subtract(row, first_row)) > 1e-3 || length(subtract(column, first_column)) > 1e-3 {
             return Err(wrong("its frames have different orientations"));
         }
-        frames
-            .push(Frame { segment: u16::try_from(segment).map_err(|_| wrong("a segment number is wrong"))?, position });
+        let segment = u16::try_from(segment).map_err(|_| wrong("a segment number is wrong"))?;
+        frames.push(Frame { segment, position });
     }
     let Some((row, column, Some([x, y]), thickness)) = plane else { return Err(wrong("it has no frames")) };
-    let normal = cross(row, column);
-    let normal = scale(normal, 1.0 / length(normal));
+    let normal = unit(cross(row, column));
     let heights: Vec<f64> = frames.iter().map(|frame| dot(frame.position, normal)).collect();
     let (low, high) = heights.iter().fold((f64::MAX, f64::MIN), |(low, high), at| (low.min(*at), high.max(*at)));
     let gap = gap(&heights, thickness.ok().flatten());

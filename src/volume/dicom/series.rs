@@ -1,13 +1,12 @@
 //! Slices of a series: which files belong together, their order, and their grid in the patient.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use super::super::grid::{Affine, Grid, cross, dot, length, scale, subtract, swap_lps_ras};
+use super::super::grid::{Affine, Grid, cross, dot, length, scale, subtract, swap_lps_ras, unit};
 use super::super::limits::check_size;
 use super::super::slices::stored_orientation;
-use super::header::{Frame, Header};
+use super::header::{DicomHeader, FrameHeader};
 use prsmed_base::error::{Error, Result};
 
 /// Largest difference of two direction cosines that count as equal.
@@ -18,35 +17,46 @@ const UNEVEN: f64 = 0.1;
 const TILT: f64 = 0.5;
 
 /// A file with an image.
-pub(super) struct Entry {
+pub(super) struct SeriesFile {
     /// Its number in the container.
     pub index: usize,
     /// For messages.
     pub name: PathBuf,
     /// Its name in the folder or zip.
     pub short: String,
-    pub header: Header,
+    pub header: DicomHeader,
     /// What was assumed about the encoding of the file.
     pub encoding: Option<&'static str>,
 }
 
-impl Entry {
-    /// `name`, with the frame if the file has several.
-    pub(super) fn of_frame(&self, frame: usize, name: &str) -> String {
-        if self.header.frames.len() > 1 { format!("frame {} of {name}", frame + 1) } else { name.to_owned() }
-    }
-}
-
 /// A slice: the file and the frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Slice {
-    pub entry: usize,
+#[derive(Clone, Copy)]
+pub(super) struct Slice<'a> {
+    pub entry: &'a SeriesFile,
     pub frame: usize,
 }
 
+impl<'a> Slice<'a> {
+    /// What is known of the frame.
+    pub(super) fn header(&self) -> &'a FrameHeader {
+        &self.entry.header.frames[self.frame]
+    }
+
+    /// The name of the file, with the frame if it has several.
+    pub(super) fn name(&self) -> String {
+        self.called(&self.entry.short)
+    }
+
+    /// As [`Self::name`], with another name of the file.
+    pub(super) fn called(&self, name: &str) -> String {
+        let has_frames = self.entry.header.frames.len() > 1;
+        if has_frames { format!("frame {} of {name}", self.frame + 1) } else { name.to_owned() }
+    }
+}
+
 /// The slices in order, and their grid.
-pub(super) struct Layout {
-    pub slices: Vec<Slice>,
+pub(super) struct SeriesLayout<'a> {
+    pub slices: Vec<Slice<'a>>,
     pub grid: Grid,
     pub notes: Vec<String>,
 }
@@ -54,19 +64,19 @@ pub(super) struct Layout {
 /// The files of one series: the only one that is no localizer, or that which `selected` names.
 pub(super) fn choose(
     path: &Path,
-    entries: Vec<Entry>,
+    entries: Vec<SeriesFile>,
     selected: Option<&str>,
     notes: &mut Vec<String>,
-) -> Result<Vec<Entry>> {
+) -> Result<Vec<SeriesFile>> {
     // a localizer can be chosen
     let entries = if selected.is_some() { entries } else { without_localizers(entries, notes) };
-    let mut series: BTreeMap<String, Vec<Entry>> = BTreeMap::new();
+    let mut series: BTreeMap<String, Vec<SeriesFile>> = BTreeMap::new();
     for entry in entries {
         series.entry(entry.header.series.clone()).or_default().push(entry);
     }
-    let mut all: Vec<Vec<Entry>> = series.into_values().collect();
+    let mut all: Vec<Vec<SeriesFile>> = series.into_values().collect();
     all.sort_by_key(|entries| entries[0].header.series_number);
-    let listed = |all: &[Vec<Entry>]| all.iter().map(|entries| describe(entries)).collect::<Vec<_>>().join("; ");
+    let listed = |all: &[Vec<SeriesFile>]| all.iter().map(|entries| describe(entries)).collect::<Vec<_>>().join("; ");
     let shown = path.display();
     let hint = format!(
         "choose a series by its number, as in `{shown}#3`, by its SeriesInstanceUID, or by its description, as in `{shown}#T2 \
@@ -93,14 +103,14 @@ pub(super) fn choose(
 }
 
 /// Whether a series is one that is asked for.
-type Rule<'a> = dyn Fn(&[Entry]) -> bool + 'a;
+type Rule<'a> = dyn Fn(&[SeriesFile]) -> bool + 'a;
 
 /// The series that `selected` names: by the first of these rules that fits one. Descriptions are compared without case.
-fn matching(mut all: Vec<Vec<Entry>>, selected: &str) -> Vec<Vec<Entry>> {
+fn matching(mut all: Vec<Vec<SeriesFile>>, selected: &str) -> Vec<Vec<SeriesFile>> {
     let wanted = selected.trim().to_lowercase();
     let number: Option<i64> = wanted.parse().ok();
     let most = all.iter().map(|entries| num_frames(entries)).max();
-    let description = |entries: &[Entry]| entries[0].header.description.to_lowercase();
+    let description = |entries: &[SeriesFile]| entries[0].header.description.to_lowercase();
     let rules: [&Rule; 5] = [
         &|entries| number.is_some() && entries[0].header.series_number == number,
         &|entries| entries[0].header.series == wanted,
@@ -113,12 +123,12 @@ fn matching(mut all: Vec<Vec<Entry>>, selected: &str) -> Vec<Vec<Entry>> {
     all
 }
 
-fn num_frames(entries: &[Entry]) -> usize {
+fn num_frames(entries: &[SeriesFile]) -> usize {
     entries.iter().map(|entry| entry.header.frames.len()).sum()
 }
 
 /// The images that are no localizers, if there are any.
-fn without_localizers(entries: Vec<Entry>, notes: &mut Vec<String>) -> Vec<Entry> {
+fn without_localizers(entries: Vec<SeriesFile>, notes: &mut Vec<String>) -> Vec<SeriesFile> {
     let count = entries.iter().filter(|entry| entry.header.is_localizer()).count();
     if count == 0 || count == entries.len() {
         return entries;
@@ -128,12 +138,10 @@ fn without_localizers(entries: Vec<Entry>, notes: &mut Vec<String>) -> Vec<Entry
 }
 
 /// A series without identifiers.
-fn describe(entries: &[Entry]) -> String {
+fn describe(entries: &[SeriesFile]) -> String {
     let header = &entries[0].header;
-    let mut text = header.series_number.map_or("no number".to_owned(), |number| format!("number {number}"));
-    let [width, height] = header.pixels.size;
-    let _ = write!(text, " ({}, {} slices of {width}x{height})", header.modality, num_frames(entries));
-    text
+    let ([width, height], number) = (header.pixels.size, header.series_text());
+    format!("{number} ({}, {} slices of {width}x{height})", header.modality, num_frames(entries))
 }
 
 /// Most series of a list, and characters of a description.
@@ -141,10 +149,10 @@ const MOST_LISTED: usize = 20;
 const MOST_CHARS: usize = 64;
 
 /// A line for each series: its number, SeriesDescription and SeriesInstanceUID.
-fn named(all: &[Vec<Entry>]) -> String {
-    let line = |entries: &Vec<Entry>| {
-        let Header { series_number, description, series, .. } = &entries[0].header;
-        let number = series_number.map_or("no number".to_owned(), |number| format!("number {number}"));
+fn named(all: &[Vec<SeriesFile>]) -> String {
+    let line = |entries: &Vec<SeriesFile>| {
+        let DicomHeader { description, series, .. } = &entries[0].header;
+        let number = entries[0].header.series_text();
         let quoted = |text: &str, missing: &str| match text.chars().filter(|c| !c.is_control()).take(MOST_CHARS) {
             _ if text.is_empty() => missing.to_owned(),
             shown => format!("`{}`", shown.collect::<String>()),
@@ -157,15 +165,13 @@ fn named(all: &[Vec<Entry>]) -> String {
 }
 
 /// Arranges the slices of a series. `selected` is a frame (from 1) of a file whose frames are not slices of a volume.
-pub(super) fn arrange(path: &Path, entries: &[Entry], selected: Option<u32>) -> Result<Layout> {
+pub(super) fn arrange<'a>(path: &Path, entries: &'a [SeriesFile], selected: Option<u32>) -> Result<SeriesLayout<'a>> {
     check_mosaic(entries)?;
     check_equal(path, entries)?;
-    let all: Vec<Slice> = (0..entries.len())
-        .flat_map(|entry| (0..entries[entry].header.frames.len()).map(move |frame| Slice { entry, frame }))
-        .collect();
-    let frame_of = |slice: &Slice| &entries[slice.entry].header.frames[slice.frame];
-    let is_grey = entries[0].header.pixels.photometric.is_grey();
-    let is_placed = is_grey && all.iter().all(|slice| placed(frame_of(slice)).is_some());
+    let slices = |entry: &'a SeriesFile| (0..entry.header.frames.len()).map(move |frame| Slice { entry, frame });
+    let all: Vec<Slice> = entries.iter().flat_map(slices).collect();
+    let pixels = &entries[0].header.pixels;
+    let is_placed = pixels.photometric.is_grey() && all.iter().all(|slice| placed(slice.header()).is_some());
     if is_placed && selected.is_none() {
         return stack(path, entries, all);
     }
@@ -174,41 +180,38 @@ pub(super) fn arrange(path: &Path, entries: &[Entry], selected: Option<u32>) -> 
         (_, Some(number)) if !is_placed && number >= 1 && all.len() >= number as usize => all[number as usize - 1],
         _ => return Err(not_a_volume(path, entries, is_placed, &all)),
     };
-    let frame = frame_of(&slice);
+    let frame = slice.header();
     let mut notes = Vec::new();
     if frame.spacing.is_none() {
         notes.push("the file does not say the size of its pixels; 1 mm is assumed".to_owned());
     }
     note_kind(entries, frame, &mut notes);
-    let grid = single_grid(entries[0].header.pixels.size, frame.spacing);
-    Ok(Layout { slices: vec![slice], grid, notes })
+    let ([width, height], [x, y]) = (pixels.size, frame.spacing.unwrap_or([1.0, 1.0]));
+    let grid = Grid { size: [width, height, 1], affine: stored_orientation([x, y, 1.0]) };
+    Ok(SeriesLayout { slices: vec![slice], grid, notes })
 }
 
-fn not_a_volume(path: &Path, entries: &[Entry], is_placed: bool, all: &[Slice]) -> Error {
+fn not_a_volume(path: &Path, entries: &[SeriesFile], is_placed: bool, all: &[Slice]) -> Error {
     if is_placed {
         return Error::data(path, "its frames are slices of one volume", "give the path without `#` and number");
     }
-    let what = |slice: Slice| lacking(&entries[slice.entry].header.frames[slice.frame]).map(|lacking| (slice, lacking));
-    let lacks = all.iter().copied().find_map(what).map_or_else(String::new, |(slice, lacking)| {
-        let entry = &entries[slice.entry];
-        let name = if entries.len() > 1 { entry.short.as_str() } else { "it" };
-        format!(": {} has no {lacking}", entry.of_frame(slice.frame, name))
+    let found = all.iter().find_map(|slice| Some((slice, lacking(slice.header())?)));
+    let lacks = found.map_or_else(String::new, |(slice, lacking)| {
+        let name = if entries.len() > 1 { slice.name() } else { slice.called("it") };
+        format!(": {name} has no {lacking}")
     });
-    let count = all.len();
-    if entries.len() > 1 {
-        let kind = if entries[0].header.pixels.photometric.is_grey() { "images" } else { "colour images" };
-        return Error::data(
-            path,
-            format!("its {count} {kind} are not slices of a volume{lacks}"),
-            "give one of the files",
-        );
-    }
-    let hint = format!("choose a frame, from `{}#1` to `{}#{count}`", path.display(), path.display());
-    Error::data(path, format!("its {count} frames are not slices of a volume{lacks}"), hint)
+    let (count, shown) = (all.len(), path.display());
+    let (kind, hint) = if entries.len() > 1 {
+        let is_grey = entries[0].header.pixels.photometric.is_grey();
+        (if is_grey { "images" } else { "colour images" }, "give one of the files".to_owned())
+    } else {
+        ("frames", format!("choose a frame, from `{shown}#1` to `{shown}#{count}`"))
+    };
+    Error::data(path, format!("its {count} {kind} are not slices of a volume{lacks}"), hint)
 }
 
 /// What a slice would need to have a place in the patient.
-fn lacking(frame: &Frame) -> Option<&'static str> {
+fn lacking(frame: &FrameHeader) -> Option<&'static str> {
     let needed = [
         (frame.position.is_none(), "ImagePositionPatient"),
         (frame.orientation.is_none(), "ImageOrientationPatient"),
@@ -218,7 +221,7 @@ fn lacking(frame: &Frame) -> Option<&'static str> {
 }
 
 /// Adds notes about the kind of images, and the size of the pixels of a frame.
-fn note_kind(entries: &[Entry], frame: &Frame, notes: &mut Vec<String>) {
+fn note_kind(entries: &[SeriesFile], frame: &FrameHeader, notes: &mut Vec<String>) {
     notes.extend(entries[0].header.kind_note());
     notes.extend(frame.spacing_note.clone());
     if entries.iter().any(|entry| entry.header.has_overlay) {
@@ -227,7 +230,7 @@ fn note_kind(entries: &[Entry], frame: &Frame, notes: &mut Vec<String>) {
 }
 
 /// Fails for an image of tiles.
-fn check_mosaic(entries: &[Entry]) -> Result<()> {
+fn check_mosaic(entries: &[SeriesFile]) -> Result<()> {
     let Some(entry) = entries.iter().find(|entry| entry.header.is_mosaic()) else { return Ok(()) };
     let reason =
         "it is a mosaic (ImageType has MOSAIC): its image shows all slices of a volume as tiles, and is no slice";
@@ -237,8 +240,8 @@ fn check_mosaic(entries: &[Entry]) -> Result<()> {
 }
 
 /// Fails if images have another size or kind than the first one.
-fn check_equal(path: &Path, entries: &[Entry]) -> Result<()> {
-    let kind = |entry: &Entry| (entry.header.pixels.size, entry.header.pixels.photometric);
+fn check_equal(path: &Path, entries: &[SeriesFile]) -> Result<()> {
+    let kind = |entry: &SeriesFile| (entry.header.pixels.size, entry.header.pixels.photometric);
     let mut kinds: Vec<(([usize; 2], _), usize)> = Vec::new();
     for entry in entries {
         match kinds.iter_mut().find(|found| found.0 == kind(entry)) {
@@ -255,40 +258,34 @@ fn check_equal(path: &Path, entries: &[Entry]) -> Result<()> {
 }
 
 /// Position, row and column direction of a slice, if they and the spacing are known.
-pub(super) fn placed(frame: &Frame) -> Option<([f64; 3], [f64; 3], [f64; 3])> {
+pub(super) fn placed(frame: &FrameHeader) -> Option<([f64; 3], [f64; 3], [f64; 3])> {
     let [a, b, c, d, e, f] = frame.orientation?;
     frame.spacing?;
     Some((frame.position?, [a, b, c], [d, e, f]))
 }
 
 /// Sorts slices along their normal and computes the affine.
-fn stack(path: &Path, entries: &[Entry], slices: Vec<Slice>) -> Result<Layout> {
-    let frame_of = |slice: &Slice| &entries[slice.entry].header.frames[slice.frame];
-    let mut placed: Vec<(Slice, [f64; 3])> = Vec::with_capacity(slices.len());
-    let first = &entries[slices[0].entry].header.frames[slices[0].frame];
-    let Some((_, row, column)) = self::placed(first) else { return Err(mixed(path)) };
+fn stack<'a>(path: &Path, entries: &[SeriesFile], slices: Vec<Slice<'a>>) -> Result<SeriesLayout<'a>> {
+    let mut stacked: Vec<(Slice, [f64; 3])> = Vec::with_capacity(slices.len());
+    let first = slices[0].header();
+    let Some((_, row, column)) = placed(first) else { return Err(mixed(path)) };
     for slice in slices {
-        let (frame, name) = (frame_of(&slice), &entries[slice.entry].name);
-        let Some((position, other_row, other_column)) = self::placed(frame) else { return Err(mixed(path)) };
-        let is_parallel = length(subtract(row, other_row)) < COSINE && length(subtract(column, other_column)) < COSINE;
-        if !is_parallel {
+        let (frame, name) = (slice.header(), &slice.entry.name);
+        let Some((position, other_row, other_column)) = placed(frame) else { return Err(mixed(path)) };
+        if length(subtract(row, other_row)) >= COSINE || length(subtract(column, other_column)) >= COSINE {
             return Err(mixed(name));
         }
-        if frame
-            .spacing
-            .zip(first.spacing)
-            .is_some_and(|(a, b)| (0..2).any(|axis| (a[axis] / b[axis] - 1.0).abs() > 0.01))
-        {
+        let differs = |(a, b): ([f64; 2], [f64; 2])| (0..2).any(|axis| (a[axis] / b[axis] - 1.0).abs() > 0.01);
+        if frame.spacing.zip(first.spacing).is_some_and(differs) {
             let hint = "remove the images that do not belong to the volume";
             return Err(Error::data(name, "its pixels have another size than those of the other slices", hint));
         }
-        placed.push((slice, position));
+        stacked.push((slice, position));
     }
-    let normal = cross(row, column);
-    let normal = scale(normal, 1.0 / length(normal));
-    placed.sort_by(|a, b| dot(a.1, normal).total_cmp(&dot(b.1, normal)));
-    check_positions(path, entries, &placed, normal)?;
-    let positions: Vec<[f64; 3]> = placed.iter().map(|(_, position)| *position).collect();
+    let normal = unit(cross(row, column));
+    stacked.sort_by(|a, b| dot(a.1, normal).total_cmp(&dot(b.1, normal)));
+    check_positions(path, &stacked, normal)?;
+    let (slices, positions): (Vec<Slice>, Vec<[f64; 3]>) = stacked.into_iter().unzip();
     let mut notes = Vec::new();
     let step = match positions.as_slice() {
         [_] => scale(normal, thickness(first, &mut notes)),
@@ -298,13 +295,13 @@ fn stack(path: &Path, entries: &[Entry], slices: Vec<Slice>) -> Result<Layout> {
     let [x, y] = first.spacing.unwrap_or([1.0, 1.0]);
     let steps = [scale(row, x), scale(column, y), step].map(swap_lps_ras);
     let [width, height] = entries[0].header.pixels.size;
-    let size = [width, height, placed.len()];
+    let size = [width, height, slices.len()];
     check_size(path, size)?;
     let affine = Affine::from_columns(steps, swap_lps_ras(positions[0]));
     if affine.inverse().is_none() {
         return Err(Error::data(path, "its slices have no volume", "export the series again from the archive"));
     }
-    Ok(Layout { slices: placed.into_iter().map(|(slice, _)| slice).collect(), grid: Grid { size, affine }, notes })
+    Ok(SeriesLayout { slices, grid: Grid { size, affine }, notes })
 }
 
 fn mixed(path: &Path) -> Error {
@@ -313,7 +310,7 @@ fn mixed(path: &Path) -> Error {
 }
 
 /// The thickness of a single slice in mm.
-fn thickness(frame: &Frame, notes: &mut Vec<String>) -> f64 {
+fn thickness(frame: &FrameHeader, notes: &mut Vec<String>) -> f64 {
     let why = match &frame.thickness {
         Ok(Some(mm)) => return *mm,
         Ok(None) => "the file does not say the thickness of its slice",
@@ -324,22 +321,17 @@ fn thickness(frame: &Frame, notes: &mut Vec<String>) -> f64 {
 }
 
 /// Fails for slices at the same position.
-fn check_positions(path: &Path, entries: &[Entry], placed: &[(Slice, [f64; 3])], normal: [f64; 3]) -> Result<()> {
+fn check_positions(path: &Path, stacked: &[(Slice, [f64; 3])], normal: [f64; 3]) -> Result<()> {
     let are_equal = |pair: &&[(Slice, [f64; 3])]| dot(subtract(pair[1].1, pair[0].1), normal) < 1e-3;
-    let pairs: Vec<[Slice; 2]> = placed.windows(2).filter(are_equal).map(|pair| [pair[0].0, pair[1].0]).collect();
+    let pairs: Vec<[Slice; 2]> = stacked.windows(2).filter(are_equal).map(|pair| [pair[0].0, pair[1].0]).collect();
     let Some(example) = pairs.first() else { return Ok(()) };
-    let [a, b] = example.map(|slice| entries[slice.entry].of_frame(slice.frame, &entries[slice.entry].short));
+    let [a, b] = example.map(|slice| slice.name());
     let reason =
-        format!("{} of its {} slices have the position of another slice, as {a} and {b}", pairs.len(), placed.len());
-    let values = |slice: Slice| entries[slice.entry].header.distinct.as_slice();
+        format!("{} of its {} slices have the position of another slice, as {a} and {b}", pairs.len(), stacked.len());
     let mut names: Vec<&str> = Vec::new();
-    for [a, b] in pairs.into_iter().map(|pair| pair.map(values)) {
-        names.extend(
-            a.iter()
-                .filter(|value| !b.contains(value))
-                .chain(b.iter().filter(|value| !a.contains(value)))
-                .map(|(name, _)| *name),
-        );
+    for [a, b] in pairs.into_iter().map(|pair| pair.map(|slice| &slice.entry.header.distinct)) {
+        let differing = a.iter().filter(|value| !b.contains(value)).chain(b.iter().filter(|value| !a.contains(value)));
+        names.extend(differing.map(|(name, _)| *name));
     }
     names.sort_unstable();
     names.dedup();
@@ -400,11 +392,4 @@ fn step(path: &Path, positions: &[[f64; 3]], normal: [f64; 3], notes: &mut Vec<S
         ));
     }
     Ok(step)
-}
-
-/// The grid of one image without a position.
-fn single_grid(size: [usize; 2], spacing: Option<[f64; 2]>) -> Grid {
-    let [x, y] = spacing.unwrap_or([1.0, 1.0]);
-    let affine: Affine = stored_orientation([x, y, 1.0]);
-    Grid { size: [size[0], size[1], 1], affine }
 }

@@ -46,31 +46,18 @@ const JPEG_LS: &str = "decompress it first, for example with GDCM: `gdcmconv --r
 const VIDEO: &str = "export single frames of the video as DICOM, PNG or TIFF";
 const JPIP: &str = "fetch the images from the server, and export them with their pixels";
 
-/// Syntaxes with a decoder.
+/// What begins the UIDs of transfer syntaxes of the standard.
+const STANDARD: &str = "1.2.840.10008.1.2";
+/// What follows it in those of syntaxes with a decoder.
 const DECODED: [&str; 18] = [
-    "1.2.840.10008.1.2",
-    "1.2.840.10008.1.2.1",
-    "1.2.840.10008.1.2.1.98",
-    "1.2.840.10008.1.2.1.99",
-    "1.2.840.10008.1.2.2",
-    "1.2.840.10008.1.2.4.50",
-    "1.2.840.10008.1.2.4.51",
-    "1.2.840.10008.1.2.4.57",
-    "1.2.840.10008.1.2.4.70",
-    "1.2.840.10008.1.2.4.90",
-    "1.2.840.10008.1.2.4.91",
-    "1.2.840.10008.1.2.4.92",
-    "1.2.840.10008.1.2.4.93",
-    "1.2.840.10008.1.2.4.201",
-    "1.2.840.10008.1.2.4.202",
-    "1.2.840.10008.1.2.4.203",
-    "1.2.840.10008.1.2.5",
-    "1.2.840.10008.1.2.8.1",
+    "", ".1", ".1.98", ".1.99", ".2", ".4.50", ".4.51", ".4.57", ".4.70", ".4.90", ".4.91", ".4.92", ".4.93", ".4.201",
+    ".4.202", ".4.203", ".5", ".8.1",
 ];
 
 /// Fails for a syntax without a decoder, with the reason and the remedy.
 pub(super) fn check(uid: &str) -> Result<(), (String, &'static str)> {
-    if DECODED.contains(&uid) || (cfg!(feature = "jpeg-ls") && is_jpeg_ls(uid)) {
+    let is_decoded = uid.strip_prefix(STANDARD).is_some_and(|rest| DECODED.contains(&rest));
+    if is_decoded || (cfg!(feature = "jpeg-ls") && matches!(uid, "1.2.840.10008.1.2.4.80" | "1.2.840.10008.1.2.4.81")) {
         return Ok(());
     }
     if let Some((_, name, hint)) = UNDECODED.iter().find(|entry| entry.0 == uid) {
@@ -101,11 +88,6 @@ pub(super) const RLE: &str = "1.2.840.10008.1.2.5";
 pub(super) const ENCAPSULATED: &str = "1.2.840.10008.1.2.1.98";
 /// Deflated Image Frame Compression.
 pub(super) const DEFLATED_FRAME: &str = "1.2.840.10008.1.2.8.1";
-
-/// True for JPEG-LS.
-fn is_jpeg_ls(uid: &str) -> bool {
-    matches!(uid, "1.2.840.10008.1.2.4.80" | "1.2.840.10008.1.2.4.81")
-}
 
 /// True for JPEG 2000.
 pub(super) fn is_jpeg_2000(uid: &str) -> bool {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::super::decode::codec::Codec;
-use super::super::dicom::seg::Segment;
+use super::super::dicom::seg::SegmentMask;
 use super::super::label_map::LabelMap;
 use super::super::nifti::geometry::Geometry;
 use super::super::path::has_ending;
@@ -32,7 +32,7 @@ pub(crate) struct Writer {
     /// Refuses a volume that the format cannot hold.
     pub(crate) check: fn(&Path, &Volume) -> Result<()>,
     /// The bytes of a file with the segments.
-    pub(crate) encode: fn(&Path, &[Segment], &Volume) -> Result<Vec<u8>>,
+    pub(crate) encode: fn(&Path, &[SegmentMask], &Volume) -> Result<Vec<u8>>,
 }
 
 /// A file format.

@@ -71,10 +71,7 @@ impl Forms {
         Self {
             pixdim: [pixdim[0], pixdim[1], pixdim[2], pixdim[3]],
             // without a unit lengths are read as millimetres
-            unit: match header.xyzt_units & 7 {
-                unit @ (1 | 3) => unit,
-                _ => 2,
-            },
+            unit: Some(header.xyzt_units & 7).filter(|unit| matches!(unit, 1 | 3)).unwrap_or(2),
             codes: [header.qform_code, header.sform_code],
             qform: [quatern_b, quatern_c, quatern_d, quatern_x, quatern_y, quatern_z],
             sform: [header.srow_x, header.srow_y, header.srow_z],
@@ -123,10 +120,6 @@ pub(super) fn affine(
     let in_mm = |affine: Affine| Affine(affine.0.map(|row| row.map(|value| value * factor)));
     let sform = (header.sform_code > 0).then(|| in_mm(sform(header)));
     let qform = (header.qform_code > 0).then(|| qform(header)).flatten().map(in_mm);
-    let both = match (&sform, &qform) {
-        (Some(sform), Some(qform)) => Some((sform, qform)),
-        _ => None,
-    };
     let used = match (chosen, &sform, &qform) {
         (Some(Geometry::Qform), _, Some(_)) | (_, None, _) => Geometry::Qform,
         _ => Geometry::Sform,
@@ -139,8 +132,8 @@ pub(super) fn affine(
         notes.push(format!(
             "its header has two voxel sizes: {difference}; those of the {used} are used (argument `geometry`)"
         ));
-    } else if let Some((sform, qform)) = both {
-        let apart = furthest(sform, qform, size);
+    } else if let Some((sform, qform)) = sform.zip(qform) {
+        let apart = furthest(&sform, &qform, size);
         if apart > 0.1 * length(sform.spacing()).max(1e-6) {
             let reason = if chosen.is_none() { ", as in nibabel" } else { " (argument `geometry`)" };
             notes.push(format!("sform and qform place voxels up to {apart:.1} mm apart; the {used} is used{reason}"));
@@ -200,25 +193,19 @@ fn size_difference(header: &NiftiHeader, sform: &Affine, factor: f64) -> Option<
 fn check_choice(path: &Path, difference: &str, chosen: Option<Geometry>, has_qform: bool) -> Result<()> {
     let correct =
         "or correct the header, for example with nibabel: `image.set_sform(affine)`, `image.set_qform(affine)`";
-    match chosen {
-        Some(Geometry::Sform) => Ok(()),
-        Some(Geometry::Qform) if has_qform => Ok(()),
-        Some(Geometry::Qform) => {
-            let reason = format!("its header has two voxel sizes: {difference}; and it has no valid qform to choose");
-            Err(Error::data(
-                path,
-                reason,
-                format!("choose argument `geometry=sform` if its voxel sizes are right, {correct}"),
-            ))
-        }
-        None => {
-            let reason = format!("its header has two voxel sizes: {difference}");
+    let reason = format!("its header has two voxel sizes: {difference}");
+    let (reason, hint) = match (chosen, has_qform) {
+        (Some(Geometry::Sform), _) | (Some(Geometry::Qform), true) => return Ok(()),
+        (Some(Geometry::Qform), false) => (
+            format!("{reason}; and it has no valid qform to choose"),
+            "choose argument `geometry=sform` if its voxel sizes are right".to_owned(),
+        ),
+        (None, _) => {
             let qform = if has_qform { "or the argument `geometry=qform` " } else { "" };
-            let hint =
-                format!("find out which are right, and choose argument `geometry=sform` {qform}with them, {correct}");
-            Err(Error::data(path, reason, hint))
+            (reason, format!("find out which are right, and choose argument `geometry=sform` {qform}with them"))
         }
-    }
+    };
+    Err(Error::data(path, reason, format!("{hint}, {correct}")))
 }
 
 fn sform(header: &NiftiHeader) -> Affine {

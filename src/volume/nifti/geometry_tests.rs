@@ -1,6 +1,6 @@
 use super::*;
 use crate::nifti::tests::{Folder, file, put, put_floats};
-use crate::{Volume, labels, open_with};
+use crate::{Volume, labels, open_chosen};
 
 /// A file with these diagonals of sform and `pixdim`, and codes of qform and sform.
 fn bytes(sform: [f32; 3], pixdim: [f32; 3], codes: [i16; 2]) -> Vec<u8> {
@@ -13,7 +13,7 @@ fn bytes(sform: [f32; 3], pixdim: [f32; 3], codes: [i16; 2]) -> Vec<u8> {
 }
 
 fn opened(bytes: &[u8], geometry: Option<Geometry>) -> Result<Volume> {
-    open_with(&Folder::new().write("a.nii", bytes), geometry)
+    open_chosen(&Folder::new().write("a.nii", bytes), None, geometry)
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn label_maps_and_pairs_with_two_sizes_are_refused() {
     put_floats(&mut header, 108, &[0.0]);
     let label_map = labels::open(&folder.write("labels.nii", &whole)).expect_err("two sizes");
     let pair = [folder.write("pair.hdr", &header), folder.write("pair.img", &[1; 24])];
-    let [by_header, by_image] = pair.map(|path| open_with(&path, None).expect_err("two sizes"));
+    let [by_header, by_image] = pair.map(|path| open_chosen(&path, None, None).expect_err("two sizes"));
     for error in [label_map, by_header, by_image] {
         let sizes = "1.0000 x 1.0000 x 1.0000 mm by its sform, 0.7000 x 0.7000 x 3.0000 mm by its `pixdim`";
         assert!(error.to_string().contains(sizes), "{error}");

@@ -4,7 +4,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use super::*;
-use crate::{Axis, Segment, Window, labels, write};
+use crate::{Axis, SegmentMask, Window, labels, write};
 
 /// Number of voxels of the files that are made here.
 const COUNT: usize = 24;
@@ -164,7 +164,7 @@ fn a_mask_has_both_affines_of_its_volume() {
         let (mut plain, mask) = (bytes, [0, 1].repeat(COUNT / 2));
         if name.ends_with("gz") {
             plain.clear();
-            Bytes::open(&path).expect("open").0.read_to_end(&mut plain).expect("read");
+            Content::open(&path).expect("open").bytes.read_to_end(&mut plain).expect("read");
         }
         if plain[123].trailing_zeros() >= 3 {
             // an unknown unit is read as mm
@@ -172,9 +172,9 @@ fn a_mask_has_both_affines_of_its_volume() {
         }
         for ending in ["nii", "nii.gz"] {
             let out = folder.0.path().join(format!("mask.{ending}"));
-            write::segments(&out, &[Segment { name: "a", mask: &mask }], &volume).expect("written");
+            write::segments(&out, &[SegmentMask { name: "a", mask: &mask }], &volume).expect("written");
             let mut written = Vec::new();
-            Bytes::open(&out).expect("open").0.read_to_end(&mut written).expect("read");
+            Content::open(&out).expect("open").bytes.read_to_end(&mut written).expect("read");
             assert_eq!(forms(&written), forms(&plain), "{name}, {ending}");
             let LabelMap { values, grid, .. } = open_labels(&out, None, None).expect("a label map");
             assert_eq!((values, grid), (mask.iter().map(|value| u16::from(*value)).collect(), volume.grid.clone()));
@@ -292,7 +292,7 @@ fn masks_of_pairs_and_of_one_volume_of_several_have_both_affines() {
     for (path, bytes) in [(second, &four), (folder.write("pair.hdr", &pair), &pair)] {
         let volume = super::super::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let out = folder.0.path().join("mask.nii");
-        write::segments(&out, &[Segment { name: "a", mask: &mask }], &volume).expect("written");
+        write::segments(&out, &[SegmentMask { name: "a", mask: &mask }], &volume).expect("written");
         let written = std::fs::read(&out).expect("read");
         assert_eq!(forms(&written), forms(bytes), "{}", path.display());
         assert_eq!(written[40..50], [3, 0, 4, 0, 3, 0, 2, 0, 1, 0], "{}: three dimensions", path.display());

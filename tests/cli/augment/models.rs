@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 
 use prsmed::augment::pipeline_config::PipelineConfig;
-use prsmed::models::diffusion::{controlnet, text::ClipText, unet::Unet, vae::Vae};
+use prsmed::models::diffusion::{controlnet, text::TextTower, unet::Unet, vae::Vae};
 use prsmed::tensor::store::{Role, Store, StoreOptions};
 use prsmed::tensor::weights::write_safetensors;
 use prsmed::tensor::{Device, Kind, Tensor};
@@ -52,7 +52,7 @@ fn pipeline(name: &str) -> (PathBuf, PathBuf) {
     });
     write_weights(&root.join("vae").join(NETWORK), 2.0, |store| drop(Vae::new(&store.root(Role::Frozen), &vae)));
     write_weights(&root.join("text_encoder/model.safetensors"), 3.0, |store| {
-        drop(ClipText::new(&store.root(Role::Frozen), &sizes.texts[0], false));
+        drop(TextTower::new(&store.root(Role::Frozen), &sizes.texts[0], false));
     });
     let control = folder(&format!("{name}-control"));
     let config = controlnet::Config::of(sizes.unet);

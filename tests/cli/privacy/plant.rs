@@ -11,7 +11,7 @@ use dicom_core::value::{DataSetSequence, PrimitiveValue};
 use dicom_core::{DataElement, Tag, VR};
 use dicom_dictionary_std::{StandardDataDictionary, tags};
 use dicom_object::{DefaultDicomObject, InMemDicomObject, OpenFileOptions};
-use prsmed::data::volume::{self, Segment, write};
+use prsmed::data::volume::{self, SegmentMask, write};
 
 /// Start of all planted UIDs.
 pub(super) const UIDS: &str = "1.3.6.1.4.1.98765.4711";
@@ -214,7 +214,7 @@ pub(super) fn study(root: &Path) -> [PathBuf; 2] {
     let series = volume::open(&volumes.join("P1")).unwrap();
     let count = series.grid.num_voxels();
     let grey: Vec<u8> = (0..count).map(|index| u8::try_from(index * 7 % 250).unwrap()).collect();
-    write::nifti(&volumes.join("P4.nii"), &grey, &series).unwrap();
+    write::nifti_labels(&volumes.join("P4.nii"), &grey, &series.grid).unwrap();
     let plain = fs::read(volumes.join("P4.nii")).unwrap();
     fs::write(volumes.join("P4.nii"), planted_nifti(&plain)).unwrap();
     let mask: Vec<u8> = (0..count).map(|index| u8::from(index % 6 < 3 && index / 6 % 5 < 3)).collect();
@@ -224,7 +224,7 @@ pub(super) fn study(root: &Path) -> [PathBuf; 2] {
         let volume = volume::open(path).unwrap();
         if name == "P2" {
             let file = labels.join("P2.dcm");
-            write::segments(&file, &[Segment { name: "Zyxwvut", mask: &mask }], &volume).unwrap();
+            write::segments(&file, &[SegmentMask { name: "Zyxwvut", mask: &mask }], &volume).unwrap();
             let mut object = parse(&fs::read(&file).unwrap());
             for (tag, vr) in [tags::PATIENT_NAME, tags::PATIENT_ID].into_iter().zip([VR::PN, VR::LO]) {
                 put(&mut object, tag, vr, &planted(tag, vr).unwrap());
@@ -233,7 +233,7 @@ pub(super) fn study(root: &Path) -> [PathBuf; 2] {
             continue;
         }
         let file = labels.join(format!("{name}.nii"));
-        write::nifti(&file, &mask, &volume).unwrap();
+        write::nifti_labels(&file, &mask, &volume.grid).unwrap();
         let plain = fs::read(&file).unwrap();
         fs::write(&file, planted_nifti(&plain)).unwrap();
     }

@@ -5,7 +5,7 @@ use prsmed::augment::dry_run::GenerationDryRun as Generation;
 use prsmed::augment::pipeline_config::PipelineConfig;
 use prsmed::augment::settings::Mode;
 use prsmed::config::AugmentRun;
-use prsmed::plan::dry_run::Steps;
+use prsmed::plan::dry_run::PlannedSteps;
 
 /// Settings that together cover all code of the models.
 const VARIANTS: [(&str, &[&str]); 16] = [
@@ -89,7 +89,7 @@ fn of_job(config: &RunConfig, job: Job, shorter: usize) -> BTreeSet<String> {
         let dry_run = SegmentDryRun::new(&config.model, &sizes, &config.train, example, (META, ranks))?;
         Ok(dry_run.with_shorter_rows(shorter).with_feature_cache(config.data.caches_features()))
     };
-    let trace = dry_run::plan(job, &config.train, Target::Cpu, true, build).unwrap().trace;
+    let trace = dry_run::plan(job, &config.train, PlanTarget::Cpu, true, build).unwrap().trace;
     working(&trace, 0, 0)
 }
 
@@ -130,8 +130,9 @@ fn of_generation() -> BTreeSet<String> {
                 pipeline_config.unet.in_channels = channels;
                 let generation =
                     Generation { config: &config, pipeline_config: &pipeline_config, prompts: 2, device: META };
-                let steps = Steps { whole: config.steps, shown: config.steps };
-                let walk = dry_run::plan_walk(Job::Augment, steps, Target::Cpu, true, |begin| generation.walk(begin));
+                let steps = PlannedSteps { whole: config.steps, shown: config.steps };
+                let walk =
+                    dry_run::plan_walk(Job::Augment, steps, PlanTarget::Cpu, true, |begin| generation.walk(begin));
                 names.append(&mut working(&walk.unwrap().trace, 0, 0));
             }
         }

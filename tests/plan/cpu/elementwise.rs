@@ -97,7 +97,7 @@ fn adamw_steps(eight: bool, on: Device) -> Work {
     Box::new(move || {
         let norm = adamw::norm(&grads, 0.5).unwrap();
         let verdict = adamw::clip_scale(&norm, 1.0).unwrap();
-        adamw::clip(&grads, &verdict).unwrap();
+        adamw::scale_gradients(&grads, &verdict).unwrap();
         let skip = verdict.select(0, 1);
         let (rate, maps) = (Rate::Number(1e-3), Some(&maps));
         let step =

@@ -14,7 +14,8 @@ use super::volumes;
 use crate::annotation::is_image;
 use crate::annotation_file;
 use crate::names;
-use prsmed_base::{Error, Result, files};
+use prsmed_base::files::visible_entries;
+use prsmed_base::{Error, Result};
 
 pub(super) const BY_NAME: FileLayout = FileLayout { knows: |_| true, table };
 
@@ -123,11 +124,7 @@ fn check_folders(options: &PrepareOptions) -> Result<()> {
 /// Image files of a folder with their stems, sorted by name. Hidden files are notes of other programs.
 fn list_images(folder: &Path, skipped: &mut Vec<Skipped>) -> Result<Vec<Named>> {
     let mut found = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "read"))? {
-        let path = entry.map_err(Error::io(folder, "read"))?.path();
-        if path.is_dir() || files::is_hidden(&path) {
-            continue;
-        }
+    for path in visible_entries(folder)?.into_iter().filter(|path| !path.is_dir()) {
         match path.file_stem().and_then(OsStr::to_str) {
             Some(stem) if is_image(&path) => found.push((stem.to_owned(), path)),
             None if is_image(&path) => skipped.push(Skipped { path, reason: NOT_UTF8.into() }),
@@ -187,8 +184,7 @@ type ByName = BTreeMap<String, PathBuf>;
 fn unique_names(images: Vec<Named>, masks: Vec<Named>, kind: PairKind) -> Result<(ByName, ByName)> {
     if kind == PairKind::Images {
         let images = unique(images, "image", "keep one image of this name")?;
-        let remedy = "keep one mask for each image; merge several masks into one";
-        return Ok((images, unique(masks, "mask", remedy)?));
+        return Ok((images, unique(masks, "mask", "keep one mask for each image; merge several masks into one")?));
     }
     let remedy = format!("name one file of each patient; {SAME_NAMES}");
     let masks = unique(masks, "label map", &remedy)?;

@@ -13,7 +13,9 @@ use crate::annotation::is_image;
 use crate::names;
 use crate::volume::format::{DICOM, has_voxels_only, is_other_image, of_volume, stem_of};
 use crate::volume::path::{selection_name, split_selection};
-use prsmed_base::{Error, Result, files};
+use prsmed_base::Result;
+use prsmed_base::error::first_quoted;
+use prsmed_base::files::visible_entries;
 
 /// Whether the paths are volumes: several paths, files, or a folder without images such as PNG, JPEG and TIFF files, and
 /// not of images in other formats alone.
@@ -25,22 +27,9 @@ pub(in crate::prepare) fn are_volumes(paths: &[PathBuf]) -> Result<bool> {
     if !folder.is_dir() {
         return Ok(folder.is_file() || split_selection(folder).1.is_some());
     }
-    let entries = entries(folder)?;
+    let entries = visible_entries(folder)?;
     let is_of_images = entries.iter().any(|path| is_image(path)) || entries.iter().all(|path| is_other_image(path));
     Ok(!entries.is_empty() && !is_of_images)
-}
-
-/// Entries of a folder without hidden ones, sorted.
-fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut paths = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "read"))? {
-        let path = entry.map_err(Error::io(folder, "read"))?.path();
-        if !files::is_hidden(&path) {
-            paths.push(path);
-        }
-    }
-    paths.sort();
-    Ok(paths)
 }
 
 /// The volumes or label maps that `argument` names. A file is one of them, and a folder contains them; a folder of volumes
@@ -52,7 +41,7 @@ pub(super) fn listed(argument: &str, paths: &[PathBuf], skipped: &mut Vec<Skippe
             found.push((stem(path), path.clone()));
             continue;
         }
-        for entry in entries(path)? {
+        for entry in visible_entries(path)? {
             match volume_of_folder(argument, &entry)? {
                 Ok(volume) if has_voxels_only(&volume) => {}
                 Ok(path) if path.to_str().is_none() => skipped.push(Skipped { path, reason: NOT_UTF8.into() }),
@@ -68,7 +57,7 @@ pub(super) fn listed(argument: &str, paths: &[PathBuf], skipped: &mut Vec<Skippe
 /// Files of a folder, with those of its subfolders if it is `deep`. Links to folders are not followed.
 pub(super) fn files_in(folder: &Path, deep: bool) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
-    for path in entries(folder)? {
+    for path in visible_entries(folder)? {
         if path.is_file() {
             files.push(path);
         } else if deep && path.is_dir() && !path.is_symlink() {
@@ -104,13 +93,11 @@ fn volume_of_folder(argument: &str, folder: &Path) -> Result<Result<PathBuf, Ski
     let example = volumes.iter().find(|path| is_label(path) == (argument == "masks")).unwrap_or(&volumes[0]);
     let name = file_name(folder);
     let inside = |path: &Path| path.strip_prefix(folder).unwrap_or(path).display().to_string();
-    let names: Vec<String> = volumes.iter().take(4).map(|path| format!("`{}`", inside(path))).collect();
-    let more = if volumes.len() > 4 { format!(" and {} more", volumes.len() - 4) } else { String::new() };
+    let names = first_quoted(&volumes.iter().map(|path| inside(path)).collect::<Vec<_>>(), 4);
     let others = folder.with_file_name("*").join(inside(example).replace(&name, "*"));
     let reason = format!(
-        "it has {} volumes: {}{more} (name one of each patient's folder, for example the argument `{argument}={}`)",
+        "it has {} volumes: {names} (name one of each patient's folder, for example the argument `{argument}={}`)",
         volumes.len(),
-        names.join(", "),
         others.display()
     );
     Ok(Err(Skipped { path: folder.to_owned(), reason }))
@@ -219,7 +206,7 @@ pub(super) fn notes(rows: &[Pair], options: &PrepareOptions) -> Vec<String> {
 
 /// Whether a folder is one DICOM series: its first file is a DICOM file, by its content or its name.
 fn is_series(folder: &Path) -> Result<bool> {
-    let Some(first) = entries(folder)?.into_iter().find(|path| path.is_file()) else { return Ok(false) };
+    let Some(first) = visible_entries(folder)?.into_iter().find(|path| path.is_file()) else { return Ok(false) };
     Ok(DICOM.has_ending(&first) || of_volume(&first)?.is_some_and(|format| format.name == DICOM.name))
 }
 

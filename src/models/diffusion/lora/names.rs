@@ -5,10 +5,10 @@
 //! | PEFT | `unet.….attn1.to_q.lora_A.weight`, also after or before `base_model.model.` |
 //! | diffusers | `unet.….attn1.to_q.lora.down.weight` |
 
-use super::Component;
+use super::LoraNetwork;
 
 /// Role of a tensor in an adapter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LoraPart {
     /// The first factor, `[rank, in]`.
     Down,
@@ -34,7 +34,7 @@ const PARTS: &[(&str, LoraPart)] = &[
 ];
 
 /// Component, dotted module and part of the tensor `key`; `None` if the key does not belong to an adapter.
-pub(super) fn read(key: &str) -> Option<(Component, String, LoraPart)> {
+pub(super) fn read(key: &str) -> Option<(LoraNetwork, String, LoraPart)> {
     let (stem, part) = PARTS.iter().find_map(|(ending, part)| Some((key.strip_suffix(ending)?, *part)))?;
     let (component, module) = component_of(stem);
     Some((component, module.to_owned(), part))
@@ -47,13 +47,13 @@ pub(super) fn is_kohya(key: &str) -> bool {
 
 /// Removes the component and PEFT's wrapper from a dotted path. A path without a component belongs to the UNet, unless
 /// it starts like that of a text tower.
-pub(super) fn component_of(path: &str) -> (Component, &str) {
+pub(super) fn component_of(path: &str) -> (LoraNetwork, &str) {
     const WRAPPER: &str = "base_model.model.";
     let path = path.strip_prefix(WRAPPER).unwrap_or(path);
-    let named = Component::ALL.iter().find_map(|c| Some((*c, path.strip_prefix(c.name())?.strip_prefix('.')?)));
+    let named = LoraNetwork::ALL.iter().find_map(|c| Some((*c, path.strip_prefix(c.name())?.strip_prefix('.')?)));
     let (component, module) = named.unwrap_or_else(|| {
         let text = path.starts_with("text_model.") || path.starts_with("text_projection");
-        (if text { Component::TextEncoder } else { Component::Unet }, path)
+        (if text { LoraNetwork::TextEncoder } else { LoraNetwork::Unet }, path)
     });
     (component, module.strip_prefix(WRAPPER).unwrap_or(module))
 }
@@ -72,13 +72,13 @@ mod tests {
             format!("unet.base_model.model.{unet}.to_out.0.lora_B.weight"),
             format!("unet.{unet}.to_out.0.lora.up.weight"),
         ] {
-            assert_eq!(read(&key), Some((Component::Unet, format!("{unet}.to_out.0"), LoraPart::Up)), "{key}");
+            assert_eq!(read(&key), Some((LoraNetwork::Unet, format!("{unet}.to_out.0"), LoraPart::Up)), "{key}");
         }
         let text = "text_model.encoder.layers.11.self_attn.out_proj";
         for (key, component) in [
-            (format!("text_encoder.{text}.lora_A.weight"), Component::TextEncoder),
-            (format!("text_encoder_2.{text}.lora_linear_layer.down.weight"), Component::TextEncoder2),
-            (format!("base_model.model.{text}.lora_A.weight"), Component::TextEncoder),
+            (format!("text_encoder.{text}.lora_A.weight"), LoraNetwork::TextEncoder),
+            (format!("text_encoder_2.{text}.lora_linear_layer.down.weight"), LoraNetwork::TextEncoder2),
+            (format!("base_model.model.{text}.lora_A.weight"), LoraNetwork::TextEncoder),
         ] {
             assert_eq!(read(&key), Some((component, text.to_owned(), LoraPart::Down)), "{key}");
         }

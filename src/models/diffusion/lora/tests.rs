@@ -85,8 +85,8 @@ fn assert_merged(what: &str, path: &Path, total: f64) {
     assert_eq!(adapters.len(), SHAPES.len(), "{what}");
     let store = store(Kind::Float);
     let strength = 0.5;
-    let report = merge(&store, &adapters, strength).unwrap();
-    assert_eq!(report.changed.len(), SHAPES.len(), "{what}");
+    let changed = merge(&store, &adapters, strength).unwrap();
+    assert_eq!(changed.len(), SHAPES.len(), "{what}");
     for (module, shape) in SHAPES {
         let (got, want) = (store.get(&format!("{module}.weight")).unwrap(), merged(shape, strength * total));
         assert!((got - want).abs().max().double_value(&[]) < 1e-5, "{what}: {module}");
@@ -257,9 +257,9 @@ fn text_towers_are_found_with_and_without_text_model() {
         let store = Store::new(StoreOptions::cpu());
         let _weight = store.root(Role::Frozen).sub(stored).param("weight", &[3, 3], Init::Const(0.0));
         let (down, up) = halves(&[3, 3]);
-        let adapter = Adapter { component: Component::TextEncoder2, module: module.into(), down, up, scale: 1.0 };
-        let report = merge(&store, [&adapter], 1.0).unwrap();
-        assert_eq!(report.changed, [format!("{stored}.weight")]);
+        let adapter = Adapter { component: LoraNetwork::TextEncoder2, module: module.into(), down, up, scale: 1.0 };
+        let changed = merge(&store, [&adapter], 1.0).unwrap();
+        assert_eq!(changed, [format!("{stored}.weight")]);
     }
 }
 

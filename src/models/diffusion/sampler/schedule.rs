@@ -12,7 +12,8 @@ const RHO: f64 = 7.0;
 /// Noise schedule: signal and noise at every training step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NoiseSchedule {
-    alphas_cumprod: Vec<f32>,
+    /// ᾱ of every training step: the fraction of the variance that is signal.
+    pub alphas_cumprod: Vec<f32>,
 }
 
 impl NoiseSchedule {
@@ -32,11 +33,6 @@ impl NoiseSchedule {
             let alphas_cumprod = Vec::<f32>::try_from(&products).expect("a vector of fp32 on the CPU");
             Self { alphas_cumprod }
         })
-    }
-
-    /// ᾱ of every training step: the fraction of the variance that is signal.
-    pub fn alphas_cumprod(&self) -> &[f32] {
-        &self.alphas_cumprod
     }
 
     /// Noise divided by signal, √((1-ᾱ)/ᾱ), at every training step; 4096 if ᾱ is 0.

@@ -12,9 +12,9 @@ fn sampler(kind: SamplerKind, config: &SchedulerConfig, steps: usize) -> Sampler
 
 /// A run with the model `0.3·x + 0.05·sin(t/100)`, from evenly spaced latents.
 fn run(sampler: &Sampler) -> Vec<f64> {
-    let mut xs = Tensor::linspace(-1.0, 1.0, 8, (Dtype::Float, Device::Cpu)) * sampler.init_noise_scale();
+    let mut xs = Tensor::linspace(-1.0, 1.0, 8, (Dtype::Float, Device::Cpu)) * sampler.init_noise_scale;
     let mut history = History::default();
-    for (i, t) in sampler.timesteps().iter().enumerate() {
+    for (i, t) in sampler.timesteps.iter().enumerate() {
         let output = sampler.scale_model_input(&xs, i) * 0.3 + 0.05 * (t / 100.0).sin();
         xs = sampler.step(i, &output, &xs, &mut history);
     }
@@ -31,7 +31,7 @@ fn assert_close(what: &str, got: &[f64], want: &[f64], allowed: f64) {
 #[test]
 fn alphas_cumprod_of_stable_diffusion() {
     let schedule = NoiseSchedule::new(&SchedulerConfig::stable_diffusion());
-    let alphas = schedule.alphas_cumprod();
+    let alphas = &schedule.alphas_cumprod;
     let want = [0.998_296, 0.894_223_2, 0.673_792_3, 0.276_332_5, 0.056_169_8, 0.004_660_1];
     let got: Vec<f64> = [1, 100, 250, 500, 750, 999].iter().map(|&t| f64::from(alphas[t])).collect();
     assert_close("ᾱ", &got, &want, 1e-7);
@@ -43,7 +43,7 @@ fn alphas_cumprod_of_stable_diffusion() {
 #[test]
 fn timesteps_of_every_spacing() {
     let sd = SchedulerConfig::stable_diffusion();
-    let times = |kind, config: &SchedulerConfig, n| sampler(kind, config, n).timesteps().to_vec();
+    let times = |kind, config: &SchedulerConfig, n| sampler(kind, config, n).timesteps;
     for kind in [SamplerKind::Euler, SamplerKind::Ddim] {
         let fifty = times(kind, &sd, 50);
         assert_eq!((fifty[0], fifty[1], fifty[48], fifty[49]), (981.0, 961.0, 21.0, 1.0));
@@ -71,10 +71,10 @@ fn initial_noise_scale() {
     for (n, sigma, scale) in [(30, 11.476_851, 11.520_334), (50, 13.120_416, 13.158_469)] {
         let sampler = sampler(SamplerKind::Euler, &sd, n);
         assert_close("σ", &[f64::from(sampler.sigmas[0])], &[sigma], 1e-5);
-        assert_close("scale", &[sampler.init_noise_scale()], &[scale], 1e-5);
+        assert_close("scale", &[sampler.init_noise_scale], &[scale], 1e-5);
     }
-    assert_close("linspace", &[sampler(SamplerKind::Euler, &linspace(), 30).init_noise_scale()], &[14.614_646_6], 1e-5);
-    assert_eq!(sampler(SamplerKind::Ddim, &sd, 30).init_noise_scale(), 1.0);
+    assert_close("linspace", &[sampler(SamplerKind::Euler, &linspace(), 30).init_noise_scale], &[14.614_646_6], 1e-5);
+    assert_eq!(sampler(SamplerKind::Ddim, &sd, 30).init_noise_scale, 1.0);
 }
 
 #[test]
@@ -150,10 +150,10 @@ fn zero_terminal_snr_ends_in_noise() {
     std::fs::write(&path, text).unwrap();
     let config = SchedulerConfig::open(&path).unwrap();
     let schedule = NoiseSchedule::new(&config);
-    assert_eq!(schedule.alphas_cumprod()[999], 0.0);
-    assert_close("ᾱ[0]", &[f64::from(schedule.alphas_cumprod()[0])], &[0.99915], 1e-6);
+    assert_eq!(schedule.alphas_cumprod[999], 0.0);
+    assert_close("ᾱ[0]", &[f64::from(schedule.alphas_cumprod[0])], &[0.99915], 1e-6);
     let sampler = sampler(SamplerKind::Euler, &config, 10);
-    assert_close("scale", &[sampler.init_noise_scale()], &[4096.0], 1e-3);
+    assert_close("scale", &[sampler.init_noise_scale], &[4096.0], 1e-3);
 }
 
 #[test]

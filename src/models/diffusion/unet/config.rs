@@ -207,6 +207,11 @@ impl Config {
         4 * self.block_out_channels[0]
     }
 
+    /// Residual blocks of a down block.
+    pub(super) fn num_layers(&self) -> usize {
+        usize::try_from(self.layers_per_block).expect("a checked number of layers")
+    }
+
     pub(super) fn norm(&self) -> Norm {
         Norm { groups: self.norm_num_groups, eps: self.norm_eps }
     }

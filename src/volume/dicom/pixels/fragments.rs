@@ -46,14 +46,11 @@ fn starts(fragments: &[Vec<u8>], table: &[u64], num_frames: usize) -> Option<Vec
     if num_frames == 1 || fragments.len() == num_frames {
         return Some((0..num_frames).collect());
     }
-    let offsets: Vec<u64> = fragments
-        .iter()
-        .scan(0, |next, fragment| {
-            let offset = *next;
-            *next += ITEM_HEADER + fragment.len() as u64;
-            Some(offset)
-        })
-        .collect();
+    let (mut offsets, mut next) = (Vec::new(), 0);
+    for fragment in fragments {
+        offsets.push(next);
+        next += ITEM_HEADER + fragment.len() as u64;
+    }
     let by_table: Option<Vec<usize>> = table.iter().map(|offset| offsets.binary_search(offset).ok()).collect();
     let by_content = || (0..fragments.len()).filter(|index| begins_image(&fragments[*index])).collect();
     let is_valid = |starts: &Vec<usize>| {

@@ -42,7 +42,7 @@ pub(super) fn big_endian(bytes: &[u8]) -> usize {
 
 /// What the headers before the first scan say.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Frame {
+pub(super) struct JpegFrame {
     /// SOF0 to SOF15, or SOF55.
     pub marker: u8,
     /// Bits of a sample.
@@ -58,7 +58,7 @@ pub(super) struct Frame {
 ///
 /// A JFIF segment means YCbCr, and one of Adobe names the transform; both as in libjpeg. Without them components with the
 /// names R, G and B are RGB.
-pub(super) fn frame(jpeg: &[u8]) -> Option<Frame> {
+pub(super) fn frame(jpeg: &[u8]) -> Option<JpegFrame> {
     let (mut at, mut frame, mut jfif, mut adobe) = (2, None, None, None);
     while let Some((marker, content)) = segment(jpeg, &mut at) {
         match marker {
@@ -72,7 +72,7 @@ pub(super) fn frame(jpeg: &[u8]) -> Option<Frame> {
     let (marker, content) = frame?;
     let names: Vec<u8> = content.get(6..)?.chunks(3).map(|component| component[0]).collect();
     let by_name = matches!(&*names, b"RGB" | b"rgb").then_some(false);
-    Some(Frame {
+    Some(JpegFrame {
         marker,
         bits: content[0],
         size: [big_endian(&content[3..5]), big_endian(&content[1..3])],
@@ -91,7 +91,7 @@ pub(super) fn interleave(jpeg: &[u8]) -> Option<u8> {
     }
 }
 
-impl Frame {
+impl JpegFrame {
     /// The name of a process that cannot be decoded here.
     pub(super) fn unknown_process(&self) -> Option<String> {
         let bits = self.bits;

@@ -10,7 +10,7 @@ const TILE: [u8; 2] = [0xff, 0x90];
 
 /// What the header of a code stream says.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Header {
+pub(super) struct Jpeg2000Header {
     pub size: [usize; 2],
     /// Bits of a sample.
     pub bits: u16,
@@ -22,7 +22,7 @@ pub(super) struct Header {
 }
 
 /// The header of a code stream, also in a JP2 file; `None` without one.
-pub(super) fn header(bytes: &[u8]) -> Option<Header> {
+pub(super) fn header(bytes: &[u8]) -> Option<Jpeg2000Header> {
     let start = bytes.get(..MAX_START).unwrap_or(bytes).windows(4).position(|four| four == START)?;
     let stream = bytes.get(start..)?;
     let number = |at: usize| stream.get(at..at + 4).map(big_endian);
@@ -35,7 +35,7 @@ pub(super) fn header(bytes: &[u8]) -> Option<Header> {
     while stream.get(at..at + 2).is_some_and(|marker| marker != CODING_STYLE && marker != TILE) {
         at += 2 + big_endian(stream.get(at + 2..at + 4)?);
     }
-    Some(Header {
+    Some(Jpeg2000Header {
         size: [number(8)?.checked_sub(number(16)?)?, number(12)?.checked_sub(number(20)?)?],
         bits,
         has_transform: stream.get(at..at + 2)? == CODING_STYLE && *stream.get(at + 8)? == 1,
@@ -44,7 +44,7 @@ pub(super) fn header(bytes: &[u8]) -> Option<Header> {
     })
 }
 
-impl Header {
+impl Jpeg2000Header {
     /// Fails for an image whose samples the decoder would write to wrong places.
     pub(super) fn check(&self, samples: usize, bits_allocated: u16) -> Result<(), String> {
         if self.num_components != samples {
@@ -54,10 +54,8 @@ impl Header {
             return Err("the components of its JPEG 2000 image have different sizes or bits".to_owned());
         }
         if self.bits > bits_allocated {
-            return Err(format!(
-                "its JPEG 2000 samples have {} bits, and BitsAllocated is {bits_allocated}",
-                self.bits
-            ));
+            let bits = self.bits;
+            return Err(format!("its JPEG 2000 samples have {bits} bits, and BitsAllocated is {bits_allocated}"));
         }
         Ok(())
     }

@@ -198,11 +198,8 @@ impl<'a> Scan<'a> {
             }
             components.push((component, table));
         }
-        if components.is_empty() {
-            Err(DAMAGED.to_owned())
-        } else {
-            Ok(Self { components, predictor, shift, interval })
-        }
+        let scan = Self { components, predictor, shift, interval };
+        if scan.components.is_empty() { Err(DAMAGED.to_owned()) } else { Ok(scan) }
     }
 }
 

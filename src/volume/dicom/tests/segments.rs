@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::*;
-use crate::{Affine, Grid, Segment, labels, write};
+use crate::{Affine, Grid, SegmentMask, labels, write};
 use prsmed_base::Result;
 use prsmed_base::event::Silent;
 use prsmed_data::prepare::{PrepareOptions, PrepareReport, prepare};
@@ -18,7 +18,7 @@ fn mask(range: &Range<usize>) -> Vec<u8> {
 /// Writes a SEG of a scan, with one segment for each range of voxels.
 fn write_seg(path: &Path, scan: &Volume, ranges: &[Range<usize>]) {
     let masks: Vec<Vec<u8>> = ranges.iter().map(mask).collect();
-    let segments: Vec<Segment> = masks.iter().map(|mask| Segment { name: "part", mask }).collect();
+    let segments: Vec<SegmentMask> = masks.iter().map(|mask| SegmentMask { name: "part", mask }).collect();
     write::segments(path, &segments, scan).expect("written");
 }
 
@@ -73,7 +73,7 @@ impl Data {
                 fs::write(path, bytes_of(object.clone())).expect("written");
             }
             let labels = data.path("labels").join(format!("{name}.nii.gz"));
-            write::nifti(&labels, &mask(&(0..24)), &scan).expect("written");
+            write::nifti_labels(&labels, &mask(&(0..24)), &scan.grid).expect("written");
         }
         data
     }

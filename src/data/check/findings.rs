@@ -1,0 +1,116 @@
+//! What the user should know about images and masks that can be used: choices that were made, and masks and images
+//! that are probably not meant so.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use ::image::GrayImage;
+use serde::Serialize;
+
+use crate::decode::{ImageFile, StoredMask};
+
+/// Most files that a text names.
+const MAX_NAMED: usize = 3;
+
+const TURNED: &str = "files with an EXIF orientation, which was applied";
+const FULL: &str = "masks that cover at least 95 % of their image";
+const FLAT: &str = "images of one grey level or colour";
+const BORDER: &str = "masks with most of the border of the image as foreground";
+
+/// Findings by kind, each with its files.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Findings {
+    files: BTreeMap<String, BTreeSet<PathBuf>>,
+    #[serde(skip)]
+    num_masks: usize,
+    /// Masks without any background.
+    #[serde(skip)]
+    num_whole: usize,
+}
+
+impl Findings {
+    /// Adds a file to the kind `what`, words for several files.
+    pub fn add(&mut self, what: impl Into<String>, path: &Path) {
+        self.files.entry(what.into()).or_default().insert(path.to_owned());
+    }
+
+    /// Adds an image if its EXIF orientation was applied, or if all of its pixels are equal.
+    pub fn add_image(&mut self, path: &Path, file: &ImageFile) {
+        if file.is_turned {
+            self.add(TURNED, path);
+        }
+        let image = &file.pixels;
+        let num_channels = usize::from(image.color().channel_count());
+        let bytes = image.as_bytes();
+        if bytes.chunks_exact(num_channels).all(|pixel| pixel == &bytes[..num_channels]) {
+            self.add(FLAT, path);
+        }
+    }
+
+    /// Adds a mask file by what was decided to read it.
+    pub fn add_stored(&mut self, path: &Path, mask: &StoredMask) {
+        if mask.is_turned {
+            self.add(TURNED, path);
+        }
+        if let Some(note) = mask.note {
+            self.add(note, path);
+        }
+    }
+
+    /// Adds a mask of 0 and 255 if it covers almost everything, or most of the border.
+    pub fn add_mask(&mut self, path: &Path, mask: &GrayImage) {
+        self.num_masks += 1;
+        let (width, height) = mask.dimensions();
+        let is_set = |x: u32, y: u32| mask.get_pixel(x, y).0[0] > 0;
+        let num_set = mask.iter().filter(|value| **value > 0).count();
+        self.num_whole += usize::from(num_set == mask.len());
+        if 20 * num_set >= 19 * mask.len() {
+            self.add(FULL, path);
+        }
+        let columns = (0..width).flat_map(|x| [(x, 0), (x, height - 1)]);
+        let border: Vec<bool> =
+            columns.chain((0..height).flat_map(|y| [(0, y), (width - 1, y)])).map(|(x, y)| is_set(x, y)).collect();
+        if 2 * border.iter().filter(|is_set| **is_set).count() > border.len() {
+            self.add(BORDER, path);
+        }
+    }
+
+    /// Adds all findings of `other`.
+    pub fn merge(&mut self, other: Self) {
+        self.num_masks += other.num_masks;
+        self.num_whole += other.num_whole;
+        for (what, files) in other.files {
+            self.files.entry(what).or_default().extend(files);
+        }
+    }
+
+    /// Whether there are several masks, and none of them has background.
+    pub fn is_all_foreground(&self) -> bool {
+        self.num_masks > 1 && self.num_whole == self.num_masks
+    }
+
+    /// A text for each kind, with the number of files and the first of them.
+    pub fn texts(&self) -> Vec<String> {
+        // the border of a single mask is often foreground; of most masks, it says that they are inverted
+        let is_inverted = |files: &BTreeSet<PathBuf>| 2 * files.len() > self.num_masks;
+        let shown = self.files.iter().filter(|(what, files)| *what != BORDER || is_inverted(files));
+        let text = |(what, files): (&String, &BTreeSet<PathBuf>)| {
+            let remedy = match what.as_str() {
+                FLAT => "; they show nothing",
+                BORDER => "; masks may be inverted: foreground must be white (255) and background black (0)",
+                FULL => "; foreground must be white (255) and background black (0)",
+                _ => "",
+            };
+            format!("{what}: {}{remedy}", count_and_first(files.len(), files.iter()))
+        };
+        shown.map(text).collect()
+    }
+}
+
+/// `5 (a.png, b.png, c.png and 2 more)`.
+fn count_and_first<'a>(count: usize, files: impl Iterator<Item = &'a PathBuf>) -> String {
+    let first: Vec<String> = files.take(MAX_NAMED).map(|path| path.display().to_string()).collect();
+    let more = if count > first.len() { format!(" and {} more", count - first.len()) } else { String::new() };
+    format!("{count} ({}{more})", first.join(", "))
+}

@@ -1,0 +1,128 @@
+//! How the images of a class were made from volumes: `ROOT/CLASS/prepared.json`. A training copies it into the
+//! description of the run, so that a prediction on a volume shows it as the training images were.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::manifest::Manifest;
+use crate::volume::{Axis, Window};
+use prsmed_base::error::{Error, Result};
+use prsmed_base::files;
+
+const FILE: &str = "prepared.json";
+/// Version of the file.
+const FORMAT: u32 = 1;
+
+/// How slices of a volume become images.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Intensity {
+    /// Direction of the slices.
+    pub axis: Axis,
+    /// Intensity window that was applied to the full depth of the voxels.
+    pub window: Window,
+}
+
+/// Contents of `prepared.json`. Files from newer versions may have more fields.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Prepared {
+    /// Version of the file: 1.
+    pub format: u32,
+    /// Axis and window of all slices.
+    #[serde(flatten)]
+    pub intensity: Intensity,
+    /// Labels of each target in the label maps, for example `"liver": "1"`; an empty text: all labels.
+    pub targets: BTreeMap<String, String>,
+    /// Version of the program.
+    pub program: String,
+}
+
+impl Prepared {
+    /// The contents for a class that this program prepares.
+    pub fn new(intensity: Intensity, targets: BTreeMap<String, String>) -> Self {
+        Self { format: FORMAT, intensity, targets, program: env!("CARGO_PKG_VERSION").to_owned() }
+    }
+
+    /// Reads the file of a class folder; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`Error::Data`] for a damaged file and one of a newer format; [`Error::Io`].
+    pub fn read(class: &Path) -> Result<Option<Self>> {
+        let path = path(class);
+        if path.symlink_metadata().is_err() {
+            return Ok(None);
+        }
+        let text = files::read_to_string(&path, files::MAX_SETTINGS).map_err(Error::io(&path, "read"))?;
+        let hint = "prepare the class again with `prsmed data prepare`, or remove the file";
+        let prepared: Self =
+            serde_json::from_str(&text).map_err(|error| Error::data(&path, format!("damaged: {error}"), hint))?;
+        if prepared.format > FORMAT {
+            let reason = format!("has format {}, this program knows {FORMAT}", prepared.format);
+            return Err(Error::data(&path, reason, "use a newer version of prsmed"));
+        }
+        Ok(Some(prepared))
+    }
+
+    /// This file with the targets of the file that the class folder has, if there is one.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn merged_with(mut self, class: &Path) -> Result<Self> {
+        for (target, labels) in Self::read(class)?.map(|before| before.targets).unwrap_or_default() {
+            self.targets.entry(target).or_insert(labels);
+        }
+        Ok(self)
+    }
+
+    /// Writes the file of a class folder.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write(&self, class: &Path) -> Result<()> {
+        let path = path(class);
+        let text = serde_json::to_string_pretty(self).expect("numbers and strings always serialise") + "\n";
+        files::write(&path, text.as_bytes()).map_err(Error::io(&path, "write"))
+    }
+}
+
+fn path(class: &Path) -> PathBuf {
+    class.join(FILE)
+}
+
+/// Axis and window of those classes of a data root that were prepared from volumes.
+///
+/// # Errors
+/// As [`Prepared::read`].
+pub fn intensities(manifest: &Manifest) -> Result<BTreeMap<String, Intensity>> {
+    let mut found = BTreeMap::new();
+    for class in &manifest.modalities {
+        if let Some(prepared) = Prepared::read(&manifest.root.join(class))? {
+            found.insert(class.clone(), prepared.intensity);
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_read_as_it_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(Prepared::read(folder.path()).unwrap(), None);
+        let intensity = Intensity { axis: Axis::Coronal, window: "350/50".parse().unwrap() };
+        let prepared = Prepared::new(intensity, BTreeMap::from([("liver".into(), "1,2".into())]));
+        prepared.write(folder.path()).unwrap();
+        assert_eq!(Prepared::read(folder.path()).unwrap(), Some(prepared));
+        let path = folder.path().join(FILE);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&json["axis"], &json["window"]), (&"coronal".into(), &"350/50".into()));
+        std::fs::write(&path, text.replace("\"format\": 1", "\"format\": 2")).unwrap();
+        assert!(Prepared::read(folder.path()).unwrap_err().to_string().contains("has format 2"));
+        std::fs::write(&path, "{").unwrap();
+        assert!(Prepared::read(folder.path()).unwrap_err().to_string().contains("damaged"));
+    }
+}

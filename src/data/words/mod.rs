@@ -1,0 +1,8 @@
+//! Words about places: templates, their grammar, and whether they agree with a mask.
+
+pub mod agreement;
+pub mod grammar;
+pub mod position;
+pub mod relabel;
+pub mod templates;
+pub mod word_check;

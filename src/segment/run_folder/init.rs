@@ -1,0 +1,154 @@
+//! A new model that starts from the weights of a trained run (`model.init`), also for data with other classes.
+
+use crate::data::identity::SeenImages;
+use crate::models::prsmed::{self, PrsMed};
+use crate::nn::LoraConfig;
+use crate::segment::config::ModelConfig;
+use crate::segment::resume::DATA_FILE;
+use crate::segment::run_folder::description::{check_adapters, check_sizes, describe, verify};
+use crate::segment::run_folder::loaded::{Build, Description, LoadedModel, RunOverrides, pixels};
+use crate::segment::run_folder::parts::{Configs, digests};
+use crate::segment::{needs, setup, weights};
+use crate::tensor::{guard, rng};
+use crate::{Error, Result};
+use std::path::Path;
+use std::sync::Arc;
+
+const KEY: &str = "model.init";
+
+/// A new model with the weights of the run in `run` (a run folder, a checkpoint or a published folder), and one
+/// sentence about what was taken and what is new. The class head keeps the classes that the run knows.
+///
+/// # Errors
+/// [`Error::Weights`] if the folder is no run or incomplete; [`Error::Config`] for settings that contradict the run.
+pub fn create(
+    run: &Path,
+    config: &ModelConfig,
+    lora: LoraConfig,
+    modalities: &[String],
+    build: Build,
+) -> Result<(LoadedModel, String)> {
+    let folder = needs::checkpoint_of(run)?;
+    verify(&folder)?;
+    let trained = setup::described(&folder, &RunOverrides::default(), build)?;
+    let sizes = sizes(&folder, &trained, config, lora, modalities.len())?;
+    check_sizes(config, &sizes)?;
+    check_adapters(config, &sizes)?;
+    let mut warnings = setup::check_kernels(build.device)?;
+    rng::seed(build.seed);
+    let mut model = guard::guard(|| Ok(PrsMed::new(&sizes, setup::build_options(config, build, true))))?;
+    let named = Description { model: config.clone(), ..trained.clone() };
+    warnings.extend(weights::load_run_without_classes(&folder, &named, &model, build)?);
+    setup::divide(&mut model, config, build)?;
+    let known = |name: &String| trained.modalities.iter().position(|known| known == name);
+    let taken: Vec<Option<usize>> = modalities.iter().map(known).collect();
+    weights::load_classes(&folder, &model, &taken)?;
+    let (base, tower) = weights::base_of(&folder, &named, build)?;
+    let parts = [("base", Some(base.as_path())), ("vision_tower", tower.as_deref())];
+    let is_own = base.starts_with(&folder);
+    if let Some((part, path)) = trained.changed_part(&parts)?.filter(|_| !is_own) {
+        let text = "has other weights than those that the run of the argument `init` was trained with: its adapters may not fit them";
+        warnings.push(format!("`{part}`: `{}` {text}", path.display()));
+    }
+    let (tokenizer, of_tokenizer) = setup::tokenizer_of(&folder, &base, &trained)?;
+    warnings.extend(of_tokenizer);
+    let pixels = pixels(config, &sizes);
+    let mut description = Description::new(config.clone(), sizes, modalities.to_vec(), pixels);
+    description.prompt = trained.prompt.clone();
+    description.sources = trained.sources.clone();
+    description.digests = if is_own { trained.digests.clone() } else { digests(&parts)? };
+    let note = note(&folder, modalities, &taken);
+    Ok((
+        LoadedModel {
+            model,
+            tokenizer: Arc::new(tokenizer),
+            description,
+            known_questions: None,
+            known_images: None,
+            seen: Arc::new(SeenImages::of_checkpoint(&folder.join(DATA_FILE))?),
+            warnings,
+        },
+        note,
+    ))
+}
+
+/// Settings that a training takes from the run in the checkpoint folder `folder`: `key=value` as `--set` takes them.
+///
+/// # Errors
+/// [`Error::Weights`] if the folder is no run; [`Error::Hub`] for the base of a published run.
+pub fn settings(folder: &Path, build: Build) -> Result<Vec<String>> {
+    let trained = setup::described(folder, &RunOverrides::default(), build)?;
+    let table = toml::Table::try_from(&trained.model).expect("plain values serialise");
+    let own = ["base", "vision_tower", "image_size", "train_base", "decoder", "decoder_positions"];
+    // a published run names no encoder, and its sizes are those of TinySAM
+    let encoder: &[&str] = if trained.model.sizes.is_some() { &["image_encoder", "sizes"] } else { &[] };
+    let model = own.iter().chain(encoder).filter_map(|key| Some(format!("model.{key}={}", table.get(*key)?)));
+    let LoraConfig { rank, alpha, .. } = trained.sizes.lora;
+    Ok(model.chain([format!("lora.rank={rank}"), format!("lora.alpha={alpha:?}")]).collect())
+}
+
+/// Model sizes from settings, without reading weights: those of the run that `model.init` names, if it is on this
+/// machine, else as [`setup::planned_sizes`].
+///
+/// # Errors
+/// As [`setup::planned_sizes`].
+pub fn planned_sizes(
+    config: &ModelConfig,
+    configs: &Configs,
+    lora: LoraConfig,
+    num_classes: usize,
+) -> Result<prsmed::Config> {
+    let of_run = || {
+        let is_local = !config.init.is_empty() && !config.init.starts_with("hub:");
+        let folder = is_local.then(|| needs::checkpoint_of(Path::new(&config.init)).ok()).flatten()?;
+        sizes(&folder, &describe(&folder).ok()?, config, lora, num_classes).ok()
+    };
+    of_run().map_or_else(|| setup::planned_sizes(config, configs, lora, num_classes), Ok)
+}
+
+/// Sizes of the run for `num_classes` classes, with the dropouts of the settings.
+fn sizes(
+    folder: &Path,
+    trained: &Description,
+    config: &ModelConfig,
+    lora: LoraConfig,
+    num_classes: usize,
+) -> Result<prsmed::Config> {
+    let of = &trained.sizes;
+    if of.lora.rank == 0 {
+        let reason = "is a merged run: its adapters are part of the language model";
+        return Err(Error::weights(folder, reason, "start from the run that it was merged from"));
+    }
+    let different = |key: &str, was: String, is: String| {
+        let reason = format!("the run `{}` has {was}, the settings have {is}", folder.display());
+        Err(Error::config(key, reason, format!("use the setting `{key}={was}`, or train without `{KEY}`")))
+    };
+    if of.lora.rank != lora.rank {
+        return different("lora.rank", of.lora.rank.to_string(), lora.rank.to_string());
+    }
+    if (of.lora.alpha - lora.alpha).abs() > 0.0 {
+        return different("lora.alpha", of.lora.alpha.to_string(), lora.alpha.to_string());
+    }
+    if trained.model.decoder != config.decoder {
+        let name = |version| serde_json::to_value(version).map_or_else(|_| String::new(), |name| name.to_string());
+        return different("model.decoder", name(trained.model.decoder), name(config.decoder));
+    }
+    let mut decoder = of.decoder.clone();
+    decoder.follow(&config.head_options());
+    let num_classes = i64::try_from(num_classes).expect("a handful of modalities");
+    Ok(prsmed::Config { lora, decoder, num_classes, ..of.clone() })
+}
+
+fn note(folder: &Path, modalities: &[String], taken: &[Option<usize>]) -> String {
+    let named = |is_taken: bool| {
+        let classes = modalities.iter().zip(taken).filter(|(_, row)| row.is_some() == is_taken);
+        let classes: Vec<String> = classes.map(|(name, _)| format!("`{name}`")).collect();
+        (!classes.is_empty()).then(|| classes.join(", "))
+    };
+    let classes = named(true).map_or_else(String::new, |names| format!(", class head of {names}"));
+    let new = named(false).map_or_else(|| "nothing".to_owned(), |names| format!("class head of {names}"));
+    format!(
+        "starting from `{}`: adapters, image encoder, mask decoder and tokenizer{classes} are taken; new: {new}",
+        folder.display()
+    )
+}
