@@ -9,7 +9,7 @@ use crate::{Error, Result, files};
 use image::{GrayImage, RgbImage};
 use serde_json::json;
 use sha2::{Digest, Sha256};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
 /// File of a checkpoint with its inputs.
@@ -20,7 +20,7 @@ const FILE: &str = "inputs.json";
 /// # Errors
 /// [`Error::Io`].
 pub(super) fn image_sums<'a>(rows: impl Iterator<Item = &'a Row>) -> Result<HashMap<&'a Path, String>> {
-    let images: HashSet<&Path> = rows.map(|row| row.image_path.as_path()).collect();
+    let images: BTreeSet<&Path> = rows.map(|row| row.image_path.as_path()).collect();
     images.into_iter().map(|path| Ok((path, sha256(path)?))).collect()
 }
 

@@ -368,7 +368,7 @@ impl Generator {
         let Placement { device, kind, .. } = self.autoencoder.placement;
         let input_of = |xs: &Tensor| doubled(&xs.to_kind(kind), self.config.guidance);
         let control = batch.control.as_ref().map(input_of);
-        let masked = masked.as_ref().map(input_of);
+        let masked = masked.map(|masked| input_of(&masked));
         let (pass, mut history) = (Pass::default(), History::default());
         for (i, &time) in self.sampler.timesteps.iter().enumerate().skip(first) {
             let input = input_of(&self.sampler.scale_model_input(&latents, i));

@@ -138,6 +138,9 @@ fn a_report_contains_every_modality() {
     };
     let fid = row("skin", "FID");
     assert!(fid.low.is_none() && fid.warning.as_deref().is_some_and(|w| w.contains("2048")));
+    let mut of_many = QualityReport::default();
+    of_many.add(&inception, "skin", [&waves(2048, 0.1), &waves(2048, 0.2)], 0).unwrap();
+    assert!(of_many.rows[0].metric == "FID" && of_many.rows[0].warning.is_none(), "{of_many}");
     let kid = row("skin", "KID");
     assert!(kid.low < kid.value && kid.value < kid.high && kid.warning.is_none());
     assert!(kid.value > row("eye", "KID").value);

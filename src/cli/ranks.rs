@@ -67,8 +67,9 @@ impl JoinedJob {
         let on_wait = |text: String| progress.on(&Event::Warning(text));
         let world = World::join(rendezvous, context.runtime.device(), context.runtime.interrupt(), &on_wait)?;
         let monitor = Monitor::start(rendezvous, |cause| end_process(&cause))?;
-        let outcome = work(Ranks::of(&world));
-        Self { world, monitor }.end(outcome)
+        let job = Self { world, monitor };
+        let outcome = work(Ranks::of(&job.world));
+        job.end(outcome)
     }
 
     /// Reports a failure to the other processes. If another process failed first, returns its cause.

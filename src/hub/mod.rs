@@ -257,7 +257,10 @@ impl<'a> Hub<'a> {
         match self.client()?.text(&address) {
             Ok(text) => listed(self.read_listing(&text)?),
             Err(Fault::Connection(reason)) => {
-                let cached = cached().map_err(|_| {
+                let cached = cached().map_err(|error| {
+                    if matches!(error, Error::Io { .. }) {
+                        return error;
+                    }
                     let reason = format!("`{}` cannot be reached: {reason}", self.options.shown_endpoint());
                     self.error(reason, "check the network, the proxy and HF_ENDPOINT, or give a local folder")
                 })?;

@@ -222,14 +222,18 @@ impl Nf4 {
             nested_dtype: self.nested.as_ref().map(|_| "float32".into()),
             nested_offset: self.nested.as_ref().map(|_| offset),
         };
-        self.write_state(&state);
+        let length = self.write_state(&state);
+        assert!(length <= STATE_BYTES, "the state of a matrix is too long");
         write(&self.quant_map, &code_values());
     }
 
-    fn write_state(&self, state: &Nf4State) {
+    /// Writes the text of `state`, cut or filled with blanks; its own length.
+    fn write_state(&self, state: &Nf4State) -> usize {
         let mut text = serde_json::to_vec(state).expect("plain values serialise");
+        let length = text.len();
         text.resize(STATE_BYTES, b' ');
         write(&self.state, &text);
+        length
     }
 
     /// Takes the values of a file's JSON tensor, after the other tensors are loaded.

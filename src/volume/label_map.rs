@@ -80,20 +80,24 @@ impl LabelMap {
             return Err(Error::data(path, "its affine is singular", "correct the header"));
         };
         let map = inverse.after(&grid.affine);
-        let is_known = is_reordered(&map, grid.size, self.grid.size) || self.is_part && is_inside(&self.grid, grid);
-        let differences = if is_known { String::new() } else { differences(&self.grid, grid) };
-        if !is_known && !resample {
-            let reason = format!("its grid is not that of the volume: {differences}");
-            let hint = "use the label map of this volume, or allow resampling to the nearest voxel with the argument \
-                        `resample`";
-            return Err(Error::data(path, reason, hint));
+        if let Some(steps) = exact_steps(&map, grid.size, self.grid.size) {
+            let (values, hidden) = reorder(&self, steps, grid.size);
+            return Ok(Self { values, hidden, grid: grid.clone(), ..self });
         }
-        let (values, hidden) = nearest(&self, &map, grid.size);
-        let mut notes = self.notes;
-        if !is_known {
-            notes.push(format!("the label map has another grid ({differences}); each voxel has its nearest label"));
+        let is_part = self.is_part && is_inside(&self.grid, grid);
+        if resample || is_part {
+            let (values, hidden) = nearest(&self, &map, grid.size);
+            let mut notes = self.notes;
+            if !is_part {
+                let differences = differences(&self.grid, grid);
+                notes.push(format!("the label map has another grid ({differences}); each voxel has its nearest label"));
+            }
+            return Ok(Self { values, hidden, grid: grid.clone(), notes, ..self });
         }
-        Ok(Self { values, hidden, grid: grid.clone(), notes, ..self })
+        let reason = format!("its grid is not that of the volume: {}", differences(&self.grid, grid));
+        let hint =
+            "use the label map of this volume, or allow resampling to the nearest voxel with the argument `resample`";
+        Err(Error::data(path, reason, hint))
     }
 }
 
@@ -115,61 +119,82 @@ fn is_inside(part: &Grid, whole: &Grid) -> bool {
         })
 }
 
-/// True if `map` (target voxel -> label voxel) only flips and permutes axes and both grids have the same extent.
-fn is_reordered(map: &Affine, target: [usize; 3], size: [usize; 3]) -> bool {
+/// First linear index and steps of the linear index in the label map, along the axes of the target.
+type Steps = (usize, [isize; 3]);
+
+/// The steps if `map` (target voxel -> label voxel) only flips and permutes axes and both grids have the same extent.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded and inside the label map")]
+fn exact_steps(map: &Affine, target: [usize; 3], size: [usize; 3]) -> Option<Steps> {
     let mut axes = [0; 3];
-    let mut are_flipped = [false; 3];
+    let mut signs = [0_isize; 3];
     for axis in 0..3 {
-        let step = map.step(axis).map(f64::abs);
-        let along = (0..3).max_by(|a, b| step[*a].total_cmp(&step[*b])).unwrap_or(0);
+        let step = map.step(axis);
+        let along = (0..3).max_by(|a, b| step[*a].abs().total_cmp(&step[*b].abs()))?;
         axes[axis] = along;
-        are_flipped[axis] = map.step(axis)[along] < 0.0;
+        signs[axis] = if step[along] < 0.0 { -1 } else { 1 };
         if target[axis] != size[along] {
-            return false;
+            return None;
         }
     }
     if axes.iter().sum::<usize>() != 3 || axes.iter().product::<usize>() != 0 || axes[0] == axes[1] {
-        return false;
+        return None;
     }
     // the exact position of each corner
     let exact = |corner: [f64; 3]| {
         let mut place = [0.0; 3];
         for axis in 0..3 {
             let last = target[axis] as f64 - 1.0;
-            place[axes[axis]] = if are_flipped[axis] { last - corner[axis] } else { corner[axis] };
+            place[axes[axis]] = if signs[axis] < 0 { last - corner[axis] } else { corner[axis] };
         }
         place
     };
-    corners(target).all(|corner| {
+    let is_same = corners(target).all(|corner| {
         let difference = subtract(map.apply(corner), exact(corner));
         difference.iter().all(|value| value.abs() <= TOLERANCE)
-    })
+    });
+    let strides = [1, size[0], size[0] * size[1]];
+    let start = exact([0.0; 3]);
+    let first = (0..3).map(|axis| start[axis].round() as usize * strides[axis]).sum();
+    is_same.then(|| (first, [0, 1, 2].map(|axis| signs[axis] * strides[axes[axis]].cast_signed())))
 }
 
-/// The labels of each voxel of a grid of another size, from the nearest voxel; `map` leads from its voxels to those of the
-/// label map.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "inside the label map")]
-fn nearest(labels: &LabelMap, map: &Affine, target: [usize; 3]) -> (Vec<u16>, BTreeMap<u16, VoxelSet>) {
-    let size = labels.grid.size;
-    let mut values = Vec::with_capacity(target.iter().product());
+type Gathered = (Vec<u16>, BTreeMap<u16, VoxelSet>);
+
+/// The labels of each voxel of a grid of another `size`, by the index of a voxel of the label map.
+fn gathered(labels: &LabelMap, size: [usize; 3], source: impl Fn([usize; 3]) -> Option<usize>) -> Gathered {
+    let mut values = Vec::with_capacity(size.iter().product());
     let mut hidden: BTreeMap<u16, VoxelSet> = BTreeMap::new();
-    for z in 0..target[2] {
-        for y in 0..target[1] {
-            for x in 0..target[0] {
-                let place = map.apply([x, y, z].map(|index| index as f64)).map(f64::round);
-                let is_inside = (0..3).all(|axis| (0.0..size[axis] as f64).contains(&place[axis]));
-                let [i, j, k] = place.map(|value| value as usize);
-                let source = is_inside.then(|| (k * size[1] + j) * size[0] + i);
+    for z in 0..size[2] {
+        for y in 0..size[1] {
+            for from in (0..size[0]).map(|x| source([x, y, z])) {
                 for (label, voxels) in &labels.hidden {
-                    if source.is_some_and(|source| voxels.contains(source)) {
+                    if from.is_some_and(|from| voxels.contains(from)) {
                         hidden.entry(*label).or_default().push(values.len());
                     }
                 }
-                values.push(source.map_or(0, |source| labels.values[source]));
+                values.push(from.map_or(0, |from| labels.values[from]));
             }
         }
     }
     (values, hidden)
+}
+
+fn reorder(labels: &LabelMap, (first, steps): Steps, size: [usize; 3]) -> Gathered {
+    gathered(labels, size, |voxel| {
+        let offset: isize = (0..3).map(|axis| steps[axis] * voxel[axis].cast_signed()).sum();
+        Some(first.wrapping_add_signed(offset))
+    })
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "inside the label map")]
+fn nearest(labels: &LabelMap, map: &Affine, target: [usize; 3]) -> Gathered {
+    let size = labels.grid.size;
+    gathered(labels, target, |voxel| {
+        let place = map.apply(voxel.map(|index| index as f64)).map(f64::round);
+        let is_inside = (0..3).all(|axis| (0.0..size[axis] as f64).contains(&place[axis]));
+        let [x, y, z] = place.map(|value| value as usize);
+        is_inside.then(|| (z * size[1] + y) * size[0] + x)
+    })
 }
 
 /// What differs between the grid of a label map and that of a volume.

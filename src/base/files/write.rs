@@ -406,7 +406,7 @@ pub fn sync(file: &File) -> io::Result<()> {
 /// Replaces the error of a file system that cannot sync.
 fn tolerate_no_sync(result: io::Result<()>) -> io::Result<()> {
     match result {
-        Err(error) if [libc::EINVAL, libc::ENOTSUP].map(Some).contains(&error.raw_os_error()) => Ok(()),
+        Err(error) if [libc::EINVAL, libc::ENOTSUP, libc::ENOSYS].map(Some).contains(&error.raw_os_error()) => Ok(()),
         other => other,
     }
 }
