@@ -28,6 +28,9 @@ pub const JOURNAL: &str = "results.jsonl";
 /// Name of the table.
 pub const TABLE: &str = "results.csv";
 
+/// What a journal of any version of this program begins with.
+const BEGIN: &str = "{\"version\":";
+
 /// Opens an image file.
 type Reader<'a> = dyn Fn(&Path) -> Result<DynamicImage> + 'a;
 
@@ -195,6 +198,10 @@ impl ResultsFolder {
         if let (true, Some(other)) = (text.is_empty(), other) {
             let reason =
                 format!("`{}` exists, and `{JOURNAL}`, which would name its origin, does not", other.display());
+            return Err(Error::argument("out", reason, "choose another folder"));
+        }
+        if !text.is_empty() && !text.starts_with(BEGIN) {
+            let reason = format!("`{}` is no list of results that this program wrote", path.display());
             return Err(Error::argument("out", reason, "choose another folder"));
         }
         let before: Option<Made> = lines.next().and_then(|line| serde_json::from_str(line).ok());

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::grid::{Affine, Grid, corners, length, subtract};
+use super::source::Uid;
 use super::voxel_set::VoxelSet;
 use crate::foreground::Labels;
 use prsmed_base::error::{Error, Result};
@@ -31,12 +32,14 @@ pub struct LabelMap {
     pub notes: Vec<String>,
     /// True for a DICOM SEG, whose grid has no slices before the first segment and after the last one.
     pub(crate) is_part: bool,
+    /// Identifies the coordinate system of a DICOM SEG: positions of two systems cannot be compared.
+    pub frame_of_reference: Option<Uid>,
 }
 
 impl LabelMap {
     /// Labels without names.
     pub(crate) fn new(values: Vec<u16>, grid: Grid, notes: Vec<String>) -> Self {
-        Self { values, hidden: BTreeMap::new(), grid, names: LabelNames::default(), notes, is_part: false }
+        Self { values, hidden: BTreeMap::new(), grid, names: LabelNames::default(), notes, is_part: false, frame_of_reference: None }
     }
 
     /// The labels except 0, with their numbers of voxels.

@@ -103,6 +103,12 @@ fn a_repeated_command_asks_only_what_is_new_and_keeps_the_rest() {
     );
     let ran = run(predict(&images, &out, &one).arg("--always-paint"));
     assert!(ran.code == Some(0) && ran.stderr.contains("all images are asked again"), "{}", ran.stderr);
+    // a file of somebody else that has the name of the journal
+    fs::write(out.join("results.jsonl"), "notes of mine\n").unwrap();
+    let before = tree(&out);
+    let ran = run(&mut predict(&images, &out, &one));
+    assert!(error_text(&ran).contains("is no list of results that this program wrote"), "{}", ran.stderr);
+    assert!(tree(&out) == before);
 }
 
 #[test]

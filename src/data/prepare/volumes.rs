@@ -21,11 +21,18 @@ use super::table::Pair;
 use super::work::Preparation;
 use super::write;
 use crate::findings::Findings;
+use crate::labels::Labels;
 use crate::manifest::Split;
 use crate::marks::{Mark, pixel_mark};
 use crate::volume::{self, LabelMap, Levels, SlicePlane, Volume, Window, labels};
 use prsmed_base::event::Event;
 use prsmed_base::{Error, Result};
+
+/// Part of a target that is left on another grid, below which a note says how much is lost.
+const NOTED: f64 = 0.9;
+const GONE: &str = "nothing of its target is on a voxel of the volume, whose grid is too coarse for it or lies elsewhere; \
+                    put the volume on the grid of the label map with another program";
+const OTHER_FRAME: &str = "its frame of reference is not that of the volume, as in another examination: only its positions fit";
 
 /// Opens all volumes and finds the slices with structures, and those without if they are wanted. Returns the window that
 /// all volumes have.
@@ -76,20 +83,40 @@ impl Opened {
             .map_err(|error| unusable(&pair.image, &error))?;
         let structures = pair.structures(&work.structures);
         let open = |(number, (_, path)): (usize, &(Option<String>, PathBuf))| {
-            let on_grid = |labels: LabelMap| labels.on_grid(path, &volume.grid, resample);
-            let labels = labels::open_with(path, geometry).and_then(on_grid).map_err(|error| {
+            let shown = || structures.iter().filter(|(_, files)| files.contains(&number)).map(|(structure, _)| structure);
+            let mut before = Vec::new();
+            let on_grid = |labels: LabelMap| {
+                if resample {
+                    before.extend(shown().map(|structure| mm3_of(&labels, structure.labels)));
+                }
+                labels.on_grid(path, &volume.grid, resample)
+            };
+            let mut labels = labels::open_with(path, geometry).and_then(on_grid).map_err(|error| {
                 // such as skipped files, without which the volume has another size
                 let skipped = unusable(path, &error);
                 let notes = volume.notes.iter().map(|note| format!("of its volume: {note}"));
                 let reason = once(skipped.reason).chain(notes).collect::<Vec<_>>().join("; ");
                 Skipped { reason, ..skipped }
             })?;
-            let mut shown = structures.iter().filter(|(_, files)| files.contains(&number));
-            let is_chosen = shown.all(|(structure, _)| !structure.labels.is_empty());
-            match several_labels(&labels).filter(|_| !is_chosen) {
-                Some(reason) => Err(Skipped { path: path.clone(), reason }),
-                None => Ok(labels),
+            let is_chosen = shown().all(|structure| !structure.labels.is_empty());
+            if let Some(reason) = several_labels(&labels).filter(|_| !is_chosen) {
+                return Err(Skipped { path: path.clone(), reason });
             }
+            for (structure, before) in shown().zip(before) {
+                let left = mm3_of(&labels, structure.labels) / before;
+                if left == 0.0 {
+                    return Err(Skipped { path: path.clone(), reason: GONE.to_owned() });
+                }
+                if left < NOTED {
+                    let lost = 100.0 * (1.0 - left);
+                    labels.notes.push(format!("{lost:.0} % of its target is lost on the grid of the volume"));
+                }
+            }
+            let uids = (&labels.frame_of_reference, &volume.frame_of_reference);
+            if let (Some(own), Some(other)) = uids && own != other {
+                labels.notes.push(OTHER_FRAME.to_owned());
+            }
+            Ok(labels)
         };
         let labels = pair.masks.iter().enumerate().map(open).collect::<Result<_, _>>()?;
         Ok(Self { plane: volume.plane(axis), volume, labels, structures })
@@ -120,6 +147,12 @@ fn unusable(path: &Path, error: &Error) -> Skipped {
     // the file of a series that is damaged
     let path = if let Error::Data { path, .. } = error { path } else { path };
     Skipped { path: path.to_owned(), reason: format!("cannot be used: {}", reason_of(error)) }
+}
+
+/// mm³ of the voxels with one of the chosen labels, or with any.
+fn mm3_of(labels: &LabelMap, chosen: Labels) -> f64 {
+    let found = labels.labels().into_iter().filter(|(label, _)| chosen.is_empty() || chosen.contains(*label));
+    found.map(|(_, count)| count as f64).sum::<f64>() * labels.grid.spacing().iter().product::<f64>()
 }
 
 /// Says so if a label map has several labels, of which none is chosen.

@@ -172,6 +172,22 @@ fn volumes_and_label_maps_are_matched_by_name() {
     assert!(refused.to_string().contains("no usable pair of volume and label map"), "{refused}");
     options.slices.resample = true;
     assert_eq!(prepare(&options, &Silent).unwrap().images, 4);
+    // what is lost on the grid of the volume is said, and a target of which nothing is left is no absent one
+    for (name, first) in [("half", 4), ("gone", 5)] {
+        f.write(&format!("labels/{name}.nii.gz"), [8, 6, 6], |[_, _, z]| u8::from(z >= first));
+        options = PrepareOptions { masks: vec![f.path(&format!("labels/{name}.nii.gz"))], modality: name.into(), ..options };
+        options.negatives = Negatives::Usual;
+        match prepare(&options, &Silent) {
+            Ok(report) => {
+                let notes = report.notes.join("\n");
+                assert!(name == "half" && notes.contains("50 % of its target is lost"), "{notes}");
+            }
+            Err(refused) => {
+                let text = refused.to_string();
+                assert!(name == "gone" && text.contains("no usable pair of volume and label map"), "{text}");
+            }
+        }
+    }
 }
 
 /// Masks by the names of the volumes in the table, and the reasons of skipped files.
@@ -505,6 +521,13 @@ fn a_folder_of_one_dicom_seg_is_a_label_map() {
         |modality: &str| PrepareOptions { modality: modality.into(), labels: Labels::NONE, ..plain_options(&f) };
     let report = prepare(&options("one"), &Silent).unwrap();
     assert_eq!((report.images, report.skipped), (scan.grid.size[2], Vec::new()));
+    assert!(!report.notes.join(" ").contains("frame of reference"));
+    let mut bytes = fs::read(f.path("labels/P1/a.dcm")).unwrap();
+    let tag = bytes.windows(6).position(|bytes| bytes == b"\x20\x00\x52\x00UI").expect("the frame of reference");
+    bytes[tag + 10] ^= 1;
+    fs::write(f.path("labels/P1/a.dcm"), bytes).unwrap();
+    let report = prepare(&options("foreign"), &Silent).unwrap();
+    assert!(report.notes.join(" ").contains("its frame of reference is not that of the volume"), "{:?}", report.notes);
     fs::copy(f.path("labels/P1/a.dcm"), f.path("labels/P1/b.dcm")).unwrap();
     let refused = prepare(&options("two"), &Silent).unwrap_err().to_string();
     assert!(refused.contains("labels/P1: it has 2 volumes: `a.dcm`, `b.dcm` (name one of each"), "{refused}");

@@ -1,5 +1,6 @@
 //! Patients by their names in tables. Two spellings are one patient, and a word for a missing patient is none.
 
+use super::names;
 use std::collections::BTreeMap;
 
 /// Words that programs and people write where the patient is not known.
@@ -8,10 +9,12 @@ const MISSING: [&str; 19] = [
     "not available", "not applicable", "anonymous", "anonymized", "anonymised", "no patient",
 ];
 
-/// What identifies a patient: the name in lower case, numbers without leading zeros, a whole number without the `.0` of a
+/// What identifies a patient: the name without regard to case, Unicode form and number of blanks, numbers without leading zeros, a whole number without the `.0` of a
 /// data frame. `None` for a word that says that the patient is missing, and for a name without a letter or digit.
 pub fn key(name: &str) -> Option<String> {
-    let name = name.trim().to_lowercase();
+    // upper case first, which joins letters that lower case does not: a German sharp s and two of them
+    let name = names::key(name).to_uppercase().to_lowercase();
+    let name = name.split_whitespace().collect::<Vec<_>>().join(" ");
     if MISSING.contains(&name.as_str()) || !name.contains(char::is_alphanumeric) {
         return None;
     }
@@ -88,6 +91,8 @@ mod tests {
             (&["", " ", "nan", "NaN", "None", "NULL", "unknown", "N/A", "-", "--", "?", "<NA>", "Anonymous"], None),
             (&["nanny"], Some("nanny")),
             (&["p1.0"], Some("p1.0")),
+            (&["José 2", "Jose\u{301} 2", "JOSÉ  02"], Some("josé 2")),
+            (&["Straße", "STRASSE"], Some("strasse")),
         ] {
             for name in names {
                 assert_eq!(key(name).as_deref(), expected, "`{name}`");

@@ -11,6 +11,7 @@ use dicom_object::InMemDicomObject;
 use super::super::grid::{Affine, Grid, cross, dot, length, scale, subtract, swap_lps_ras, unit};
 use super::super::label_map::{LabelMap, LabelNames};
 use super::super::limits::{MAX_FILE, check_size};
+use super::super::source::Uid;
 use super::super::voxel_set::VoxelSet;
 use super::header::Groups;
 use super::numbers::{items, text};
@@ -68,7 +69,8 @@ pub(crate) fn read(path: &Path) -> Result<LabelMap> {
     let Some(pixels) = pixels else { return Err(wrong("it is truncated: frames have no pixels")) };
     let mut notes: Vec<String> = encoding.map(str::to_owned).into_iter().collect();
     let (values, hidden) = filled(path, &frames, &pixels, grid.size, &mut notes)?;
-    Ok(LabelMap { values, hidden, grid, names: LabelNames(names(&object)), notes, is_part: true })
+    let frame_of_reference = text(&object, tags::FRAME_OF_REFERENCE_UID).map(Uid);
+    Ok(LabelMap { values, hidden, grid, names: LabelNames(names(&object)), notes, is_part: true, frame_of_reference })
 }
 
 /// Class and modality of objects that are no SEG, and what they are. A space stands for several classes.
