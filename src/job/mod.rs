@@ -215,7 +215,7 @@ pub fn run<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Resul
 /// Does other work that writes into a folder, with the lock of that folder. `argument` names the folder in errors.
 ///
 /// # Errors
-/// [`Error::Argument`] for a folder in which another process writes; those of the work.
+/// [`crate::Error::Argument`] for a folder in which another process writes; those of the work.
 pub fn locked<T>(argument: &str, folder: &Path, runtime: &Runtime, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let _lock = RunLock::on(argument, folder, runtime.observer().as_ref())?;
     work()

@@ -90,7 +90,7 @@ impl Config {
     /// Checks that the sizes are possible and fit together.
     ///
     /// # Errors
-    /// [`Error::Config`] naming the setting.
+    /// [`crate::Error::Config`] naming the setting.
     pub fn check(&self) -> Result<()> {
         let Self::Clip(config) = self;
         check_ranges(&[

@@ -15,7 +15,7 @@ const SECONDS: f64 = 1.0;
 /// one second.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`] and other typed errors of libtorch.
+/// [`crate::Error::OutOfMemory`] and other typed errors of libtorch.
 pub fn rate(device: Device, kind: Kind) -> Result<f64> {
     let side = if matches!(device, Device::Cuda(_)) { SIDES.0 } else { SIDES.1 };
     rate_of_side(device, kind, side, SECONDS)

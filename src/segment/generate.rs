@@ -1,7 +1,7 @@
 //! One question to one model: the mask of its prompt, and the answer token by token.
 //!
 //! The language model processes the prompt once. The mask decoder reads its states, and generation of the answer starts
-//! from its key-value cache. The encoders run once for each image: [`encode`] keeps their outputs.
+//! from its key-value cache. The encoders run once for each image: `encode` keeps their outputs.
 
 use super::layout::Layout;
 use super::measures::validation::values;

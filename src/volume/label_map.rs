@@ -39,7 +39,15 @@ pub struct LabelMap {
 impl LabelMap {
     /// Labels without names.
     pub(crate) fn new(values: Vec<u16>, grid: Grid, notes: Vec<String>) -> Self {
-        Self { values, hidden: BTreeMap::new(), grid, names: LabelNames::default(), notes, is_part: false, frame_of_reference: None }
+        Self {
+            values,
+            hidden: BTreeMap::new(),
+            grid,
+            names: LabelNames::default(),
+            notes,
+            is_part: false,
+            frame_of_reference: None,
+        }
     }
 
     /// The labels except 0, with their numbers of voxels.

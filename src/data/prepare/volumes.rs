@@ -32,7 +32,8 @@ use prsmed_base::{Error, Result};
 const NOTED: f64 = 0.9;
 const GONE: &str = "nothing of its target is on a voxel of the volume, whose grid is too coarse for it or lies elsewhere; \
                     put the volume on the grid of the label map with another program";
-const OTHER_FRAME: &str = "its frame of reference is not that of the volume, as in another examination: only its positions fit";
+const OTHER_FRAME: &str =
+    "its frame of reference is not that of the volume, as in another examination: only its positions fit";
 
 /// Opens all volumes and finds the slices with structures, and those without if they are wanted. Returns the window that
 /// all volumes have.
@@ -83,7 +84,8 @@ impl Opened {
             .map_err(|error| unusable(&pair.image, &error))?;
         let structures = pair.structures(&work.structures);
         let open = |(number, (_, path)): (usize, &(Option<String>, PathBuf))| {
-            let shown = || structures.iter().filter(|(_, files)| files.contains(&number)).map(|(structure, _)| structure);
+            let shown =
+                || structures.iter().filter(|(_, files)| files.contains(&number)).map(|(structure, _)| structure);
             let mut before = Vec::new();
             let on_grid = |labels: LabelMap| {
                 if resample {
@@ -113,7 +115,9 @@ impl Opened {
                 }
             }
             let uids = (&labels.frame_of_reference, &volume.frame_of_reference);
-            if let (Some(own), Some(other)) = uids && own != other {
+            if let (Some(own), Some(other)) = uids
+                && own != other
+            {
                 labels.notes.push(OTHER_FRAME.to_owned());
             }
             Ok(labels)

@@ -175,7 +175,8 @@ fn volumes_and_label_maps_are_matched_by_name() {
     // what is lost on the grid of the volume is said, and a target of which nothing is left is no absent one
     for (name, first) in [("half", 4), ("gone", 5)] {
         f.write(&format!("labels/{name}.nii.gz"), [8, 6, 6], |[_, _, z]| u8::from(z >= first));
-        options = PrepareOptions { masks: vec![f.path(&format!("labels/{name}.nii.gz"))], modality: name.into(), ..options };
+        options =
+            PrepareOptions { masks: vec![f.path(&format!("labels/{name}.nii.gz"))], modality: name.into(), ..options };
         options.negatives = Negatives::Usual;
         match prepare(&options, &Silent) {
             Ok(report) => {

@@ -41,7 +41,7 @@ impl<'de> serde::Deserialize<'de> for &'static Family {
 /// Family and fields of the language model in `folder`. The program follows all of these fields or does not know them.
 ///
 /// # Errors
-/// [`Error::Weights`] for an architecture that is not supported, and for values that the program does not compute with.
+/// [`crate::Error::Weights`] for an architecture that is not supported, and for values that the program does not compute with.
 pub fn open(folder: &Path) -> Result<(&'static Family, Fields)> {
     let fields = Fields::read(folder)?;
     let Some(family) = FAMILIES.iter().copied().find(|family| fields.is_of(family.architectures)) else {
