@@ -23,6 +23,7 @@ use std::sync::Arc;
 ///
 /// ```no_run
 /// use prsmed::prelude::*;
+/// use prsmed::segment::Training;
 ///
 /// let runtime = Runtime::new();
 /// let manifest = Manifest::open("data".as_ref(), None)?;
