@@ -28,9 +28,6 @@ pub const JOURNAL: &str = "results.jsonl";
 /// Name of the table.
 pub const TABLE: &str = "results.csv";
 
-/// What a journal of any version of this program begins with.
-const BEGIN: &str = "{\"version\":";
-
 /// Opens an image file.
 type Reader<'a> = dyn Fn(&Path) -> Result<DynamicImage> + 'a;
 
@@ -200,7 +197,8 @@ impl ResultsFolder {
                 format!("`{}` exists, and `{JOURNAL}`, which would name its origin, does not", other.display());
             return Err(Error::argument("out", reason, "choose another folder"));
         }
-        if !text.is_empty() && !text.starts_with(BEGIN) {
+        // what a journal of any version begins with
+        if !text.is_empty() && !text.starts_with("{\"version\":") {
             let reason = format!("`{}` is no list of results that this program wrote", path.display());
             return Err(Error::argument("out", reason, "choose another folder"));
         }

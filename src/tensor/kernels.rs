@@ -16,10 +16,11 @@ use std::ffi::CString;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// When custom CUDA kernels run on a GPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum KernelMode {
-    /// If they are faster: both ways are timed the first time that an operation and size occur.
+/// Use of an optimization, such as the custom CUDA kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Switch {
+    /// On if it is measured to be faster. Kernels are timed the first time that an operation and size occur.
     Auto,
     /// Always.
     On,
@@ -27,8 +28,8 @@ pub enum KernelMode {
     Off,
 }
 
-/// Sets the mode of the process. The default is [`KernelMode::Off`].
-pub fn set_mode(mode: KernelMode) {
+/// Sets the mode of the process. The default is [`Switch::Off`].
+pub fn set_mode(mode: Switch) {
     // SAFETY: sets a number.
     unsafe { native::prsmed_kernels_mode(mode as i32) };
 }
@@ -60,7 +61,7 @@ pub fn unavailable() -> Option<String> {
 
 /// Compares every kernel with libtorch's operators on small tensors of `device`, once per process. A kernel that
 /// differs does not run from then on ([`refusals`]). If one fails or they do not compile, none runs, and
-/// [`unavailable`] gives the reason. Does nothing on the CPU. Sets [`KernelMode::Off`].
+/// [`unavailable`] gives the reason. Does nothing on the CPU. Sets [`Switch::Off`].
 ///
 /// # Errors
 /// [`Error::Torch`] from libtorch's generators.
@@ -72,9 +73,9 @@ pub fn check(device: Device) -> Result<()> {
     }
     let numbers = rng::RngState::take(device)?;
     rng::seed(0);
-    set_mode(KernelMode::On);
+    set_mode(Switch::On);
     let found = differences(device);
-    set_mode(KernelMode::Off);
+    set_mode(Switch::Off);
     numbers.restore()?;
     match found {
         Ok(found) => refuse(found),
@@ -260,7 +261,7 @@ pub struct Timing {
     pub chain_us: f64,
 }
 
-/// Timings that [`KernelMode::Auto`] has measured; it uses the faster implementation.
+/// Timings that [`Switch::Auto`] has measured; it uses the faster implementation.
 pub fn choices() -> Vec<Timing> {
     // SAFETY: the callee gives a text of its own.
     let text = unsafe { native::text(native::prsmed_kernels_choices()) };

@@ -373,13 +373,13 @@ fn kernels_agree_with_libtorch_on_a_gpu() {
     assert_eq!(unavailable(), None);
     check(Device::Cuda(0)).unwrap();
     assert_eq!(unavailable(), None);
-    set_mode(KernelMode::On);
+    set_mode(Switch::On);
     for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
         for (rows, dim, wide) in SHAPES.into_iter().chain([(1024, 4096, 14336)]) {
             compare(rows, dim, wide, kind, Device::Cuda(0));
         }
     }
-    set_mode(KernelMode::Off);
+    set_mode(Switch::Off);
 }
 
 /// Times every kernel against libtorch's operators in bf16, at sizes of a 7B model with 1,024 tokens.
@@ -414,9 +414,9 @@ fn measure(device: Device) -> Result<Vec<Timing>> {
 fn kernels_are_timed() {
     let _lock = rng::TEST_LOCK.lock();
     set_folder_for_tests();
-    set_mode(KernelMode::On);
+    set_mode(Switch::On);
     let timings = measure(Device::Cuda(0)).unwrap();
-    set_mode(KernelMode::Off);
+    set_mode(Switch::Off);
     for timing in &timings {
         let mut record = serde_json::to_value(timing).unwrap();
         record["kind"] = "kernel".into();

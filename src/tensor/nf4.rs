@@ -222,8 +222,7 @@ impl Nf4 {
             nested_dtype: self.nested.as_ref().map(|_| "float32".into()),
             nested_offset: self.nested.as_ref().map(|_| offset),
         };
-        let length = self.write_state(&state);
-        assert!(length <= STATE_BYTES, "the state of a matrix is too long");
+        assert!(self.write_state(&state) <= STATE_BYTES, "the state of a matrix is too long");
         write(&self.quant_map, &code_values());
     }
 

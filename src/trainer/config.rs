@@ -2,6 +2,7 @@
 
 use super::precision::Precision;
 use crate::setting::settings;
+pub use crate::tensor::kernels::Switch;
 use crate::tensor::{self, kernels};
 use crate::{Error, Result};
 use std::fmt;
@@ -130,7 +131,7 @@ impl TrainConfig {
     /// # Panics
     /// As [`tensor::allow_tf32`].
     pub fn prepare_process(&self) {
-        kernels::set_mode(self.untimed(self.fused_kernels).kernels());
+        kernels::set_mode(self.untimed(self.fused_kernels));
         tensor::allow_tf32(self.tf32);
         tensor::set_deterministic(self.deterministic);
     }
@@ -220,29 +221,6 @@ pub enum OptimizerKind {
     AdamW,
     /// State of tensors with 4096 elements or more in 8 bits, one scale per 256 (Dettmers et al. 2022).
     AdamW8bit,
-}
-
-/// Use of an optimization.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Switch {
-    /// On if it is measured to be faster.
-    Auto,
-    /// Always.
-    On,
-    /// Never.
-    Off,
-}
-
-impl Switch {
-    /// The mode of the custom CUDA kernels.
-    pub fn kernels(self) -> kernels::KernelMode {
-        match self {
-            Self::Auto => kernels::KernelMode::Auto,
-            Self::On => kernels::KernelMode::On,
-            Self::Off => kernels::KernelMode::Off,
-        }
-    }
 }
 
 /// The first layers of a part, to which a setting applies: `none`, `full` (all), or their number.

@@ -91,8 +91,9 @@ impl LabelMap {
             return Err(Error::data(path, "its affine is singular", "correct the header"));
         };
         let map = inverse.after(&grid.affine);
-        if let Some(steps) = exact_steps(&map, grid.size, self.grid.size) {
-            let (values, hidden) = reorder(&self, steps, grid.size);
+        if let Some((first, steps)) = exact_steps(&map, grid.size, self.grid.size) {
+            let offset = |voxel: [usize; 3]| (0..3).map(|axis| steps[axis] * voxel[axis].cast_signed()).sum();
+            let (values, hidden) = gathered(&self, grid.size, |voxel| Some(first.wrapping_add_signed(offset(voxel))));
             return Ok(Self { values, hidden, grid: grid.clone(), ..self });
         }
         let is_part = self.is_part && is_inside(&self.grid, grid);
@@ -130,12 +131,9 @@ fn is_inside(part: &Grid, whole: &Grid) -> bool {
         })
 }
 
-/// First linear index and steps of the linear index in the label map, along the axes of the target.
-type Steps = (usize, [isize; 3]);
-
-/// The steps if `map` (target voxel -> label voxel) only flips and permutes axes and both grids have the same extent.
+/// First linear index in the label map, and steps of it along the axes of the target, if `map` (target voxel -> label voxel) only flips and permutes axes and both grids have the same extent.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded and inside the label map")]
-fn exact_steps(map: &Affine, target: [usize; 3], size: [usize; 3]) -> Option<Steps> {
+fn exact_steps(map: &Affine, target: [usize; 3], size: [usize; 3]) -> Option<(usize, [isize; 3])> {
     let mut axes = [0; 3];
     let mut signs = [0_isize; 3];
     for axis in 0..3 {
@@ -188,13 +186,6 @@ fn gathered(labels: &LabelMap, size: [usize; 3], source: impl Fn([usize; 3]) -> 
         }
     }
     (values, hidden)
-}
-
-fn reorder(labels: &LabelMap, (first, steps): Steps, size: [usize; 3]) -> Gathered {
-    gathered(labels, size, |voxel| {
-        let offset: isize = (0..3).map(|axis| steps[axis] * voxel[axis].cast_signed()).sum();
-        Some(first.wrapping_add_signed(offset))
-    })
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "inside the label map")]

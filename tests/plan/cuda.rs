@@ -428,14 +428,14 @@ fn planned_memory_of_custom_cuda_kernels_is_as_worked_out_by_hand() {
     let _alone = ready();
     let _target = meta::enter_target(meta::PlanTarget::Cuda);
     meta::set_gpu(80, 108);
-    kernels::set_mode(kernels::KernelMode::On);
+    kernels::set_mode(kernels::Switch::On);
     // native/kernels.cpp: the bias is written at once
     let bias = case("bias of packed texts", 4 * 1001 * 1008, 4 * 1001 * 1008, |on| {
         let blocks = zeros(&[2, 1001], Kind::Int64, on);
         forward(move || packed_bias(&blocks, BF16))
     });
     let found = planned(&bias);
-    kernels::set_mode(kernels::KernelMode::Off);
+    kernels::set_mode(kernels::Switch::Off);
     assert_eq!(found, (bias.live, bias.peak));
 }
 
@@ -528,9 +528,9 @@ fn adapters_that_share_their_input_move_half_of_the_bytes() {
     let _alone = ready();
     let _target = meta::enter_target(meta::PlanTarget::Cuda);
     let (apart, operators) = adapters_of_a_layer(false);
-    kernels::set_mode(kernels::KernelMode::On);
+    kernels::set_mode(kernels::Switch::On);
     let (shared, fewer) = adapters_of_a_layer(true);
-    kernels::set_mode(kernels::KernelMode::Off);
+    kernels::set_mode(kernels::Switch::Off);
     println!("{:.1} of {:.1} MB, {:.2}; {fewer} of {operators} operators", shared / 1e6, apart / 1e6, shared / apart);
     assert!(shared <= 0.5 * apart, "{shared} of {apart} bytes");
     assert!(fewer < operators, "{fewer} of {operators} operators");

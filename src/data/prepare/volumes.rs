@@ -28,13 +28,6 @@ use crate::volume::{self, LabelMap, Levels, SlicePlane, Volume, Window, labels};
 use prsmed_base::event::Event;
 use prsmed_base::{Error, Result};
 
-/// Part of a target that is left on another grid, below which a note says how much is lost.
-const NOTED: f64 = 0.9;
-const GONE: &str = "nothing of its target is on a voxel of the volume, whose grid is too coarse for it or lies elsewhere; \
-                    put the volume on the grid of the label map with another program";
-const OTHER_FRAME: &str =
-    "its frame of reference is not that of the volume, as in another examination: only its positions fit";
-
 /// Opens all volumes and finds the slices with structures, and those without if they are wanted. Returns the window that
 /// all volumes have.
 ///
@@ -107,9 +100,11 @@ impl Opened {
             for (structure, before) in shown().zip(before) {
                 let left = mm3_of(&labels, structure.labels) / before;
                 if left == 0.0 {
-                    return Err(Skipped { path: path.clone(), reason: GONE.to_owned() });
+                    let reason = "nothing of its target is on a voxel of the volume, whose grid is too coarse for it or lies \
+                                  elsewhere; put the volume on the grid of the label map with another program";
+                    return Err(Skipped { path: path.clone(), reason: reason.to_owned() });
                 }
-                if left < NOTED {
+                if left < 0.9 {
                     let lost = 100.0 * (1.0 - left);
                     labels.notes.push(format!("{lost:.0} % of its target is lost on the grid of the volume"));
                 }
@@ -118,7 +113,8 @@ impl Opened {
             if let (Some(own), Some(other)) = uids
                 && own != other
             {
-                labels.notes.push(OTHER_FRAME.to_owned());
+                let note = "its frame of reference is not that of the volume, as in another examination: only its positions fit";
+                labels.notes.push(note.to_owned());
             }
             Ok(labels)
         };

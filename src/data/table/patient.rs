@@ -13,8 +13,7 @@ const MISSING: [&str; 19] = [
 /// data frame. `None` for a word that says that the patient is missing, and for a name without a letter or digit.
 pub fn key(name: &str) -> Option<String> {
     // upper case first, which joins letters that lower case does not: a German sharp s and two of them
-    let name = names::key(name).to_uppercase().to_lowercase();
-    let name = name.split_whitespace().collect::<Vec<_>>().join(" ");
+    let name = names::key(name).to_uppercase().to_lowercase().split_whitespace().collect::<Vec<_>>().join(" ");
     if MISSING.contains(&name.as_str()) || !name.contains(char::is_alphanumeric) {
         return None;
     }
