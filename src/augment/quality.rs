@@ -193,7 +193,7 @@ pub fn encoder_features(loaded: &LoadedModel, images: &FeatureImages) -> Result<
         let count = i64::try_from(numbers.len()).expect("a batch");
         let mut bytes = Vec::new();
         for image in decoded {
-            bytes.extend(sam_pixels(image, size, Fit::Stretch)?);
+            bytes.extend(sam_pixels(image, size, loaded.description.pixels.fit)?);
         }
         let pixels = Tensor::from_slice(&bytes).view([count, 3, side, side]);
         let embedding =

@@ -104,7 +104,7 @@ impl RunScoring<'_> {
         Ok(Some((out, comparison, records)))
     }
 
-    /// Scores several runs, each with a report in a folder of its own. `begin` is told the name of each run, and `end` gets
+    /// Scores several runs, each with a report in a folder of its own. `begin` gets the name of each run, and `end` gets
     /// its scores. Gives the folder of all reports and a record of each run.
     fn score_each(
         &self,

@@ -159,12 +159,10 @@ pub(super) fn answer(
 fn masks_at(logits: &Tensor, (width, height): (u32, u32), fit: Fit) -> Result<Vec<Vec<f32>>> {
     Error::check_finite("mask logits", &values(logits))?;
     let [_m, _one, side, _side] = dims(logits);
-    let [cells, enlarged] = fit.way_back(u32::try_from(side).expect("a side"), (width, height));
-    let first =
-        |tensor: &Tensor, (columns, rows): (u32, u32)| tensor.narrow(2, 0, rows.into()).narrow(3, 0, columns.into());
-    let enlarged = [i64::from(enlarged.1), i64::from(enlarged.0)];
-    let masks = first(logits, cells).upsample_bilinear2d(enlarged, false, None, None);
-    let masks = values(&first(&masks, (width, height)).sigmoid());
+    let [cells, (columns, rows)] = fit.way_back(u32::try_from(side).expect("a side"), (width, height));
+    let cut = |xs: &Tensor, (width, height): (u32, u32)| xs.narrow(2, 0, height.into()).narrow(3, 0, width.into());
+    let masks = cut(logits, cells).upsample_bilinear2d([rows.into(), columns.into()], false, None, None);
+    let masks = values(&cut(&masks, (width, height)).sigmoid());
     let pixels = (width as usize * height as usize).max(1);
     Ok(masks.chunks(pixels).map(<[f32]>::to_vec).collect())
 }

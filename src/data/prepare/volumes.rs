@@ -100,20 +100,19 @@ impl Opened {
             for (structure, before) in shown().zip(before) {
                 let left = mm3_of(&labels, structure.labels) / before;
                 if left == 0.0 {
-                    let reason = "nothing of its target is on a voxel of the volume, whose grid is too coarse for it or lies \
-                                  elsewhere; put the volume on the grid of the label map with another program";
-                    return Err(Skipped { path: path.clone(), reason: reason.to_owned() });
+                    let reason = "is on no voxel of the volume, whose grid is too coarse for it or lies elsewhere; put the \
+                                  volume on the grid of the label map with another program";
+                    return Err(Skipped { path: path.clone(), reason: format!("its `{}` {reason}", structure.name) });
                 }
                 if left < 0.9 {
-                    let lost = 100.0 * (1.0 - left);
-                    labels.notes.push(format!("{lost:.0} % of its target is lost on the grid of the volume"));
+                    let lost = format!("{:.0} % of `{}`", 100.0 * (1.0 - left), structure.name);
+                    labels.notes.push(format!("{lost} in its label map is lost on the grid of the volume"));
                 }
             }
-            let uids = (&labels.frame_of_reference, &volume.frame_of_reference);
-            if let (Some(own), Some(other)) = uids
-                && own != other
-            {
-                let note = "its frame of reference is not that of the volume, as in another examination: only its positions fit";
+            let (own, other) = (&labels.frame_of_reference, &volume.frame_of_reference);
+            if own.is_some() && other.is_some() && own != other {
+                let note = "its label map has another frame of reference, as one of another examination has: only the \
+                            positions fit; check that both belong together";
                 labels.notes.push(note.to_owned());
             }
             Ok(labels)

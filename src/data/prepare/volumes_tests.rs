@@ -181,7 +181,7 @@ fn volumes_and_label_maps_are_matched_by_name() {
         match prepare(&options, &Silent) {
             Ok(report) => {
                 let notes = report.notes.join("\n");
-                assert!(name == "half" && notes.contains("50 % of its target is lost"), "{notes}");
+                assert!(name == "half" && notes.contains("50 % of `lesion` in its label map is lost"), "{notes}");
             }
             Err(refused) => {
                 let text = refused.to_string();
@@ -528,7 +528,7 @@ fn a_folder_of_one_dicom_seg_is_a_label_map() {
     bytes[tag + 10] ^= 1;
     fs::write(f.path("labels/P1/a.dcm"), bytes).unwrap();
     let report = prepare(&options("foreign"), &Silent).unwrap();
-    assert!(report.notes.join(" ").contains("its frame of reference is not that of the volume"), "{:?}", report.notes);
+    assert!(report.notes.join(" ").contains("its label map has another frame of reference"), "{:?}", report.notes);
     fs::copy(f.path("labels/P1/a.dcm"), f.path("labels/P1/b.dcm")).unwrap();
     let refused = prepare(&options("two"), &Silent).unwrap_err().to_string();
     assert!(refused.contains("labels/P1: it has 2 volumes: `a.dcm`, `b.dcm` (name one of each"), "{refused}");

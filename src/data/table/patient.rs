@@ -1,6 +1,7 @@
 //! Patients by their names in tables. Two spellings are one patient, and a word for a missing patient is none.
 
 use super::names;
+use prsmed_base::error::quoted;
 use std::collections::BTreeMap;
 
 /// Words that programs and people write where the patient is not known.
@@ -57,7 +58,11 @@ impl Spellings {
         /// Patients that the sentence names.
         const NAMED: usize = 3;
         let several: Vec<&Vec<String>> = self.0.values().filter(|known| known.len() > 1).collect();
-        let named: Vec<String> = several.iter().take(NAMED).map(|known| prsmed_base::error::quoted(known)).collect();
+        // combining and invisible letters by their numbers, so that two spellings do not look the same
+        let letter = |c: char| if c.is_ascii() { c.to_string() } else { c.escape_debug().to_string() };
+        let seen = |name: &String| name.chars().map(letter).collect::<String>();
+        let spelled = |known: &&Vec<String>| quoted(&known.iter().map(seen).collect::<Vec<_>>());
+        let named: Vec<String> = several.iter().take(NAMED).map(spelled).collect();
         let more = several.len().checked_sub(NAMED).filter(|more| *more > 0);
         let more = more.map_or_else(String::new, |more| format!("; and {more} more"));
         let count = match several.len() {
@@ -112,5 +117,11 @@ mod tests {
         }
         assert!(spellings.warning().expect("five").contains("; and 2 more"), "{:?}", spellings.warning());
         assert_eq!(Spellings::default().warning(), None);
+        let mut alike = Spellings::default();
+        for name in ["José's", "Jose\u{301}'s"] {
+            alike.settle(name);
+        }
+        let warning = alike.warning().expect("one patient");
+        assert!(warning.contains("`José's`, `Jose\\u{301}'s`"), "{warning}");
     }
 }
