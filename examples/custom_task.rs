@@ -57,9 +57,7 @@ impl Task for Brightness {
 
     fn parameters(&self) -> Vec<Parameter> {
         let parameters = self.weights.iter();
-        parameters
-            .map(|(name, w)| Parameter { name: format!("brightness/{name}"), tensor: w.shallow_clone() })
-            .collect()
+        parameters.map(|(name, w)| Parameter::new(format!("brightness/{name}"), w.shallow_clone())).collect()
     }
 
     fn steps_per_epoch(&self) -> u64 {

@@ -219,7 +219,7 @@ const CONFIG: PixelConfig = PixelConfig {
     pad_offset: PadOffset::Centre,
     labels: Labels::NONE,
 };
-const OPTIONS: LoaderOptions = LoaderOptions { workers: 2, prefetch: 2, epoch: 0, by_image: false };
+const OPTIONS: LoaderOptions = LoaderOptions { workers: 2, prefetch: 2, epoch: 0, by_image: false, geometry: None };
 
 fn source(root: &Path, encoder: Bytes) -> (Source, Arc<Bytes>) {
     let manifest = Manifest::open(root, None).expect("good rows");

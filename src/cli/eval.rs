@@ -70,6 +70,10 @@ pub(super) struct Args {
     /// added]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Also move the true mask of each row to each location, and measure how often the words follow it: up to nine more
+    /// answers for each row. For runs of `model.answer_reads_mask`
+    #[arg(long)]
+    move_masks: bool,
     #[command(flatten)]
     gpus: GpuArgs,
 }
@@ -99,7 +103,11 @@ fn score(args: &Args, ranks: Ranks, context: &Context) -> CommandResult {
         split,
         limit: args.limit,
         labels: args.labels.as_deref().map(|text| labels_of("--labels", text)).transpose()?,
-        options: EvaluationOptions { max_new_tokens: args.max_new_tokens, tolerance: args.tolerance_mm },
+        options: EvaluationOptions {
+            max_new_tokens: args.max_new_tokens,
+            tolerance: args.tolerance_mm,
+            moves_masks: args.move_masks,
+        },
         out: args.out.clone(),
         model: args.model.options(if args.ensemble { &args.runs[1..] } else { &[] }),
         ranks,

@@ -39,7 +39,7 @@ pub(super) fn role(command: &str, argument: &str) -> Option<OutputRole> {
         }
         (
             _,
-            "annotations" | "image" | "images" | "masks" | "patients" | "templates" | "loras" | "sample"
+            "annotations" | "image" | "images" | "mask_in" | "masks" | "patients" | "templates" | "loras" | "sample"
             | "predictions" | "truths",
         ) => OutputRole::Reads(Read::Files),
         (_, "config" | "sets") => OutputRole::Settings,

@@ -12,7 +12,7 @@ use crate::event::Event;
 use crate::front::image_list::root_of;
 use crate::front::many::{Made, identity_of};
 use crate::front::{
-    ANSWER_TOKENS, Ask, Image, ImageOrVolume, ImageReading, Model, OpenOptions, Prediction, check_question,
+    ANSWER_TOKENS, Ask, Image, ImageOrVolume, ImageReading, Model, OpenOptions, Prediction, Ready, check_question,
 };
 use crate::job::outputs::{self, OutputPath, Written};
 use crate::segment::calibration::Confidence;
@@ -23,7 +23,7 @@ use crate::tensor::ledger;
 use crate::trainer::FirstLayers;
 use crate::trainer::precision::Precision;
 use crate::{Error, Result, files};
-use image::DynamicImage;
+use image::{DynamicImage, GrayImage};
 use serde_json::json;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -133,7 +133,7 @@ impl ModelArgs {
 /// Answer a question about an image and segment the region it asks for
 ///
 /// Prints the answer while it is generated. The mask has the same size as the image. A volume (NIfTI, DICOM) is segmented
-/// slice by slice, without answers; its mask is written with `--out` on the grid of the volume.
+/// slice by slice, and a template answers from its mask, which is written with `--out` on the grid of the volume.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed predict runs/a --image scan.png --question \"Where is the lesion?\" --mask-out mask.png
@@ -155,6 +155,10 @@ pub(super) struct Args {
     questions: Vec<String>,
     #[command(flatten)]
     many: ManyArgs,
+    /// A mask of the image, for example a corrected one, for the words to follow: PNG, or for a volume of one slice a label
+    /// map on its grid. For runs of `model.answer_reads_mask`
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["images", "probabilities", "always_paint"])]
+    mask_in: Option<PathBuf>,
     /// Write the mask as an 8-bit PNG with the values 0 and 255
     #[arg(long, value_name = "FILE", conflicts_with = "images")]
     mask_out: Option<PathBuf>,
@@ -194,7 +198,7 @@ pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
         ImageOrVolume::Volume(opened) => {
             check_volume_flags(args)?;
             if args.max_new_tokens.is_some() {
-                context.runtime.note("`--max-new-tokens` has no effect: a volume gets a mask and no answer");
+                context.runtime.note("`--max-new-tokens` has no effect: a template answers about a volume");
             }
             args.probabilities.iter().try_for_each(|path| {
                 check_parent("--probabilities", path)?;
@@ -210,26 +214,22 @@ pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
     args.mask_out.iter().try_for_each(|path| check_writable("--mask-out", path, &["png"]))?;
     args.overlay_out.iter().try_for_each(|path| check_writable("--overlay-out", path, &["png", "jpg", "jpeg"]))?;
     args.probabilities.iter().try_for_each(|path| check_writable("--probabilities", path, &["png"]))?;
+    let size = (image.width(), image.height());
+    let given =
+        args.mask_in.as_deref().map(|mask| args.given_mask(mask, (path, size), &reading, context)).transpose()?;
     let model = args.run.open(context)?;
     let max_new_tokens = args.max_new_tokens.unwrap_or(ANSWER_TOKENS);
-    let ask = Ask { question, max_new_tokens, always_paint: args.always_paint };
-    let mut stream = |piece: &str| {
-        context.progress.on(&Event::Token(piece.to_owned()));
+    let ask = Ask { max_new_tokens, always_paint: args.always_paint, mask: given.as_ref(), ..Ask::new(question) };
+    let mut stream = |ready: Ready| {
+        if let Ready::Text(piece) = ready {
+            context.progress.on(&Event::Token(piece.to_owned()));
+        }
         ControlFlow::Continue(())
     };
     let encoded = model.encode(&Image::Pixels(&image));
     let answered = encoded.and_then(|image| model.ask_with(&image, &ask, &mut stream));
     let prediction = answered.map_err(|error| error.of_image(path))?;
-    if let Some(path) = &args.probabilities {
-        let (width, height) = prediction.size;
-        write_image(&sheet::probability_image_16(&prediction.target().probabilities, width, height)?, path)?;
-    }
-    if let Some(path) = &args.mask_out {
-        write_image(&prediction.binary_mask()?.into(), path)?;
-    }
-    if let Some(path) = &args.overlay_out {
-        write_image(&prediction.overlay(&image, None)?.into(), path)?;
-    }
+    args.write(&prediction, &image)?;
     finish(context, &model, &prediction, args)
 }
 
@@ -258,6 +258,36 @@ fn many(args: &Args, context: &Context) -> CommandResult {
 }
 
 impl Args {
+    /// The mask that the words are to follow, before the model is loaded.
+    fn given_mask(
+        &self,
+        mask: &Path,
+        (image, size): (&Path, (u32, u32)),
+        reading: &ImageReading,
+        context: &Context,
+    ) -> Result<GrayImage> {
+        let run = weight_files::described(&self.run.run, &context.runtime)?;
+        let labels = run.as_ref().map(|run| run.pixels.labels).unwrap_or_default();
+        let mask = reading.mask(mask, image, labels)?;
+        run.map_or(Ok(()), |run| run.check_mask(&mask, size))?;
+        Ok(mask)
+    }
+
+    /// Writes the pictures of a prediction.
+    fn write(&self, prediction: &Prediction, image: &DynamicImage) -> Result<()> {
+        if let Some(path) = &self.probabilities {
+            let (width, height) = prediction.size;
+            write_image(&sheet::probability_image_16(&prediction.target().probabilities, width, height)?, path)?;
+        }
+        if let Some(path) = &self.mask_out {
+            write_image(&prediction.binary_mask()?.into(), path)?;
+        }
+        if let Some(path) = &self.overlay_out {
+            write_image(&prediction.overlay(image, None)?.into(), path)?;
+        }
+        Ok(())
+    }
+
     /// How files become images; volumes and DICOM images as in the training where the flags choose nothing.
     fn reading(&self, has_volumes: bool, context: &Context) -> Result<ImageReading> {
         let chosen = self.volume.reading();
@@ -283,7 +313,11 @@ fn finish(context: &Context, model: &Model, prediction: &Prediction, args: &Args
     let (target, familiarity) = (prediction.target(), &prediction.familiarity);
     let foreground_frac = target.area_frac();
     context.output.line("")?;
-    context.output.line(mask_line(foreground_frac, &target.confidence))?;
+    if target.is_given {
+        context.output.line(format!("mask: {:.2} % of the image, as given", 100.0 * foreground_frac))?;
+    } else {
+        context.output.line(mask_line(foreground_frac, &target.confidence))?;
+    }
     if let Some(agreement) = target.agreement {
         let count = model.runs().count();
         context.output.line(format!("{count} runs: mean Dice of their masks with this one {agreement:.3}"))?;
@@ -300,7 +334,8 @@ fn finish(context: &Context, model: &Model, prediction: &Prediction, args: &Args
         "overlay": args.overlay_out,
         "probabilities": args.probabilities,
         "foreground_frac": foreground_frac,
-        "confidence": target.confidence,
+        "confidence": (!target.is_given).then_some(target.confidence),
+        "mask_given": target.is_given,
         "width": prediction.size.0,
         "height": prediction.size.1,
         "memory": { "measured": ledger::usage() },
@@ -341,6 +376,10 @@ fn refuse_folder_of_images(path: &Path) -> Result<()> {
 
 /// Refuses flags that are for images.
 fn check_volume_flags(args: &Args) -> Result<()> {
+    if args.mask_in.is_some() {
+        let hint = "leave it out: the words about a volume follow its mask";
+        return Err(Error::config("--mask-in", "it is for images, and `--image` is a volume", hint));
+    }
     let flags = [("--mask-out", &args.mask_out), ("--overlay-out", &args.overlay_out)];
     flags.iter().find(|(_, path)| path.is_some()).map_or(Ok(()), |(flag, _)| {
         Err(Error::config(*flag, "it is for images, and `--image` is a volume", "use `--out mask.nii.gz`"))

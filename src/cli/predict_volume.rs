@@ -192,6 +192,7 @@ impl VolumeArgs {
                 serde_json::to_string_pretty(&record).map_err(|error| Error::Internal { reason: error.to_string() })?;
             files::write_output(path, (text + "\n").as_bytes()).map_err(Error::io(path, "write"))?;
         }
+        context.output.line(found.description.line())?;
         context.output.line(found.summary())?;
         familiarity.warnings().try_for_each(|warning| context.output.line(format!("attention: {warning}")))?;
         context.output.record(&record)?;

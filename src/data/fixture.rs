@@ -85,9 +85,20 @@ pub(crate) const SMALL: PixelConfig = PixelConfig {
 /// A sample with these ids, whose bytes say which row it is. Row 2 has no mask.
 pub(crate) fn sample(row: usize, ids: &[i64]) -> Sample {
     let byte = u8::try_from(row).expect("small");
-    let pixels = Pixels { tower: vec![byte; 12], sam: vec![byte; 27], mask: vec![byte + 50; 9] };
-    let (ids, has_mask) = (ids.to_vec(), vec![row != 2]);
-    Sample { row, label: row + 1, ids, answer_start: 1, has_mask, pixels: Arc::new(pixels), seen: None }
+    let pixels = Pixels { tower: vec![byte; 12], sam: vec![byte; 27], mask: vec![byte + 50; 9], shown: (3, 3) };
+    let (ids, has_mask, text) = (ids.to_vec(), vec![row != 2], self::row("", "", None));
+    Sample {
+        row,
+        label: row + 1,
+        ids,
+        answer_start: 1,
+        has_mask,
+        pixels: Arc::new(pixels),
+        geometry: Vec::new(),
+        moved: Vec::new(),
+        text,
+        seen: None,
+    }
 }
 
 /// The folder of the checkout.

@@ -10,9 +10,11 @@ mod sample;
 
 use self::extremes::{Extremes, Shown};
 use self::sample::Scored;
-use super::{Ask, Image, Model, Painted, Prediction};
+use super::{Ask, Encoded, Image, Model, Painted, Prediction};
 use crate::data::agreement::Positions;
+use crate::data::geometry::moved_to;
 use crate::data::manifest::{Manifest, Presence, Row};
+use crate::data::position::Position;
 use crate::data::sample::{at_row, decoded};
 use crate::data::{image as pixels, sheet};
 use crate::event::{Event, Observer};
@@ -40,6 +42,8 @@ pub struct EvaluationOptions {
     pub max_new_tokens: usize,
     /// Tolerance of the surface Dice in mm; in pixels if a row has no pixel spacing.
     pub tolerance: f64,
+    /// Also measure how often words follow masks that are moved: up to nine more answers for each row.
+    pub moves_masks: bool,
 }
 
 /// An evaluation: the summary and every sample.
@@ -74,6 +78,14 @@ pub fn evaluate(
     options: EvaluationOptions,
     (observer, interrupt): (&dyn Observer, &AtomicBool),
 ) -> Result<Option<Evaluation>> {
+    if options.moves_masks && !model.reads_masks() {
+        let reason = "the words of this run do not follow a mask";
+        return Err(Error::argument(
+            "move_masks",
+            reason,
+            "leave it out, or train with `model.answer_reads_mask=true`",
+        ));
+    }
     let rows: Vec<&Row> = rows.iter().map(|index| &manifest.rows[*index]).collect();
     let protocol = protocol(model, &rows, options, observer);
     let mut run = Running {
@@ -110,23 +122,26 @@ pub fn evaluate(
     Ok(Some(Evaluation { summary: run.sums.summary(protocol), samples: run.samples, items, cases, tiles }))
 }
 
+/// A prediction, and how often words follow a moved mask.
+type Answered = (Prediction, Option<f64>);
+
 /// The predictions of all processes on the first one, in their order; nothing on the others.
-fn gathered(own: Result<Option<Prediction>>, ranks: Ranks) -> Result<Vec<Prediction>> {
+fn gathered(own: Result<Option<Answered>>, ranks: Ranks) -> Result<Vec<Answered>> {
     if ranks.size() == 1 {
         return Ok(own?.into_iter().collect());
     }
     // the masks, which are large, are sent as they are
     let mut masks = Vec::new();
     let own = own.map(|prediction| {
-        prediction.map(|mut prediction| {
+        prediction.map(|(mut prediction, follow)| {
             masks.extend(prediction.targets.iter_mut().map(|target| std::mem::take(&mut target.probabilities)));
-            prediction
+            (prediction, follow)
         })
     });
     let all = ranks.gather_if_all(own)?;
     let mut predictions = Vec::new();
     for (from, prediction) in all.into_iter().enumerate() {
-        let Some(mut prediction) = prediction else { continue };
+        let Some((mut prediction, follow)) = prediction else { continue };
         let shape = [i64::from(prediction.size.0) * i64::from(prediction.size.1)];
         for (number, target) in prediction.targets.iter_mut().enumerate() {
             let own = (from == ranks.rank()).then(|| Tensor::from_slice(&masks[number]));
@@ -135,7 +150,7 @@ fn gathered(own: Result<Option<Prediction>>, ranks: Ranks) -> Result<Vec<Predict
             }
         }
         if ranks.is_main() {
-            predictions.push(prediction);
+            predictions.push((prediction, follow));
         }
     }
     Ok(predictions)
@@ -176,6 +191,12 @@ fn protocol(model: &Model, rows: &[&Row], options: EvaluationOptions, observer: 
     }
 }
 
+/// The text with the location of a row; a row without a label has that which its own answer names.
+fn label(row: &Row) -> Option<&str> {
+    let named = |text: &&str| first_location(text).is_some();
+    row.position.as_deref().filter(named).or_else(|| Some(row.answer.as_str()).filter(named))
+}
+
 /// An image and its mask.
 type Images = (DynamicImage, GrayImage);
 
@@ -191,17 +212,34 @@ struct Running<'a> {
 
 impl Running<'_> {
     /// The answer to the question of `row`, whose image and mask are kept.
-    fn predicted(&self, row: &Row, images: &mut Option<Images>) -> Result<Prediction> {
-        let (image, _) = images.insert(self.decoded(row)?);
+    fn predicted(&self, row: &Row, images: &mut Option<Images>) -> Result<Answered> {
+        let (image, truth) = images.insert(self.decoded(row)?);
         let ask = Ask { max_new_tokens: self.options.max_new_tokens, ..Ask::new(&row.question) };
-        self.model.predict(&Image::Pixels(image), &ask).map_err(|error| error.of_image(&row.image_path))
+        let answered = || {
+            let encoded = self.model.encode(&Image::Pixels(image))?;
+            let moves = self.options.moves_masks && row.is_present() && label(row).is_some();
+            let follow = if moves { self.words_follow(&encoded, &ask, &pixels::foreground(truth))? } else { None };
+            Ok((self.model.ask(&encoded, &ask)?, follow))
+        };
+        answered().map_err(|error: Error| error.of_image(&row.image_path))
+    }
+
+    /// How often the words name the location of a mask that is moved to each location; `None` if it fits nowhere.
+    fn words_follow(&self, image: &Encoded, ask: &Ask, mask: &GrayImage) -> Result<Option<f64>> {
+        let zones = self.model.description().zones;
+        let moved: Vec<GrayImage> = Position::ALL.into_iter().filter_map(|at| moved_to(mask, at, zones)).collect();
+        let answers = self.model.words_for(image, ask, &moved)?;
+        let follows =
+            |(answer, mask): (&String, &GrayImage)| Positions::of(mask, answer, zones).positions_agree == Some(true);
+        let followed = answers.iter().zip(&moved).filter(|pair| follows(*pair)).count();
+        Ok((!moved.is_empty()).then(|| followed as f64 / moved.len() as f64))
     }
 
     fn decoded(&self, row: &Row) -> Result<Images> {
         decoded(row, self.model.description().pixels.labels).map_err(|error| at_row(row, &error))
     }
 
-    fn score(&mut self, row: &Row, prediction: &Prediction, images: Option<Images>) -> Result<()> {
+    fn score(&mut self, row: &Row, (prediction, follow): &Answered, images: Option<Images>) -> Result<()> {
         let (image, mask) = images.map_or_else(|| self.decoded(row), Ok)?;
         let truth = pixels::foreground(&mask);
         let flags: Vec<bool> = truth.iter().map(|v| *v > 127).collect();
@@ -213,6 +251,7 @@ impl Running<'_> {
         let is_withheld = !confidence.is_found && raw.counts.predicted > 0;
         let scored = row.is_present().then(|| self.mask_scores(row, prediction, &flags, &raw)).transpose()?;
         let mut sample = self.answered(row, prediction, is_withheld);
+        sample.words_follow = *follow;
         if let Some(scored) = scored {
             sample.add_mask(scored);
         }
@@ -259,9 +298,7 @@ impl Running<'_> {
     fn answered(&mut self, row: &Row, prediction: &Prediction, is_withheld: bool) -> SampleScore {
         let group = self.sums.group(&row.modality);
         group.add_image(&row.image_path);
-        // a row without a label has the location that its own answer names
-        let named = |text: &&str| first_location(text).is_some();
-        let label = row.position.as_deref().filter(named).or_else(|| Some(row.answer.as_str()).filter(named));
+        let label = label(row);
         let (text, position_right) = group.add_answer(&prediction.answer, &row.answer, label);
         let mask_position_right = label.filter(|_| row.is_present()).map(|label| prediction.mask_is_at(label));
         group.add_mask_position(mask_position_right, prediction.positions.positions_agree);

@@ -3,12 +3,14 @@
 
 use super::volume::{VolumeSettings, slice_image};
 use crate::data::decode;
+use crate::data::image::foreground;
+use crate::data::labels::Labels;
 use crate::data::prepared::Intensity;
-use crate::data::volume::{self, Axis, Geometry, Levels, Modality, Volume, Window};
+use crate::data::volume::{self, Axis, Geometry, Levels, Modality, SlicePlane, Volume, Window};
 use crate::event::{Event, Observer, Silent};
 use crate::segment::setup::Description;
 use crate::{Error, Result};
-use image::DynamicImage;
+use image::{DynamicImage, GrayImage};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
@@ -151,6 +153,31 @@ impl ImageReading {
             }
             error => error,
         })
+    }
+
+    /// The mask in a file for the image in another one, 255 = foreground. Of a volume with one slice it may be a label map on
+    /// the grid of that volume.
+    ///
+    /// # Errors
+    /// [`Error::Data`] for a file that cannot be read, several labels of which none is chosen, and another grid; [`Error::Io`].
+    pub fn mask(&self, path: &Path, image: &Path, labels: Labels) -> Result<GrayImage> {
+        if !volume::is_volume(path)? {
+            return Ok(foreground(&decode::labelled_mask(path, labels)?));
+        }
+        if !volume::is_volume(image)? {
+            let reason = format!("it is a label map, and the image `{}` has no grid in space", image.display());
+            return Err(Error::data(path, reason, "save the mask as PNG, with the width and height of the image"));
+        }
+        let grid = volume::open_chosen(image, None, self.geometry)?.grid;
+        let map = volume::labels::open_with(path, self.geometry)?;
+        let found: Vec<String> = map.labels().into_keys().map(|label| label.to_string()).collect();
+        if found.len() > 1 && labels.is_empty() {
+            let reason = format!("the mask has the labels {}", found.join(", "));
+            return Err(Error::data(path, reason, "save a mask with one label"));
+        }
+        let map = map.on_grid(path, &grid, false)?;
+        let voxels: Vec<u8> = (0..map.values.len()).map(|voxel| u8::from(map.has(voxel, labels))).collect();
+        SlicePlane::new(&grid, Axis::suggested(&grid)).mask(&voxels, 0)
     }
 
     /// The only slice of a volume; `None` of several.

@@ -5,7 +5,7 @@
 //! repeated call continues after the last complete line.
 
 use super::image_list::{ImageQuestion, search};
-use super::{Ask, Encoded, Image, Model, Prediction};
+use super::{Ask, Encoded, Image, Model, Prediction, Ready};
 use crate::data::agreement::Positions;
 use crate::data::familiarity::Familiarity;
 use crate::data::sheet;
@@ -315,11 +315,11 @@ impl ResultsFolder {
             *encoded = Some((job.image.clone(), image, features));
         }
         let (_, image, features) = encoded.as_ref().expect("just encoded");
-        let mut stop = |_: &str| {
+        let mut stop = |_: Ready| {
             if interrupt.load(Ordering::SeqCst) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
         let Made { max_new_tokens, always_paint, .. } = self.made;
-        let ask = Ask { question: &job.question, max_new_tokens, always_paint };
+        let ask = Ask { max_new_tokens, always_paint, ..Ask::new(&job.question) };
         let prediction = model.ask_with(features, &ask, &mut stop).map_err(|error| error.of_image(&job.image))?;
         let (mask, overlay) = self.write(job, image, &prediction)?;
         let target = prediction.target();

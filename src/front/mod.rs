@@ -29,11 +29,11 @@ pub use prediction::{Painted, Prediction};
 use crate::data::familiarity::questions::KnownQuestions;
 use crate::data::familiarity::{Familiarity, ImageFamiliarity};
 use crate::segment::LoadedModel;
-use crate::segment::generate::{Encoding, Reply};
+use crate::segment::generate::Encoding;
 use crate::segment::setup::Description;
 use crate::segment::training::Run;
 use crate::{Error, Result};
-use image::DynamicImage;
+use image::{DynamicImage, GrayImage};
 use prediction::{class_of, mean_mask};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -44,8 +44,17 @@ pub const MAX_QUESTION: usize = 4_000;
 /// Longest answer in tokens, if no other length is chosen.
 pub const ANSWER_TOKENS: usize = 128;
 
-/// Receives an answer piece by piece, and can stop the generation.
-pub type OnText<'a> = dyn FnMut(&str) -> ControlFlow<()> + 'a;
+/// What a model has ready.
+#[derive(Debug, Clone, Copy)]
+pub enum Ready<'a> {
+    /// The masks, before the first word.
+    Masks(&'a Prediction),
+    /// The next piece of the answer.
+    Text(&'a str),
+}
+
+/// Receives masks and the answer piece by piece, and can stop the work.
+pub type OnReady<'a> = dyn FnMut(Ready) -> ControlFlow<()> + 'a;
 
 /// A trained model, or several that answer together.
 #[derive(Debug)]
@@ -82,17 +91,44 @@ pub struct Ask<'a> {
     pub max_new_tokens: usize,
     /// Paint targets that are reported as not found.
     pub always_paint: bool,
+    /// A mask of the image's size, foreground above 0, for the words to follow in place of the painted one.
+    pub mask: Option<&'a GrayImage>,
 }
 
 impl<'a> Ask<'a> {
     /// A question as `prsmed predict` asks it.
     pub fn new(question: &'a str) -> Self {
-        Self { question, max_new_tokens: ANSWER_TOKENS, always_paint: false }
+        Self { question, max_new_tokens: ANSWER_TOKENS, always_paint: false, mask: None }
     }
 
     /// A question about the mask alone, without an answer.
     pub fn mask(question: &'a str) -> Self {
         Self { max_new_tokens: 0, ..Self::new(question) }
+    }
+}
+
+impl Description {
+    /// Checks a mask that words are to follow.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a mask of another size than the image, without foreground, and for a run whose words follow no
+    /// mask.
+    pub fn check_mask(&self, mask: &GrayImage, size: (u32, u32)) -> Result<()> {
+        let refused = |reason: String, hint: &str| Err(Error::argument("mask_in", reason, hint));
+        if self.sizes.mask_reader.is_none() {
+            let reason = "the words of this run do not follow a mask".to_owned();
+            return refused(reason, "train with `model.answer_reads_mask=true`");
+        }
+        if mask.dimensions() != size {
+            let [(width, height), (wide, high)] = [mask.dimensions(), size];
+            let reason = format!("the mask has {width}x{height} pixels, its image {wide}x{high}");
+            return refused(reason, "give a mask on the grid of the image");
+        }
+        if mask.iter().all(|value| *value == 0) {
+            let hint = "mark the target in it, or leave the mask out: the model then draws its own";
+            return refused("the mask has no pixel in it".into(), hint);
+        }
+        Ok(())
     }
 }
 
@@ -142,38 +178,76 @@ impl Model {
     /// Answers a question about an image.
     ///
     /// # Errors
-    /// As [`check_question`]; [`Error::NotFinite`] if the model computes NaN or infinity for the mask, the modality or
-    /// the answer; typed errors of libtorch.
+    /// As [`check_question`] and [`Self::check_mask`]; [`Error::NotFinite`] if the model computes NaN or infinity for the
+    /// mask, the modality or the answer; typed errors of libtorch.
     pub fn ask(&self, image: &Encoded, ask: &Ask) -> Result<Prediction> {
         self.ask_with(image, ask, &mut |_| ControlFlow::Continue(()))
     }
 
-    /// As [`Self::ask`]. `on_text` receives the answer piece by piece and can stop the generation.
+    /// As [`Self::ask`]. `on_ready` receives the masks and then the answer piece by piece, and can stop the work.
     ///
     /// # Errors
-    /// As [`Self::ask`]; [`Error::Interrupted`] if `on_text` stopped it.
-    pub fn ask_with(&self, image: &Encoded, ask: &Ask, on_text: &mut OnText) -> Result<Prediction> {
+    /// As [`Self::ask`]; [`Error::Interrupted`] if `on_ready` stopped it.
+    pub fn ask_with(&self, image: &Encoded, ask: &Ask, on_ready: &mut OnReady) -> Result<Prediction> {
         check_question(ask.question)?;
+        if let Some(mask) = ask.mask {
+            self.check_mask(mask, image.size)?;
+        }
         let (loaded, description) = (&self.loaded, &self.loaded.description);
         let [first, others @ ..] = image.encodings.as_slice() else {
             return Err(Error::Internal { reason: "an image without encodings".into() });
         };
-        let mut reply = loaded.reply(first, image.size, ask.question, ask.max_new_tokens, on_text)?;
-        let mut silent = |_: &str| ControlFlow::Continue(());
+        let mut asked = loaded.ask(first, image.size, ask.question, ask.max_new_tokens)?;
         let of_others = self.ensemble.iter().zip(others);
-        let others =
-            of_others.map(|(run, image_of_run)| run.reply(image_of_run, image.size, ask.question, 0, &mut silent));
-        let agreements = mean_with(&mut reply, &others.collect::<Result<Vec<_>>>()?);
+        let others = of_others.map(|(run, image_of_run)| Ok(run.ask(image_of_run, image.size, ask.question, 0)?.masks));
+        let (mut masks, classes) = (std::mem::take(&mut asked.masks), std::mem::take(&mut asked.classes));
+        let agreements = mean_with(&mut masks, &others.collect::<Result<Vec<_>>>()?);
         let calibration = description.calibration.as_ref();
-        let mut prediction = Prediction::painted(reply, image.size, description.zones, calibration, ask.always_paint);
+        let drawn = (masks, classes);
+        let mut prediction = Prediction::painted(drawn, image.size, description.zones, calibration, ask.always_paint);
         for (target, agreement) in prediction.targets.iter_mut().zip(agreements) {
             target.agreement = Some(agreement);
         }
         prediction.class = class_of(&description.modalities, &prediction.classes);
+        if let Some(mask) = ask.mask {
+            prediction = prediction.with_mask(mask);
+        }
+        if on_ready(Ready::Masks(&prediction)).is_break() {
+            return Err(Error::Interrupted);
+        }
+        let written = asked.write(&prediction.binary_masks()?, &mut |text| on_ready(Ready::Text(text)))?;
+        prediction = prediction.with_answer(written);
         let class = prediction.class.as_ref().map(|(name, probability)| (name.as_str(), *probability));
         prediction.familiarity =
             self.familiarity(ask.question, Some(&prediction.answer), class, image.familiarity.clone());
         Ok(prediction)
+    }
+
+    /// The answers to a question about an image for each of several masks of the image's size, which the words follow.
+    ///
+    /// # Errors
+    /// As [`Self::ask`], and [`Self::check_mask`] for each mask.
+    pub fn words_for(&self, image: &Encoded, ask: &Ask, masks: &[GrayImage]) -> Result<Vec<String>> {
+        check_question(ask.question)?;
+        masks.iter().try_for_each(|mask| self.check_mask(mask, image.size))?;
+        let first = &image.encodings[0];
+        let mut asked = self.loaded.ask(first, image.size, ask.question, ask.max_new_tokens)?;
+        let mut silent = |_: &str| ControlFlow::Continue(());
+        let write = |mask| Ok(asked.write(std::slice::from_ref(mask), &mut silent)?.answer);
+        masks.iter().map(write).collect()
+    }
+
+    /// Whether the words of answers follow the masks.
+    pub fn reads_masks(&self) -> bool {
+        self.loaded.model.reads_masks()
+    }
+
+    /// As [`Description::check_mask`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check_mask(&self, mask: &GrayImage, size: (u32, u32)) -> Result<()> {
+        self.description().check_mask(mask, size)
     }
 
     /// Encodes an image and answers a question about it.
@@ -200,18 +274,17 @@ impl Model {
     }
 }
 
-/// Replaces the masks of `reply` with their means over several runs. Gives how well the runs agree on each of them;
+/// Replaces `masks` with their means over several runs. Gives how well the runs agree on each of them;
 /// nothing of one run.
-fn mean_with(reply: &mut Reply, others: &[Reply]) -> Vec<f64> {
+fn mean_with(masks: &mut [Vec<f32>], others: &[Vec<Vec<f32>>]) -> Vec<f64> {
     let mean_of = |(target, own): (usize, &mut Vec<f32>)| {
-        let all: Vec<Vec<f32>> = std::iter::once(std::mem::take(own))
-            .chain(others.iter().map(|other| other.masks[target].clone()))
-            .collect();
+        let all: Vec<Vec<f32>> =
+            std::iter::once(std::mem::take(own)).chain(others.iter().map(|other| other[target].clone())).collect();
         let (mean, agreement) = mean_mask(&all);
         *own = mean;
         agreement
     };
-    if others.is_empty() { Vec::new() } else { reply.masks.iter_mut().enumerate().map(mean_of).collect() }
+    if others.is_empty() { Vec::new() } else { masks.iter_mut().enumerate().map(mean_of).collect() }
 }
 
 /// Checks a question before the model is loaded.

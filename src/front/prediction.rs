@@ -6,7 +6,7 @@ use crate::data::position::Zones;
 use crate::data::sheet;
 use crate::metrics::segmentation::is_foreground;
 use crate::segment::calibration::{Calibration, Confidence};
-use crate::segment::generate::Reply;
+use crate::segment::generate::Written;
 use crate::{Error, Result};
 use image::{DynamicImage, GrayImage, RgbImage};
 use serde::{Deserialize, Serialize};
@@ -21,6 +21,9 @@ pub struct Painted {
     pub confidence: Confidence,
     /// False if the mask is empty because the target is reported as not found.
     pub is_painted: bool,
+    /// True for a mask that was given with the question; its probabilities are 0 and 1.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_given: bool,
     /// Of several runs: mean Dice of their masks with the mask. 1 where they agree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agreement: Option<f64>,
@@ -76,25 +79,49 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// The masks of `reply` as they are painted, with their locations. Nothing is known of class and familiarity.
+    /// Masks as they are painted, without an answer. Nothing is known of class and familiarity.
     pub(crate) fn painted(
-        reply: Reply,
+        (masks, classes): (Vec<Vec<f32>>, Vec<f32>),
         size: (u32, u32),
         zones: Zones,
         calibration: Option<&Calibration>,
         always_paint: bool,
     ) -> Self {
-        let Reply { answer, new_tokens, masks, classes } = reply;
         // a target that is reported as not found gets an empty mask
         let paint = |probabilities: Vec<f32>| {
             let confidence = Confidence::of(&probabilities, calibration);
             let is_painted = confidence.is_found || always_paint;
-            Painted { probabilities, confidence, is_painted, agreement: None }
+            Painted { probabilities, confidence, is_painted, is_given: false, agreement: None }
         };
         let targets = masks.into_iter().map(paint).collect();
-        let mut painted = Self { answer, new_tokens, targets, size, classes, zones, ..Self::default() };
-        painted.positions = painted.positions_in(&painted.answer);
+        let mut painted = Self { targets, size, classes, zones, ..Self::default() };
+        painted.positions = painted.positions_in("");
         painted
+    }
+
+    /// With a mask of the same size in place of the first one; its foreground is above 0.
+    pub(crate) fn with_mask(mut self, mask: &GrayImage) -> Self {
+        let probabilities: Vec<f32> = mask.iter().map(|value| if *value > 0 { 1.0 } else { 0.0 }).collect();
+        let confidence = Confidence::of(&probabilities, None);
+        let given = Painted { probabilities, confidence, is_painted: true, is_given: true, agreement: None };
+        self.targets.splice(0..1, [given]);
+        self.positions = self.positions_in("");
+        self
+    }
+
+    /// With an answer, whose location is compared with that of the first mask.
+    pub(crate) fn with_answer(mut self, Written { answer, new_tokens }: Written) -> Self {
+        (self.answer, self.new_tokens) = (answer, new_tokens);
+        self.positions = self.positions_in(&self.answer);
+        self
+    }
+
+    /// The painted masks as images of 0 and 255.
+    ///
+    /// # Errors
+    /// As [`Self::binary_mask`].
+    pub(crate) fn binary_masks(&self) -> Result<Vec<GrayImage>> {
+        self.targets.iter().map(|target| self.binary(target)).collect()
     }
 
     /// The mask of the first target.
@@ -110,7 +137,11 @@ impl Prediction {
     /// # Errors
     /// [`Error::Shape`] if the mask does not have the size.
     pub fn binary_mask(&self) -> Result<GrayImage> {
-        let levels = self.target().pixels().map(|is_foreground| if is_foreground { 255 } else { 0 }).collect();
+        self.binary(self.target())
+    }
+
+    fn binary(&self, target: &Painted) -> Result<GrayImage> {
+        let levels = target.pixels().map(|is_foreground| if is_foreground { 255 } else { 0 }).collect();
         let (width, height) = self.size;
         let wrong = || Error::Shape { reason: format!("a mask of another size than {width}x{height}") };
         GrayImage::from_raw(width, height, levels).ok_or_else(wrong)
@@ -174,8 +205,8 @@ mod tests {
 
     fn painted(mask: Vec<f32>, size: (u32, u32), calibration: Option<&Calibration>, always_paint: bool) -> Prediction {
         let answer = "in the upper left part of the image".to_owned();
-        let reply = Reply { answer, masks: vec![mask], ..Reply::default() };
-        Prediction::painted(reply, size, Zones::Grid, calibration, always_paint)
+        let painted = Prediction::painted((vec![mask], Vec::new()), size, Zones::Grid, calibration, always_paint);
+        painted.with_answer(Written { answer, new_tokens: 0 })
     }
 
     #[test]

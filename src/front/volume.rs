@@ -1,7 +1,9 @@
 //! Prediction on a volume, slice by slice with one question: a mask on the grid of the volume.
 //!
 //! Each slice is an image of its own; the model sees one slice at a time. A slice whose target is reported as not found
-//! stays empty. Answers are not generated.
+//! stays empty. The language model writes no answers; one template describes the mask of the whole volume.
+
+pub mod description;
 
 use super::prediction::class_of;
 use super::{Ask, Model};
@@ -11,6 +13,7 @@ use crate::data::volume::{Axis, Cleanup, Levels, SlicePlane, Volume, Window};
 use crate::event::{Event, Observer};
 use crate::segment::calibration::Confidence;
 use crate::{Error, Result};
+use description::{Coverage, TargetDescription};
 use image::{DynamicImage, GrayImage};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -108,7 +111,9 @@ pub struct VolumePrediction {
     pub volume_ml: f64,
     /// First and last slice with a mask; `None` for an empty mask.
     pub range: Option<[usize; 2]>,
-    /// Location of the mask in the slice with its largest area. There are no answers to compare with.
+    /// Where the mask lies and how large it is, in sentences from a template.
+    pub description: TargetDescription,
+    /// Location of the mask in the slice with its largest area. The description is not compared with it.
     pub positions: Positions,
     /// That slice, along the axis of the settings; `None` for an empty mask.
     pub mask_position_slice: Option<usize>,
@@ -161,12 +166,19 @@ impl VolumePrediction {
             "mask_position_slice": self.mask_position_slice,
         });
         add_fields(&mut record, &found);
+        add_fields(&mut record, &self.description);
         self.positions.add_to(&mut record);
         record
     }
 }
 
 impl VolumeSettings {
+    /// What is described of a mask of `num_segmented` slices.
+    fn coverage(&self, num_segmented: usize, raw_ml: f64) -> Coverage {
+        let has_no_gaps = self.every.max(1) <= self.cleanup.fill_gaps + 1;
+        Coverage { axis: self.axis, num_segmented, has_no_gaps, raw_ml }
+    }
+
     /// A question about all slices along the first axis, without clean-up.
     pub fn new(question: &str) -> Self {
         Self { question: question.to_owned(), every: 1, ..Self::default() }
@@ -240,6 +252,9 @@ impl Model {
             Some(slice) => Positions::of(&slice_of(&plane, &mask, slice)?, "", self.description().zones),
             None => Positions::default(),
         };
+        let range = range(&plane, &mask)?;
+        let coverage = settings.coverage(slices.len(), raw_ml);
+        let description = TargetDescription::of(volume, &mask, range.zip(mask_position_slice), &coverage)?;
         let (classes, image) = seen_in(seen);
         let class = class_of(&self.description().modalities, &classes);
         let class = class.as_ref().map(|(name, probability)| (name.as_str(), *probability));
@@ -248,8 +263,9 @@ impl Model {
             levels,
             raw_ml,
             volume_ml,
-            range: range(&plane, &mask)?,
+            range,
             mask,
+            description,
             positions,
             mask_position_slice,
             familiarity: self.familiarity(&settings.question, None, class, image),

@@ -37,7 +37,7 @@ pub enum Unit {
 }
 
 /// All scores, in the order of tables and of [`QuestionScores::values`].
-pub const SCORES: [ScoreKind; 24] = [
+pub const SCORES: [ScoreKind; 26] = [
     score("dice", "Dice", Unit::Fraction),
     score("iou", "IoU", Unit::Fraction),
     score("soft_dice", "soft Dice", Unit::Fraction),
@@ -59,6 +59,8 @@ pub const SCORES: [ScoreKind; 24] = [
     score("position_right", "position accuracy", Unit::Fraction),
     score("mask_position_right", "mask position accuracy", Unit::Fraction),
     score("positions_agree", "position agreement", Unit::Fraction),
+    score("good_mask_agrees", "position agreement, Dice from 0.8", Unit::Fraction),
+    score("words_follow", "words follow moved masks", Unit::Fraction),
     score("bleu", "BLEU", Unit::Fraction),
     score("rouge1", "ROUGE-1", Unit::Fraction),
     score("meteor_exact_stem", "METEOR*", Unit::Fraction),

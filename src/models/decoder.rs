@@ -208,6 +208,11 @@ impl KvCache {
         Self { shift, ..self }
     }
 
+    /// Forgets all tokens from index `len` on.
+    pub fn truncate(&mut self, len: i64) {
+        self.len = self.len.min(len);
+    }
+
     /// Number of tokens in the cache.
     pub fn len(&self) -> i64 {
         self.len
@@ -747,6 +752,13 @@ impl Decoder {
         let _llm = module_path::enter("llm");
         let _head = module_path::enter("lm_head");
         self.lm_head.cross_entropy(states, labels, self.head_chunk())
+    }
+
+    /// As [`Self::cross_entropy`], without a gradient for the head.
+    pub fn cross_entropy_of_frozen_head(&self, states: &Tensor, labels: &Tensor) -> Tensor {
+        let _llm = module_path::enter("llm");
+        let _head = module_path::enter("lm_head");
+        self.lm_head.copied(&mut Tensor::detach).cross_entropy(states, labels, self.head_chunk())
     }
 
     /// Number of states whose most likely token is their label, an f64 scalar. It computes a chunk of logits at a time.

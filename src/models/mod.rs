@@ -12,6 +12,7 @@ pub mod limits;
 pub mod llava;
 pub mod mask_decoder;
 pub mod mask_head;
+pub mod mask_reader;
 pub mod prsmed;
 pub mod tiny_vit;
 pub mod tower;

@@ -6,16 +6,21 @@
 //!                                                                            |
 //! sam image  -> ImageEncoder -> embedding -----------------------------------+-> MaskHead -> mask logits
 //!                              +-> ClassHead -> modality logits
+//! masks (in training the true ones) -> geometry + states -> MaskReader -> logits (answer)
 //! ```
+//!
+//! The last line is optional (`model.answer_reads_mask`). It reads the states and changes nothing above it.
 //!
 //! Each part has a [`Store`] of its own, with the names of its checkpoint file.
 
 use crate::Result;
+use crate::data::geometry::Geometry;
 use crate::models::base::{Family, Parts};
 use crate::models::decoder;
 use crate::models::decoder::PackedAttention;
 use crate::models::image_encoder::{self, ImageEmbedding, ImageEncoder, TrainedWeights};
 use crate::models::mask_head::{self, HeadPrompts, MaskHead, Masks};
+use crate::models::mask_reader::{self, MaskReader};
 use crate::models::tower::{self, ImageSpan, Tower};
 use crate::nn::linear::Linear;
 use crate::nn::{LoraConfig, Quantization};
@@ -44,12 +49,22 @@ pub struct Config {
     pub decoder: mask_head::Config,
     /// Number of modality classes.
     pub num_classes: i64,
+    /// What lets the words of an answer follow its masks, if they do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mask_reader: Option<mask_reader::Config>,
 }
 
 impl Config {
     /// The sizes of the base.
     pub fn base(&self) -> Parts {
         Parts { family: self.family, tower: self.tower.clone(), llm: self.llm.clone() }
+    }
+
+    /// The reader of masks that fits language model and mask head.
+    pub fn fitting_reader(&self) -> mask_reader::Config {
+        let masks = i64::try_from(self.decoder.masks()).expect("a few masks");
+        let numbers = i64::try_from(Geometry::LEN).expect("a hundred");
+        mask_reader::Config::new(self.llm.hidden_size, masks * numbers)
     }
 }
 
@@ -96,20 +111,27 @@ pub struct Stores {
     pub mask_head: Store,
     /// Modality classifier.
     pub cls: Store,
+    /// Reader of masks; `None` for a model without it.
+    pub mask_reader: Option<Store>,
 }
 
 impl Stores {
     /// File name and store of every part.
-    pub fn parts(&self) -> [(&'static str, &Store); 5] {
-        [
+    pub fn parts(&self) -> Vec<(&'static str, &Store)> {
+        let reader = self.mask_reader.as_ref().map(|store| (MASK_READER, store));
+        let always = [
             ("base", &self.base),
             ("lora_adapter", &self.lora_adapter),
             ("image_encoder", &self.image_encoder),
             (MASK_HEAD, &self.mask_head),
             ("cls", &self.cls),
-        ]
+        ];
+        always.into_iter().chain(reader).collect()
     }
 }
+
+/// Name of the file and module of the reader of masks.
+pub const MASK_READER: &str = "mask_reader";
 
 /// Name of the mask head's file and module.
 pub const MASK_HEAD: &str = "mask_decoder";
@@ -128,6 +150,7 @@ pub struct PrsMed {
     encoder: ImageEncoder,
     head: Shared<MaskHead>,
     class_head: Linear,
+    reader: Option<MaskReader>,
     /// Channel means and standard deviations of the segmentation images, `[1, 3, 1, 1]` fp32.
     pixel_statistics: [Tensor; 2],
     stores: Stores,
@@ -140,8 +163,14 @@ impl PrsMed {
     pub fn new(config: &Config, options: BuildOptions) -> Self {
         let BuildOptions { device, stored: frozen_kind, initialise, .. } = options;
         let store = || Store::new(StoreOptions { device, frozen_kind, initialise });
-        let stores =
-            Stores { base: store(), lora_adapter: store(), image_encoder: store(), mask_head: store(), cls: store() };
+        let stores = Stores {
+            base: store(),
+            lora_adapter: store(),
+            image_encoder: store(),
+            mask_head: store(),
+            cls: store(),
+            mask_reader: config.mask_reader.map(|_| store()),
+        };
         let base = stores.base.root(if options.train_base { Role::Trainable } else { Role::Frozen });
         let trained = |store: &Store| store.root(Role::Trainable);
         let lora: VarPath = trained(&stores.lora_adapter);
@@ -165,6 +194,9 @@ impl PrsMed {
             let bias = Some(Init::Const(config.decoder.initial_bias()));
             Linear::with_init(&head, config.encoder.channels(), config.num_classes, Init::XavierUniform, bias)
         });
+        // the last, so that it changes no random number of the other parts
+        let reader = config.mask_reader.zip(stores.mask_reader.as_ref());
+        let reader = reader.map(|(sizes, store)| in_module(MASK_READER, || MaskReader::new(&trained(store), &sizes)));
         let pixel_statistics = image_encoder::statistics(&config.encoder, options.device);
         Self {
             tower,
@@ -172,6 +204,7 @@ impl PrsMed {
             encoder,
             head: Shared::new(mask_head),
             class_head,
+            reader,
             pixel_statistics,
             stores,
             config: config.clone(),
@@ -241,6 +274,21 @@ impl PrsMed {
     /// Number of masks for each question: its most targets.
     pub fn num_masks(&self) -> usize {
         self.config.decoder.masks()
+    }
+
+    /// Whether the words of answers follow the masks.
+    pub fn reads_masks(&self) -> bool {
+        self.reader.is_some()
+    }
+
+    /// States of answers with what the masks of their questions add; the states themselves without
+    /// [`Self::reads_masks`]. There is no gradient for the states.
+    ///
+    /// # Shapes
+    /// `states [n, d]` after the final norm, `geometry [n, g]` fp32, to `[n, d]`.
+    pub fn read_masks(&self, states: &Tensor, geometry: &Tensor) -> Tensor {
+        let read = |reader: &MaskReader| in_module(MASK_READER, || reader.read(states, geometry));
+        self.reader.as_ref().map_or_else(|| states.shallow_clone(), read)
     }
 
     /// Image tokens for the language model. No gradient if the base is frozen.

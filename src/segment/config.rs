@@ -82,6 +82,11 @@ settings! {
         /// Add fixed position encodings to the image cells of the mask decoder; the published decoder has none. Helps
         /// to distinguish the left lesion from the right one when training from random weights.
         decoder_positions: bool = false, results(Changes), resume(Fixed);
+        /// Let the words of answers follow the mask: the model paints first, and a small network adds the place and size of
+        /// the painted mask to the states that become words. It trains on the true masks, with their own text loss, and
+        /// changes no gradient of the other parts. Answers then agree with their masks, and with masks that a user has
+        /// corrected. Without effect with `model.semantics=reference`, whose masks depend on the words.
+        answer_reads_mask: bool = false, results(Changes), resume(Fixed);
         /// Factor of the text loss.
         text_loss_weight: f64 = 1.0, results(Changes), resume(Fixed), range(0.0..);
         /// Factor of the class loss.
@@ -98,6 +103,11 @@ settings! {
 }
 
 impl ModelConfig {
+    /// Whether the words of answers follow the masks.
+    pub fn reads_masks(&self) -> bool {
+        self.answer_reads_mask && self.semantics.hides_answer()
+    }
+
     /// Options of the mask head.
     pub(super) fn head_options(&self) -> mask_head::HeadOptions {
         mask_head::HeadOptions {

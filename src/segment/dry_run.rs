@@ -202,8 +202,10 @@ impl SegmentDryRun {
         let targets = rows * self.model.num_masks();
         let [b, q, m] = [images, rows, targets].map(|count| i64::try_from(count).expect("a small batch"));
         let side = self.settings.image_size;
+        let layout = self.layout(questions, largest);
         Inputs {
-            layout: self.layout(questions, largest),
+            geometry: layout.geometry([]),
+            layout,
             vision: self.vision(b, seen, device),
             sam_image: blank([b, 3, side, side], Kind::Uint8, device),
             mask: blank([m, 1, side, side], Kind::Uint8, device),
@@ -221,6 +223,7 @@ impl SegmentDryRun {
             let starts: Vec<usize> = rows.iter().map(|(_, start)| *start).collect();
             Layout::new(texts, &starts, &vec![questions; images], semantics, self.model.spans(images))
                 .with_targets(vec![masks; rows.len()], masks)
+                .with_read_masks(self.model.reads_masks())
         };
         let Example { text_tokens, answer_tokens, .. } = self.example;
         let answer_start = text_tokens - answer_tokens;
@@ -415,7 +418,8 @@ impl DryRunTask for SegmentDryRun {
         guard::guard(|| {
             no_grad(|| {
                 let image = generate::encode(&self.model, &images);
-                generate::answer(&self.model, &image, text, (side, side), new_tokens, &mut on_token)
+                let (.., mut prompt) = generate::ask(&self.model, &image, text, (side, side), new_tokens)?;
+                generate::write(&self.model, &mut prompt, &[], &mut on_token)
             })
         })?;
         Ok(())

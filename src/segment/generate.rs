@@ -1,21 +1,23 @@
 //! One question to one model: the mask of its prompt, and the answer token by token.
 //!
 //! The language model processes the prompt once. The mask decoder reads its states, and generation of the answer starts
-//! from its key-value cache. The encoders run once for each image: `encode` keeps their outputs.
+//! from its key-value cache: the masks are known before the first word, and words can follow them. The encoders run once for each image: `encode` keeps their outputs.
 
 use super::layout::Layout;
 use super::measures::validation::values;
 use super::pass::{self, Images, Outputs, Pass, Segmented};
 use super::run_folder::loaded::LoadedModel;
 use super::semantics::Semantics;
+use crate::data::geometry::Geometry;
 use crate::data::image::{Fit, sam_pixels, tower_pixels};
+use crate::data::sample::MOVED_MASKS;
 use crate::data::text::{self, AnswerStream};
 use crate::models::decoder::KvCache;
 use crate::models::image_encoder::{self, ImageEmbedding};
 use crate::models::prsmed::PrsMed;
 use crate::tensor::{Kind, Tensor, dims, guard, ledger, meta, no_grad};
 use crate::{Error, Result};
-use image::DynamicImage;
+use image::{DynamicImage, GrayImage};
 use std::ops::ControlFlow;
 
 /// An image as the encoders of a model read it. It belongs to the model that made it.
@@ -35,17 +37,25 @@ impl Encoding {
     }
 }
 
-/// What a model says to a question.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Reply {
-    /// The answer without remains of the template.
-    pub answer: String,
-    /// Number of generated tokens, including the end token.
-    pub new_tokens: usize,
+/// A question that a model has read: the masks are there, and an answer can be written, also several times about other
+/// masks.
+#[derive(Debug)]
+pub struct Asked<'a> {
+    loaded: &'a LoadedModel,
+    prompt: ReadPrompt,
     /// Probabilities of the mask of each target at the size of the image, row by row.
     pub masks: Vec<Vec<f32>>,
     /// Probability of each modality class.
     pub classes: Vec<f32>,
+}
+
+/// An answer in words.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Written {
+    /// The answer without remains of the template.
+    pub answer: String,
+    /// Number of generated tokens, including the end token.
+    pub new_tokens: usize,
 }
 
 impl LoadedModel {
@@ -57,22 +67,30 @@ impl LoadedModel {
         no_grad(|| guard::guard(|| Ok(encode(&self.model, &self.pixels(image)?))))
     }
 
-    /// Answers a question about an image of `(width, height)` pixels with at most `max_new_tokens` tokens. `on_text` receives the answer piece by
-    /// piece and can stop the generation.
+    /// Reads a question about an image of `(width, height)` pixels, for answers of at most `max_new_tokens` tokens.
     ///
     /// # Errors
-    /// [`Error::NotFinite`] if the model computes NaN or infinity for the mask, the modality or the answer;
-    /// [`Error::Interrupted`] if `on_text` stopped it; typed errors of libtorch.
-    pub fn reply(
-        &self,
-        image: &Encoding,
-        size: (u32, u32),
-        question: &str,
-        max_new_tokens: usize,
-        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
-    ) -> Result<Reply> {
-        let tokenizer = &self.tokenizer;
-        let prompt = text::question_prompt(tokenizer, question)?;
+    /// [`Error::NotFinite`] if the model computes NaN or infinity for the mask or the modality; typed errors of libtorch.
+    pub fn ask(&self, image: &Encoding, size: (u32, u32), question: &str, max_new_tokens: usize) -> Result<Asked<'_>> {
+        let ids = text::question_prompt(&self.tokenizer, question)?.ids;
+        let asked = no_grad(|| guard::guard(|| ask(&self.model, image, ids, size, max_new_tokens)))?;
+        let (masks, classes, prompt) = asked;
+        debug_assert_eq!(classes.len(), self.description.modalities.len());
+        Ok(Asked { loaded: self, prompt, masks, classes })
+    }
+}
+
+impl Asked<'_> {
+    /// Writes an answer; `on_text` receives it piece by piece and can stop it. `masks` are those that the words follow if
+    /// the model reads masks, one for each target; none hides them.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`] if the model computes NaN or infinity for the answer; [`Error::Interrupted`] if `on_text`
+    /// stopped it; typed errors of libtorch.
+    pub fn write(&mut self, masks: &[GrayImage], on_text: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<Written> {
+        let LoadedModel { model, tokenizer, .. } = self.loaded;
+        let geometry: Vec<Geometry> =
+            if model.reads_masks() { masks.iter().map(Geometry::of).collect() } else { Vec::new() };
         let mut stream = AnswerStream::default();
         let mut ids = Vec::new();
         let mut on_token = |id| {
@@ -85,13 +103,12 @@ impl LoadedModel {
                 ControlFlow::Break(()) => Err(Error::Interrupted),
             }
         };
-        let answer = || answer(&self.model, image, prompt.ids, size, max_new_tokens, &mut on_token);
-        let (masks, classes) = no_grad(|| guard::guard(answer))?;
-        debug_assert_eq!(classes.len(), self.description.modalities.len());
-        let answer = tokenizer.prompt().clean(&tokenizer.decode(&ids)?);
-        Ok(Reply { answer, new_tokens: ids.len(), masks, classes })
+        no_grad(|| guard::guard(|| write(model, &mut self.prompt, &geometry, &mut on_token)))?;
+        Ok(Written { answer: tokenizer.prompt().clean(&tokenizer.decode(&ids)?), new_tokens: ids.len() })
     }
+}
 
+impl LoadedModel {
     /// Inputs of the two encoders, `[1, 3, s, s]` u8.
     fn pixels(&self, image: &DynamicImage) -> Result<[Tensor; 2]> {
         let _category = ledger::enter(ledger::Category::Inputs);
@@ -114,45 +131,75 @@ pub(super) fn encode(model: &PrsMed, [tower, sam]: &[Tensor; 2]) -> Encoding {
     Encoding { features, embedding }
 }
 
-/// Computes masks and classes of one prompt, then decodes greedily until `on_token` returns false for a token or
-/// `max_new_tokens` are generated. The masks have `(width, height)` pixels.
-pub(super) fn answer(
+/// A prompt that the language model has read: what answers continue from.
+#[derive(Debug)]
+pub(super) struct ReadPrompt {
+    layout: Layout,
+    /// Of the last token, `[1, 1, d]`.
+    state: Tensor,
+    cache: KvCache,
+    /// Tokens of the prompt.
+    length: i64,
+    max_new_tokens: usize,
+}
+
+/// Masks, of `(width, height)` pixels, and classes of one prompt, and what its answers continue from.
+pub(super) fn ask(
     model: &PrsMed,
     image: &Encoding,
     ids: Vec<i64>,
     size: (u32, u32),
     max_new_tokens: usize,
-    on_token: &mut dyn FnMut(i64) -> Result<bool>,
-) -> Result<(Vec<Vec<f32>>, Vec<f32>)> {
+) -> Result<(Vec<Vec<f32>>, Vec<f32>, ReadPrompt)> {
     let prompt = [ids.len()];
     let layout = Layout::new(vec![ids], &prompt, &[1], Semantics::Corrected, model.spans(1));
-    let layout = layout.with_targets(vec![model.num_masks()], model.num_masks());
+    let layout = layout.with_targets(vec![model.num_masks()], model.num_masks()).with_read_masks(model.reads_masks());
     let length = i64::try_from(layout.sizes().sequence).expect("a prompt");
-    let shift = layout.position_shift();
-    let layout = {
+    let on_device = {
         let _category = ledger::enter(ledger::Category::Inputs);
         layout.to_device(model.options().device)
     };
     let capacity = length + i64::try_from(max_new_tokens).unwrap_or(i64::MAX / 2);
-    let mut cache = KvCache::new(model.llm().config(), capacity).with_shift(shift);
+    let mut cache = KvCache::new(model.llm().config(), capacity).with_shift(layout.position_shift());
     let images = Images { tower_input: &image.features, segmented: Segmented::Embedding(&image.embedding) };
     let Outputs { states, mask_logits, class_logits, .. } =
-        pass::forward(model, &layout, images, Pass::evaluation(), Some(&mut cache));
+        pass::forward(model, &on_device, images, Pass::evaluation(), Some(&mut cache));
     let masks = masks_at(&mask_logits, size, model.config().encoder.fit())?;
     let classes = probabilities(&class_logits)?;
-    drop((mask_logits, class_logits));
+    let state = states.narrow(1, length - 1, 1);
+    Ok((masks, classes, ReadPrompt { layout, state, cache, length, max_new_tokens }))
+}
 
-    let mut state = states.narrow(1, length - 1, 1);
-    for made in 1..=max_new_tokens {
-        let next = most_likely(&model.llm().logits(&state))?;
-        if !on_token(next)? || made == max_new_tokens {
+/// Decodes an answer greedily until `on_token` returns false for a token or all tokens are generated. Its words follow
+/// the masks of `geometry` if the model reads masks.
+pub(super) fn write(
+    model: &PrsMed,
+    prompt: &mut ReadPrompt,
+    geometry: &[Geometry],
+    on_token: &mut dyn FnMut(i64) -> Result<bool>,
+) -> Result<()> {
+    let ReadPrompt { layout, cache, length, max_new_tokens, .. } = prompt;
+    let mut state = prompt.state.shallow_clone();
+    let geometry = {
+        let _category = ledger::enter(ledger::Category::Inputs);
+        let geometry = layout.geometry(geometry.iter().map(Geometry::numbers));
+        let own = |numbers: Vec<f32>| Tensor::from_slice(&numbers[..numbers.len() / (1 + MOVED_MASKS)]).view([1, -1]);
+        geometry.map(|numbers| own(numbers).to_device(state.device()))
+    };
+    cache.truncate(*length);
+    for made in 1..=*max_new_tokens {
+        let next = {
+            let read = geometry.as_ref().map(|geometry| model.read_masks(&state.flatten(0, 1), geometry));
+            most_likely(&model.llm().logits(read.as_ref().unwrap_or(&state)))?
+        };
+        if !on_token(next)? || made == *max_new_tokens {
             break;
         }
         let token = Tensor::from_slice(&[next]).view([1, 1]).to_device(state.device());
         let embeds = model.llm().embed(&token).to_kind(state.kind());
-        state = model.llm().forward_cached(&embeds, None, &mut cache);
+        state = model.llm().forward_cached(&embeds, None, cache);
     }
-    Ok((masks, classes))
+    Ok(())
 }
 
 /// Mask probabilities at `(width, height)`, row by row, of logits at the model's own size, `[m, 1, s, s]`.
@@ -173,7 +220,7 @@ fn probabilities(logits: &Tensor) -> Result<Vec<f32>> {
     Ok(values(&logits.softmax(-1, Kind::Float)))
 }
 
-/// Index of the largest of `logits [1, 1, vocabulary]`.
+/// Index of the largest of the logits of one token, `[.., vocabulary]`.
 fn most_likely(logits: &Tensor) -> Result<i64> {
     let best = logits.argmax(-1, false);
     let index = meta::index(&best);
@@ -235,7 +282,8 @@ mod tests {
             };
             let text = vec![1, IMAGE_TOKEN, 5, 6];
             let image = no_grad(|| encode(&model, &images));
-            let (masks, classes) = no_grad(|| answer(&model, &image, text, (8, 4), most, &mut on_token)).unwrap();
+            let (masks, classes, mut prompt) = no_grad(|| ask(&model, &image, text, (8, 4), most)).unwrap();
+            no_grad(|| write(&model, &mut prompt, &[], &mut on_token)).unwrap();
             assert_eq!((masks.len(), masks[0].len(), classes.len()), (1, 8 * 4, 6));
             ids
         };
@@ -271,9 +319,12 @@ mod tests {
                 pieces.push_str(text);
                 ControlFlow::Continue(())
             };
-            let reply = loaded.reply(&encoding, (40, 30), question, 5, &mut on_text).unwrap();
-            assert_eq!((reply.new_tokens, reply.masks[0].len()), (5, 40 * 30));
-            assert_eq!(loaded.tokenizer.prompt().clean(&pieces), reply.answer);
+            let mut asked = loaded.ask(&encoding, (40, 30), question, 5).unwrap();
+            let written = asked.write(&[], &mut on_text).unwrap();
+            assert_eq!((written.new_tokens, asked.masks[0].len()), (5, 40 * 30));
+            assert_eq!(loaded.tokenizer.prompt().clean(&pieces), written.answer);
+            let again = asked.write(&[], &mut |_| ControlFlow::Continue(())).unwrap();
+            assert_eq!(again, written, "an answer depends on the one before");
 
             // the model's parts by hand, from the pixels
             let ids = text::question_prompt(&loaded.tokenizer, question).unwrap().ids;
@@ -293,7 +344,7 @@ mod tests {
                     probabilities(&model.class_logits(&embedding)).unwrap(),
                 )
             });
-            assert_eq!((reply.masks, reply.classes), (mask, classes));
+            assert_eq!((asked.masks, asked.classes), (mask, classes));
         }
     }
 
@@ -307,7 +358,7 @@ mod tests {
             pieces += 1;
             if pieces < 2 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
-        let stopped = loaded.reply(&encoding, (8, 8), "Where?", 50, &mut on_text);
+        let stopped = loaded.ask(&encoding, (8, 8), "Where?", 50).unwrap().write(&[], &mut on_text);
         assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
         assert_eq!(pieces, 2);
     }

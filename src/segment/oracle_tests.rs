@@ -50,6 +50,7 @@ fn read_inputs(path: &Path, semantics: Semantics, model: &PrsMed) -> Result<Inpu
             vision: archive.read("clip_image")?.to_kind(Kind::Float).into(),
             sam_image: archive.read("sam_image_u8")?,
             has_mask: None,
+            geometry: None,
             mask: archive.read("mask_u8")?,
             class_label: archive.read("class_label")?.to_kind(Kind::Int64),
             rows: Vec::new(),
@@ -166,7 +167,7 @@ fn parameters(loaded: &LoadedModel, is_wanted: fn(Role) -> bool) -> Vec<Paramete
     let parts = loaded.model.stores().parts();
     let entries = parts.iter().flat_map(|(file, store)| store.entries().into_iter().map(move |e| (*file, e)));
     let wanted = entries.filter(|(_, entry)| is_wanted(entry.role));
-    wanted.map(|(file, e)| Parameter { name: original_name(file, &e.name), tensor: e.tensor }).collect()
+    wanted.map(|(file, e)| Parameter::new(original_name(file, &e.name), e.tensor)).collect()
 }
 
 fn loss(result: &StepResult, name: &str) -> f64 {

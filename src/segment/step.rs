@@ -12,6 +12,7 @@ use super::layout::{DeviceLayout, Layout};
 use super::pass::{self, Images, Segmented};
 use super::vision_features::{FeatureCache, VisionInput};
 use super::{Semantics, loss};
+use crate::data::geometry::Geometry;
 use crate::models::prsmed::PrsMed;
 use crate::models::{decoder, llava};
 use crate::segment::batch::Batch;
@@ -34,6 +35,8 @@ pub struct Inputs {
     pub mask: Tensor,
     /// For each target, whether its mask is known. `None` if all masks of the data set are, one for each question.
     pub has_mask: Option<Vec<bool>>,
+    /// Numbers of the masks of each question, `[q, 1 + moved, g]`, for words that follow them.
+    pub geometry: Option<Vec<f32>>,
     /// `[q]` i64.
     pub class_label: Tensor,
     /// Rows of the questions in the manifest; empty for batches that are not from a manifest.
@@ -46,8 +49,11 @@ impl Inputs {
         let texts = batch.texts.into_iter().map(|ids| real_ids(ids, semantics)).collect();
         let spans = model.spans(batch.groups.len());
         let layout = Layout::new(texts, &batch.answer_starts, &batch.groups, semantics, spans);
+        let layout = layout.with_targets(batch.targets, model.num_masks()).with_read_masks(model.reads_masks());
+        let layout = layout.with_moved(batch.moved);
         Self {
-            layout: layout.with_targets(batch.targets, model.num_masks()),
+            geometry: layout.geometry(batch.geometry.chunks(Geometry::LEN)),
+            layout,
             vision: VisionInput::new(batch.tower, cache.cloned()),
             sam_image: batch.sam_image,
             mask: batch.mask,
@@ -66,6 +72,7 @@ impl Inputs {
             sam_image: copy.send(&self.sam_image),
             mask: copy.send(&self.mask),
             has_mask: self.has_mask,
+            geometry: self.geometry,
             class_label: copy.send(&self.class_label),
             rows: self.rows,
         }
@@ -96,6 +103,10 @@ impl Inputs {
             sam_image: of(&self.sam_image, &range),
             mask: of(&self.mask, &targets),
             has_mask: self.has_mask.as_ref().map(|has_mask| has_mask[targets].to_vec()),
+            geometry: self.geometry.as_ref().map(|geometry| {
+                let each = geometry.len() / self.layout.questions().max(1);
+                geometry[each * questions.start..each * questions.end].to_vec()
+            }),
             class_label: of(&self.class_label, &questions),
             rows: self.rows.get(questions).unwrap_or_default().to_vec(),
         }
@@ -141,7 +152,15 @@ impl Inputs {
     fn prepared(&self, layout: &Layout, tower_input: Tensor, effective_batch: BatchSize) -> Prepared {
         let device = tower_input.device();
         let _category = ledger::enter(ledger::Category::Inputs);
-        let (on_device, numbers) = layout.to_device_with(device, &self.numbers(effective_batch));
+        let mut numbers = self.numbers(effective_batch);
+        let count = i64::try_from(numbers.len()).expect("a small batch");
+        numbers.extend(self.geometry.iter().flatten());
+        let (on_device, mut numbers) = layout.to_device_with(device, &numbers);
+        // both travel in one copy
+        let geometry = self.geometry.as_ref().map(|_| numbers.narrow(0, count, numbers.size()[0] - count));
+        if geometry.is_some() {
+            numbers = numbers.narrow(0, 0, count);
+        }
         Prepared {
             layout: on_device,
             semantics: layout.semantics(),
@@ -149,6 +168,7 @@ impl Inputs {
             sam_image: self.sam_image.to_device(device),
             mask: self.target(device),
             class_label: self.class_label.to_device(device),
+            geometry,
             has_unknown_masks: self.has_mask.is_some(),
             numbers,
         }
@@ -170,6 +190,8 @@ pub struct Prepared {
     pub mask: Tensor,
     /// `[q]` i64.
     pub class_label: Tensor,
+    /// Numbers of the masks of each question, `[q (1 + moved) g]` fp32, for words that follow them.
+    pub geometry: Option<Tensor>,
     /// Whether some masks of the data set are not known.
     has_unknown_masks: bool,
     /// Loss denominators of the effective batch: supervised tokens (at least 1) and samples, `[2]` f32. With
@@ -179,10 +201,18 @@ pub struct Prepared {
 }
 
 impl Prepared {
+    /// With other masks for the words to follow.
+    #[must_use]
+    pub fn with_geometry(self, geometry: &[f32]) -> Self {
+        let _category = ledger::enter(ledger::Category::Inputs);
+        Self { geometry: Some(Tensor::from_slice(geometry).to_device(self.tower_input.device())), ..self }
+    }
+
     /// All tensors; micro-batches of one kind and size have equally many of them, of the same shapes.
     pub fn tensors(&self) -> Vec<&Tensor> {
         let mut all = self.layout.tensors();
         all.extend([&self.tower_input, &self.sam_image, &self.mask, &self.class_label, &self.numbers]);
+        all.extend(&self.geometry);
         all
     }
 }
@@ -199,21 +229,24 @@ pub fn forward(model: &PrsMed, inputs: &Prepared, pass: Pass) -> Outputs {
     pass::forward(model, &inputs.layout, images, pass, None)
 }
 
-/// The three losses of a pass, as shares of an effective batch.
+/// The losses of a pass, as shares of an effective batch.
 #[derive(Debug)]
 pub struct Losses {
     /// Cross-entropy of the answer, mean over the effective batch's supervised tokens.
     pub text: Tensor,
+    /// As `text`, of words that follow the masks. Its gradient reaches the reader of masks only.
+    pub words: Option<Tensor>,
     /// Structure loss, mean over its samples with a mask.
     pub mask: Tensor,
     /// Cross-entropy of the modality, mean over its samples.
     pub class: Tensor,
 }
 
-/// Computes the three losses.
+/// Computes the losses.
 pub fn losses(model: &PrsMed, inputs: &Prepared, outputs: &Outputs) -> Losses {
     let _module = module_path::enter("losses");
     let text = text_loss(model, inputs, &outputs.states);
+    let words = words_loss(model, inputs, outputs);
     let samples = inputs.numbers.get(1);
     let structure =
         |factors: Option<&Tensor>| loss::structure(&outputs.mask_logits, &inputs.mask, inputs.semantics, factors);
@@ -223,12 +256,27 @@ pub fn losses(model: &PrsMed, inputs: &Prepared, outputs: &Outputs) -> Losses {
     } else {
         structure(None) / &samples
     };
-    Losses { text, mask, class: loss::class(&outputs.class_logits, &inputs.class_label) / &samples }
+    Losses { text, words, mask, class: loss::class(&outputs.class_logits, &inputs.class_label) / &samples }
 }
 
 /// Cross-entropy of the answers from states `[s, t, d]`, as a share of the effective batch.
 fn text_loss(model: &PrsMed, inputs: &Prepared, states: &Tensor) -> Tensor {
     model.llm().cross_entropy(&supervised(inputs, states), &inputs.layout.labels) / inputs.numbers.get(0)
+}
+
+/// Cross-entropy of words that follow the masks of `inputs`, also of moved ones, as a share of the effective batch; `None`
+/// if the model has no such words.
+pub fn words_loss(model: &PrsMed, inputs: &Prepared, outputs: &Outputs) -> Option<Tensor> {
+    let (states, labels) = read(model, inputs, outputs)?;
+    Some(model.llm().cross_entropy_of_frozen_head(&states, labels) / inputs.numbers.get(0))
+}
+
+/// States of words with what the masks add, and their labels.
+fn read<'a>(model: &PrsMed, inputs: &'a Prepared, outputs: &Outputs) -> Option<(Tensor, &'a Tensor)> {
+    let (geometry, [states, labels, masks]) = (inputs.geometry.as_ref()?, inputs.layout.read.as_ref()?);
+    let states = outputs.states.detach().flatten(0, 1).index_select(0, states);
+    let rows = geometry.view([i64::try_from(inputs.layout.mask_rows).expect("a small batch"), -1]);
+    Some((model.read_masks(&states, &rows.index_select(0, masks)), labels))
 }
 
 /// Text loss of a pass through the language model only, with zeros for `images`.
@@ -245,7 +293,9 @@ pub fn language_loss(model: &PrsMed, inputs: &Prepared, images: usize, pass: dec
 
 /// Supervised tokens whose most likely prediction is right.
 pub fn tokens_right(model: &PrsMed, inputs: &Prepared, outputs: &Outputs) -> f64 {
-    meta::number(&model.llm().count_correct(&supervised(inputs, &outputs.states), &inputs.layout.labels))
+    let own = || (supervised(inputs, &outputs.states), &inputs.layout.labels);
+    let (states, labels) = read(model, inputs, outputs).unwrap_or_else(own);
+    meta::number(&model.llm().count_correct(&states, labels))
 }
 
 /// States that predict supervised tokens, of states `[s, t, d]`: `[n, d]`.
@@ -274,6 +324,7 @@ mod tests {
             sam_image: numbers(3),
             mask: numbers(6),
             has_mask: Some(vec![true, false, true, false, false, true]),
+            geometry: None,
             class_label: Tensor::arange(6, (Kind::Int64, Device::Cpu)) + 10,
             rows: (20..26).collect(),
         };

@@ -16,6 +16,7 @@ use super::step::{self, Inputs, Pass, Prepared};
 use super::vision_features::FeatureCache;
 use super::weights;
 use crate::data::classical::Augment;
+use crate::data::geometry::MaskNoise;
 use crate::data::identity::{DataIdentity, SeenImages};
 use crate::data::length_sampler;
 use crate::data::loader::{Loader, LoaderOptions, Source, TextLength, single_rows};
@@ -26,7 +27,7 @@ use crate::data::split::spread;
 use crate::data::unreadable::Unreadable;
 use crate::event::{Event, Observer};
 use crate::models::base::Keys;
-use crate::models::prsmed::{MASK_HEAD, PrsMed};
+use crate::models::prsmed::{MASK_HEAD, MASK_READER, PrsMed};
 use crate::models::{decoder, image_encoder, mask_head};
 use crate::nn::BatchStatistics;
 use crate::segment::Semantics;
@@ -44,6 +45,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The score that decides which checkpoint is the best.
 pub const SCORE: &str = "mean of validation Dice and answer-token accuracy";
+
+/// Error of masks before the first validation, as [`Sums::mask_error`].
+const FIRST_MASK_ERROR: f64 = 0.05;
+
+/// What the last validation measured.
+#[derive(Debug, Clone, Copy)]
+struct Measured {
+    calibration: Option<Calibration>,
+    mask_error: Option<f64>,
+}
+
+impl Measured {
+    fn add_to(self, description: &mut Description) {
+        (description.calibration, description.mask_error) = (self.calibration, self.mask_error);
+    }
+}
 
 /// A model, its data and the settings of its training.
 pub struct SegmentTask {
@@ -68,7 +85,7 @@ pub struct SegmentTask {
     /// Images of a validation batch.
     validated_at_once: Fitting,
     /// Fitted at the last validation.
-    calibration: Mutex<Option<Calibration>>,
+    measured: Mutex<Measured>,
     unreadable: Arc<Unreadable>,
 }
 
@@ -119,7 +136,9 @@ impl SegmentTask {
         describe(&mut loaded, manifest, [&rows.rows, &synthetic.rows])?;
         let identity = DataIdentity::of(manifest)?;
         let validated_at_once = Fitting::new(config.micro_batch);
-        let calibration = Mutex::new(loaded.description.calibration);
+        let measured =
+            Measured { calibration: loaded.description.calibration, mask_error: loaded.description.mask_error };
+        let measured = Mutex::new(measured);
         Ok(Self {
             loaded,
             train,
@@ -135,7 +154,7 @@ impl SegmentTask {
             resolved,
             identity,
             validated_at_once,
-            calibration,
+            measured,
             unreadable,
         })
     }
@@ -177,7 +196,7 @@ impl SegmentTask {
     #[must_use]
     pub fn into_loaded(self) -> LoadedModel {
         let mut loaded = self.loaded;
-        loaded.description.calibration = self.calibration.into_inner().unwrap_or_else(PoisonError::into_inner);
+        self.measured.into_inner().unwrap_or_else(PoisonError::into_inner).add_to(&mut loaded.description);
         loaded
     }
 
@@ -190,7 +209,7 @@ impl SegmentTask {
         let Some(images) = calibration_images(&self.loaded.description.model) else { return Ok(()) };
         let order = length_sampler::epoch_batches(&self.rows.rows, &self.rows.lengths, self.config.seed, 0, images);
         let Some(first) = order.into_iter().next() else { return Ok(()) };
-        let batch = self.load(&self.plain, single_rows(vec![first]), 0, false)?.next();
+        let batch = self.load(&self.plain, single_rows(vec![first]), (0, false, None))?.next();
         let Some(batch) = batch.transpose()? else { return Ok(()) };
         calibrate(&self.loaded.model, &Batch::from(batch).sam_image)
     }
@@ -203,16 +222,27 @@ impl SegmentTask {
     }
 
     /// Batches of groups of rows that share an image.
-    fn load(&self, source: &Arc<Source>, batches: Vec<Vec<Vec<usize>>>, epoch: u64, by_image: bool) -> Result<Loader> {
+    fn load(
+        &self,
+        source: &Arc<Source>,
+        batches: Vec<Vec<Vec<usize>>>,
+        (epoch, by_image, geometry): (u64, bool, Option<MaskNoise>),
+    ) -> Result<Loader> {
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
         let device = self.loaded.model.options().device;
         let workers = if self.data.workers == 0 { workers(device, cores) } else { self.data.workers };
-        let options = LoaderOptions { workers, prefetch: self.data.prefetch, epoch, by_image };
+        let options = LoaderOptions { workers, prefetch: self.data.prefetch, epoch, by_image, geometry };
         Loader::start(Arc::clone(source), batches, options)
     }
 
-    fn calibration(&self) -> MutexGuard<'_, Option<Calibration>> {
-        self.calibration.lock().unwrap_or_else(PoisonError::into_inner)
+    fn measured(&self) -> MutexGuard<'_, Measured> {
+        self.measured.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How training changes the masks that words follow: as much as the masks of the last validation were wrong.
+    fn mask_noise(&self) -> Option<MaskNoise> {
+        let spread = self.measured().mask_error.unwrap_or(FIRST_MASK_ERROR);
+        self.loaded.model.reads_masks().then_some(MaskNoise { seed: self.config.seed, spread })
     }
 
     fn semantics(&self) -> Semantics {
@@ -243,7 +273,8 @@ impl Task for SegmentTask {
         let (counts, groups) = shard.micro_batches(steps, micro);
         let rows = |groups: Vec<usize>| groups.iter().map(|group| self.groups[*group].clone()).collect();
         let micros = groups.into_iter().map(rows).collect();
-        let loader = self.load(&self.train, micros, epoch, self.data.questions_per_image > 1)?;
+        let by_image = self.data.questions_per_image > 1;
+        let loader = self.load(&self.train, micros, (epoch, by_image, self.mask_noise()))?;
         let (semantics, model) = (self.semantics(), &self.loaded.model);
         let inputs = move |batch| Inputs::from_batch(batch, semantics, model, self.feature_cache.as_ref());
         Ok(Box::new(Steps::new(loader, counts, inputs, self.loaded.model.options().device)))
@@ -311,7 +342,7 @@ impl Task for SegmentTask {
             // no file could be read
             return Ok(None);
         }
-        *self.calibration() = calibrator.fit();
+        *self.measured() = Measured { calibration: calibrator.fit(), mask_error: sums.mask_error() };
         Ok(Some(Validation { score: sums.score().into(), values: sums.means(), pictures: Vec::new() }))
     }
 
@@ -330,7 +361,7 @@ impl Task for SegmentTask {
         let mut suspects = Vec::new();
         // one row at a time: NaN of one sample does not reach the others
         let batches = rows.iter().map(|row| vec![*row]).collect();
-        for batch in self.load(&self.train, single_rows(batches), epoch, false)? {
+        for batch in self.load(&self.train, single_rows(batches), (epoch, false, self.mask_noise()))? {
             let inputs = Inputs::from_batch(batch?.into(), self.semantics(), model, None);
             let size = inputs.batch_size();
             let loss = no_grad(|| loss(model, &description.model, Pass::evaluation(), &inputs, size, epoch));
@@ -345,7 +376,8 @@ impl Task for SegmentTask {
     }
 
     fn save(&self, folder: &mut Staged) -> Result<()> {
-        let description = Description { calibration: *self.calibration(), ..self.loaded.description.clone() };
+        let mut description = self.loaded.description.clone();
+        self.measured().add_to(&mut description);
         weights::save(folder, &self.loaded, &description)?;
         folder.write_bytes(resume::DATA_FILE, self.identity.to_json().as_bytes())?;
         folder.write_bytes(resume::CONFIG_FILE, self.resolved.as_bytes())
@@ -398,13 +430,15 @@ pub(super) fn parameters(model: &PrsMed) -> Vec<Parameter> {
     let parts = model.stores().parts();
     let trained = parts.iter().flat_map(|(file, store)| {
         let entries = store.entries().into_iter().filter(|e| e.role == Role::Trainable);
-        entries.map(move |e| Parameter { name: format!("{file}/{}", e.name), tensor: e.tensor })
+        let is_beside = *file == MASK_READER;
+        entries.map(move |e| Parameter::new(format!("{file}/{}", e.name), e.tensor).beside(is_beside))
     });
     trained.collect()
 }
 
 /// Parts of the model by module path.
-const PARTS: [&str; 7] = ["llm", "projector", "vision_tower", "lora_adapter", "image_encoder", MASK_HEAD, "class_head"];
+const PARTS: [&str; 8] =
+    ["llm", "projector", "vision_tower", "lora_adapter", "image_encoder", MASK_HEAD, "class_head", MASK_READER];
 
 /// The part that `key` of a file belongs to.
 fn part_of<'a>(file: &'a str, key: &str, keys: &Keys) -> &'a str {
@@ -447,10 +481,15 @@ fn loss_of(model: &PrsMed, settings: &ModelConfig, pass: Pass, inputs: &Prepared
     let outputs = step::forward(model, inputs, pass);
     let parts = step::losses(model, inputs, &outputs);
     let mut total = &parts.mask + &parts.text * settings.text_loss_weight;
+    if let Some(words) = &parts.words {
+        total += words;
+    }
     if learns_class {
         total += &parts.class * settings.class_loss_weight;
     }
-    let parts = vec![("mask", parts.mask.detach()), ("text", parts.text.detach()), ("class", parts.class.detach())];
+    let named =
+        [("mask", Some(parts.mask)), ("text", Some(parts.text)), ("words", parts.words), ("class", Some(parts.class))];
+    let parts = named.into_iter().filter_map(|(name, part)| Some((name, part?.detach()))).collect();
     Loss { total, parts }
 }
 
@@ -512,7 +551,7 @@ impl SegmentTask {
         observer: &dyn Observer,
     ) -> Result<(Vec<Sums>, Calibrator)> {
         let (mut all, mut calibrator, mut done) = (Vec::new(), Calibrator::default(), 0);
-        for batch in self.load(&self.plain, single_rows(batches), 0, false)? {
+        for batch in self.load(&self.plain, single_rows(batches), (0, false, None))? {
             let model = &self.loaded.model;
             let inputs = Inputs::from_batch(batch?.into(), self.semantics(), model, self.feature_cache.as_ref());
             let questions = inputs.layout.questions() as u64;

@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// An answered question.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Answer {
-    /// Set by the store.
+    /// Set by the store; empty for an answer that is not kept.
     pub(super) id: String,
     pub(super) question: String,
     /// How the question compares with those of the training.
@@ -52,6 +52,8 @@ pub(super) struct SliceAnswer {
     pub(super) view: SliceView,
     /// The model's answer.
     pub(super) answer: String,
+    /// Whether the mask was sent with the question, and the answer follows it.
+    pub(super) mask_given: bool,
     pub(super) new_tokens: usize,
     /// The most likely class.
     pub(super) class: Option<LikelyClass>,
@@ -121,6 +123,9 @@ impl Answer {
     /// The answer as clients see it.
     pub(super) fn json(&self) -> Value {
         let mut value = json!(self);
+        if self.id.is_empty() {
+            value["id"] = Value::Null;
+        }
         value["corrected"] = json!(matches!(&self.content, AnswerContent::Slice(answer) if answer.corrected.is_some()));
         value
     }

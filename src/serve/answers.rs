@@ -1,24 +1,25 @@
 //! Routes of questions and answers: ask, show, mask, overlay, corrections.
 
 use super::app::{App, enqueue};
+use super::asked::{self, Asked};
 use super::failure::{HttpFailure, HttpResult, JsonResult, Params};
 use super::images::png;
+use super::mask_file;
 use super::model::Question;
 use super::options::{ALIVE_EVERY, MAX_TEXT};
 use super::picture::{ServedImage, SliceView};
-use super::upload::{self, refused, uploaded};
-use super::volume_question::{VolumeRequest, without};
+use super::upload::{self, uploaded};
+use super::volume_question::without;
 use super::worker::{QuestionProgress, QuestionScope, Queued};
-use crate::Error;
-use crate::data::decode::{self, MaskRefusal, StoredMask};
-use crate::data::labels::Labels;
 use crate::data::sheet;
-use crate::data::volume::{Axis, Window};
+use crate::data::volume::Axis;
 use axum::Json;
 use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use axum::response::sse::{Event, KeepAlive, Sse};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use image::{DynamicImage, GrayImage};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -28,18 +29,6 @@ use std::sync::atomic::Ordering;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnboundedReceiverStream;
-
-/// A question of a client.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Asked {
-    question: String,
-    slice: Option<usize>,
-    window: Option<Window>,
-    max_new_tokens: Option<usize>,
-    /// Ask about all slices of a volume.
-    volume: Option<VolumeRequest>,
-}
 
 /// Query of the mask of an answer.
 #[derive(Debug, Deserialize)]
@@ -75,10 +64,10 @@ fn too_long(what: &str) -> HttpFailure {
     HttpFailure::new(StatusCode::PAYLOAD_TOO_LARGE, error, "ask a shorter question")
 }
 
-/// Streams the answer as server-sent events: `queued`, `started`, `token` (for all slices `progress`), then `result` or
-/// `error`.
+/// Streams the answer as server-sent events: `queued`, `started`, `mask`, `token` (for all slices `progress`), then
+/// `result` or `error`.
 pub(super) async fn ask(State(app): State<App>, Path(image): Path<String>, request: Request) -> HttpResult {
-    let asked: Asked = upload::json(request).await?;
+    let (asked, mask_file) = asked::receive(&app, request).await?;
     if asked.question.trim().is_empty() {
         return Err(HttpFailure::unprocessable("the question is empty", "ask for example: Where is the lesion?"));
     }
@@ -86,11 +75,22 @@ pub(super) async fn ask(State(app): State<App>, Path(image): Path<String>, reque
         return Err(too_long("question"));
     }
     let picture = app.shared.store.picture(&image)?;
-    let (task, mask_bytes) = task_of(asked, &picture, &app)?;
-    app.shared.store.check_room(&image, mask_bytes)?;
+    if asked.volume.is_some() {
+        without("mask", mask_file.is_some())?;
+        without("keep", !asked.keep)?;
+    }
+    let mask = match mask_file {
+        Some(file) => Some(asked::mask_of(&app, file, picture.size()).await?),
+        None => None,
+    };
+    let keeps_answer = asked.keep;
+    let (task, mask_bytes) = task_of(asked, mask, &picture, &app)?;
+    if keeps_answer {
+        app.shared.store.check_room(&image, mask_bytes)?;
+    }
     let (progress, receiver) = unbounded_channel();
     let ahead = app.shared.metrics.waiting.load(Ordering::Relaxed) + app.shared.metrics.running.load(Ordering::Relaxed);
-    enqueue(&app, Queued { image, picture, task, progress })?;
+    enqueue(&app, Queued { image, picture, task, keeps_answer, progress })?;
     let queued = tokio_stream::once(event("queued", &json!({ "ahead": ahead })));
     let events = queued.chain(UnboundedReceiverStream::new(receiver).map(event_of)).map(Ok::<_, Infallible>);
     let events = Sse::new(events).keep_alive(KeepAlive::new().interval(ALIVE_EVERY));
@@ -99,8 +99,13 @@ pub(super) async fn ask(State(app): State<App>, Path(image): Path<String>, reque
 }
 
 /// The work for a question, and the bytes of its mask.
-fn task_of(asked: Asked, picture: &ServedImage, app: &App) -> HttpResult<(QuestionScope, usize)> {
-    let Asked { question, slice, window, max_new_tokens, volume } = asked;
+fn task_of(
+    asked: Asked,
+    mask: Option<Arc<GrayImage>>,
+    picture: &ServedImage,
+    app: &App,
+) -> HttpResult<(QuestionScope, usize)> {
+    let Asked { question, slice, window, max_new_tokens, volume, .. } = asked;
     let (most_tokens, intensities) = (app.options.max_new_tokens, &app.shared.intensities);
     let mut view = SliceView { slice: slice.unwrap_or(0), window };
     picture.check(view)?;
@@ -116,13 +121,16 @@ fn task_of(asked: Asked, picture: &ServedImage, app: &App) -> HttpResult<(Questi
     }
     let max_new_tokens = max_new_tokens.map_or(most_tokens, |tokens| tokens.clamp(1, most_tokens));
     let (width, height) = picture.size();
-    let question = Question { view, text: question, max_new_tokens };
+    let question = Question { view, text: question, max_new_tokens, mask };
     Ok((QuestionScope::Slice(question), width as usize * height as usize))
 }
 
 fn event_of(progress: QuestionProgress) -> Event {
     match progress {
         QuestionProgress::Started => event("started", &json!({})),
+        QuestionProgress::Mask { png, position } => {
+            event("mask", &json!({ "png": BASE64_STANDARD.encode(png), "mask_position": position }))
+        }
         QuestionProgress::Text(text) => event("token", &json!({ "text": text })),
         QuestionProgress::Slices { done, total } => event("progress", &json!({ "done": done, "total": total })),
         QuestionProgress::Done(answer) => event("result", &answer.json()),
@@ -194,46 +202,12 @@ pub(super) async fn correct(State(app): State<App>, Path((image, answer)): Ids, 
     let size = picture.size();
     let bytes = upload::receive(&app, request).await?;
     let max_pixels = app.options.max_pixels;
-    let stored = move || decode::stored_mask_of(&bytes, uploaded(), max_pixels).map_err(refused);
-    let mask = app.work(move || Ok(corrected(stored()?, size)?)).await?;
+    let mask = app.work(move || mask_file::read(&bytes, uploaded(), size, max_pixels)).await?;
     let changed = app.shared.store.change(&image, &answer, |answer| answer.corrected = Some(Arc::new(mask)))?;
     Ok(Json(changed.json()))
-}
-
-/// A mask with 0 and 255. Its file has one target: 0 is background, and another value is foreground.
-fn corrected(stored: StoredMask, size: (u32, u32)) -> Result<GrayImage, Error> {
-    if stored.dimensions() != size {
-        let ((width, height), (expected_width, expected_height)) = (stored.dimensions(), size);
-        let reason = format!("the mask is {width}x{height} pixels but its image is {expected_width}x{expected_height}");
-        return Err(Error::data(uploaded(), reason, "send a mask of the size of the image"));
-    }
-    let hint = "send one mask for each target: 0 is background, 255 is the target";
-    let refused = |refusal: MaskRefusal| Error::data(uploaded(), refusal.to_string(), hint);
-    let mut mask = stored.target(Labels::NONE).map_err(refused)?;
-    let most = mask.iter().copied().max().unwrap_or(0);
-    // antialiased borders are foreground from half of the largest value on
-    mask.iter_mut().for_each(|value| *value = if *value > most / 2 { 255 } else { 0 });
-    Ok(mask)
 }
 
 /// Returns to the model's mask.
 pub(super) async fn restore(State(app): State<App>, Path((image, answer)): Ids) -> JsonResult {
     Ok(Json(app.shared.store.change(&image, &answer, |answer| answer.corrected = None)?.json()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_corrected_mask_has_one_target_and_the_size_of_the_image() {
-        let mask = |values: &[u8]| StoredMask::from(GrayImage::from_raw(4, 2, values.to_vec()).unwrap());
-        let read = |values: &[u8]| corrected(mask(values), (4, 2));
-        assert_eq!(read(&[0, 0, 1, 1, 0, 0, 1, 1]).unwrap().as_raw(), &[0, 0, 255, 255, 0, 0, 255, 255]);
-        assert_eq!(read(&[0; 8]).unwrap().as_raw(), &[0; 8]);
-        assert_eq!(read(&[255; 8]).unwrap().as_raw(), &[255; 8]);
-        assert!(read(&[0, 0, 1, 1, 0, 0, 2, 2]).unwrap_err().to_string().contains("several labels"));
-        let size = corrected(mask(&[0; 8]), (2, 4)).unwrap_err();
-        assert_eq!(size.to_string(), "the uploaded file: the mask is 4x2 pixels but its image is 2x4");
-    }
 }

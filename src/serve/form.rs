@@ -1,10 +1,12 @@
-//! Forms (`multipart/form-data`, RFC 7578), as `curl -F` sends them: where their one file is.
+//! Forms (`multipart/form-data`, RFC 7578), as `curl -F` sends them: their files and fields.
 
 use memchr::memmem;
 use std::ops::Range;
 
 /// Most bytes of the headers of one part.
 const MAX_HEAD: usize = 16 << 10;
+/// Most parts of a form.
+const MAX_PARTS: usize = 1000;
 
 /// The line that separates the parts of a form, if a header `Content-Type` is that of a form.
 pub(super) fn boundary(content_type: &str) -> Result<Option<String>, String> {
@@ -17,8 +19,27 @@ pub(super) fn boundary(content_type: &str) -> Result<Option<String>, String> {
     }
 }
 
+/// A part of a form: a file, or a field of text.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) name: String,
+    pub(super) is_file: bool,
+    /// Where its content is in the body.
+    pub(super) content: Range<usize>,
+}
+
 /// Where the one file of a form is. Fields of text, such as the name of a button, are left out.
 pub(super) fn file(body: &[u8], boundary: &str) -> Result<Range<usize>, String> {
+    let mut files = parts(body, boundary)?.into_iter().filter(|part| part.is_file);
+    match (files.next(), files.next()) {
+        (Some(file), None) => Ok(file.content),
+        (Some(_), Some(_)) => Err("the form has several files".into()),
+        (None, _) => Err("the form has no file".into()),
+    }
+}
+
+/// The parts of a form.
+pub(super) fn parts(body: &[u8], boundary: &str) -> Result<Vec<Part>, String> {
     let line = [b"--", boundary.as_bytes()].concat();
     // a position and a line, with the line break before it, of every separator
     let mut separators = memmem::find_iter(body, &line).filter_map(|at| {
@@ -32,25 +53,23 @@ pub(super) fn file(body: &[u8], boundary: &str) -> Result<Range<usize>, String> 
     let Some((_, mut begin, mut is_last)) = separators.next() else {
         return Err("the body does not have the `boundary` of its header `Content-Type`".into());
     };
-    let mut found = None;
+    let mut found = Vec::new();
     while !is_last {
         let Some((at, next, last)) = separators.next() else {
             return Err("the form is incomplete: its last `boundary` is missing".into());
         };
         // without the line break before the separator
-        if let Some(content) = content_of_file(body, begin..at.saturating_sub(2).max(begin))? {
-            if found.is_some() {
-                return Err("the form has several files".into());
-            }
-            found = Some(content);
+        found.extend(part_of(body, begin..at.saturating_sub(2).max(begin))?);
+        if found.len() > MAX_PARTS {
+            return Err(format!("the form has more than {MAX_PARTS} parts"));
         }
         (begin, is_last) = (next, last);
     }
-    found.ok_or_else(|| "the form has no file".into())
+    Ok(found)
 }
 
-/// The content of a part, if it is a file.
-fn content_of_file(body: &[u8], part: Range<usize>) -> Result<Option<Range<usize>>, String> {
+/// A part, unless it is a file that was not chosen.
+fn part_of(body: &[u8], part: Range<usize>) -> Result<Option<Part>, String> {
     let bytes = &body[part.clone()];
     let Some(length) = memmem::find(&bytes[..bytes.len().min(MAX_HEAD)], b"\r\n\r\n") else {
         return Err("a part of the form has no end of its headers".into());
@@ -61,16 +80,20 @@ fn content_of_file(body: &[u8], part: Range<usize>) -> Result<Option<Range<usize
         lines.filter(|(key, _)| key.trim().eq_ignore_ascii_case(name)).map(|(_, value)| value.trim()).next()
     };
     let disposition = header("content-disposition").unwrap_or_default();
-    let name = parameter(disposition, "filename").or_else(|| parameter(disposition, "filename*"));
+    let name = parameter(disposition, "name").unwrap_or_default();
+    let file = parameter(disposition, "filename").or_else(|| parameter(disposition, "filename*"));
     let content = part.start + length + 4..part.end;
+    let Some(file) = file else { return Ok(Some(Part { name, is_file: false, content })) };
     // a browser sends an empty name and no content if no file is chosen
-    let Some(name) = name.filter(|name| !(name.is_empty() && content.is_empty())) else { return Ok(None) };
+    if file.is_empty() && content.is_empty() {
+        return Ok(None);
+    }
     let encoding = header("content-transfer-encoding").unwrap_or("binary").to_ascii_lowercase();
     if !["binary", "8bit", "7bit"].contains(&encoding.as_str()) {
-        let name: String = name.chars().filter(|c| !c.is_control()).take(100).collect();
-        return Err(format!("the file `{name}` of the form is encoded (`Content-Transfer-Encoding: {encoding}`)"));
+        let file: String = file.chars().filter(|c| !c.is_control()).take(100).collect();
+        return Err(format!("the file `{file}` of the form is encoded (`Content-Transfer-Encoding: {encoding}`)"));
     }
-    Ok(Some(content))
+    Ok(Some(Part { name, is_file: true, content }))
 }
 
 /// A parameter of a header, such as the name in `form-data; name="file"`, without its quotes.
@@ -130,6 +153,18 @@ mod tests {
     }
 
     #[test]
+    fn fields_of_text_have_a_name_and_a_content() {
+        let body = "--xx\r\nContent-Disposition: form-data; name=\"question\"\r\n\r\nWhere?\r\nHere?\r\n\
+                    --xx\r\nContent-Disposition: form-data; name=mask; filename=\"a.png\"\r\n\r\nPNG\r\n\
+                    --xx\r\nContent-Disposition: form-data; name=none; filename=\"\"\r\n\r\n\r\n\
+                    --xx\r\n\r\n\r\n--xx--";
+        let parts = parts(body.as_bytes(), "xx").unwrap();
+        let found: Vec<_> =
+            parts.iter().map(|part| (part.name.as_str(), part.is_file, &body[part.content.clone()])).collect();
+        assert_eq!(found, [("question", false, "Where?\r\nHere?"), ("mask", true, "PNG"), ("", false, "")]);
+    }
+
+    #[test]
     fn forms_without_one_file_say_why() {
         let file = "--xx\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\nPNG\r\n";
         for (body, expected) in [
@@ -142,6 +177,7 @@ mod tests {
             ("--yy\r\n\r\n--yy--".to_owned(), "does not have the `boundary`"),
             ("--xx\r\na\r\n--xx--".to_owned(), "no end of its headers"),
             (format!("--xx\r\nA: {}\r\n\r\n\r\n--xx--", "a".repeat(MAX_HEAD)), "no end of its headers"),
+            (format!("{}--xx--", "--xx\r\n\r\n\r\n".repeat(MAX_PARTS + 1)), "more than 1000 parts"),
             (file.replace("\r\n\r\n", "\r\nContent-Transfer-Encoding: base64\r\n\r\n") + "--xx--", "encoded (`"),
         ] {
             let error = found(&body).unwrap_err();

@@ -13,12 +13,14 @@ mod access;
 mod answer;
 mod answers;
 mod app;
+mod asked;
 mod connections;
 mod failure;
 mod form;
 mod guards;
 mod images;
 mod intensities;
+mod mask_file;
 mod metrics;
 mod model;
 mod options;
@@ -73,6 +75,7 @@ pub fn serve(
         classes: description.modalities.clone(),
         calibration: description.calibration,
         questions: questions.clone(),
+        reads_masks: model.reads_masks(),
         intensities: Intensities::new(description.intensity.clone(), questions),
         time_limit: options.time_limit,
     });

@@ -6,7 +6,8 @@ use crate::Result;
 use crate::error::Error;
 use crate::event::{Event, Observer};
 use crate::front::volume::{VolumePrediction, VolumeSettings};
-use crate::front::{self, Ask, Encoded, Image, OnText, Prediction};
+use crate::front::{self, Ask, Encoded, Image, OnReady, Prediction, Ready};
+use image::GrayImage;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,15 +19,18 @@ pub(super) struct Question {
     pub(super) view: SliceView,
     pub(super) text: String,
     pub(super) max_new_tokens: usize,
+    /// A mask of the size of the slice that the words follow in place of the painted one.
+    pub(super) mask: Option<Arc<GrayImage>>,
 }
 
 /// Answers questions about images.
 pub(super) trait Answerer {
-    /// The answer. `on_text` receives it piece by piece and can stop the work.
+    /// The answer. `on_ready` receives mask and words as they are ready, and can stop the work.
     ///
     /// # Errors
-    /// [`Error::Interrupted`] if `on_text` stopped the work, and others.
-    fn answer(&mut self, picture: &Arc<ServedImage>, question: &Question, on_text: &mut OnText) -> Result<Prediction>;
+    /// [`Error::Interrupted`] if `on_ready` stopped the work, and others.
+    fn answer(&mut self, picture: &Arc<ServedImage>, question: &Question, on_ready: &mut OnReady)
+    -> Result<Prediction>;
 
     /// The mask of a volume. `on_slice` receives the number of slices that are done, before the first slice and after each
     /// one, with the number of all slices, and can stop the work.
@@ -55,20 +59,26 @@ impl<'a> ServedModel<'a> {
 }
 
 impl Answerer for ServedModel<'_> {
-    fn answer(&mut self, picture: &Arc<ServedImage>, question: &Question, on_text: &mut OnText) -> Result<Prediction> {
+    fn answer(
+        &mut self,
+        picture: &Arc<ServedImage>,
+        question: &Question,
+        on_ready: &mut OnReady,
+    ) -> Result<Prediction> {
         self.encoded.forget_removed();
         if self.encoded.get(picture, question.view).is_none() {
             let encoded = self.model.encode(&Image::Pixels(&*picture.pixels(question.view)?))?;
             let bytes = encoded.bytes();
             self.encoded.put(picture, question.view, (encoded, bytes));
         }
-        if on_text("").is_break() {
+        if on_ready(Ready::Text("")).is_break() {
             return Err(Error::Interrupted);
         }
         let encoded = self.encoded.get(picture, question.view);
         let encoded = encoded.ok_or_else(|| Error::Internal { reason: "an encoded image is missing".into() })?;
-        let ask = Ask { max_new_tokens: question.max_new_tokens, ..Ask::new(&question.text) };
-        self.model.ask_with(encoded, &ask, on_text)
+        let (max_new_tokens, mask) = (question.max_new_tokens, question.mask.as_deref());
+        let ask = Ask { max_new_tokens, mask, ..Ask::new(&question.text) };
+        self.model.ask_with(encoded, &ask, on_ready)
     }
 
     fn segment(&mut self, picture: &ServedImage, ask: &VolumeSettings, on_slice: &OnSlice) -> Result<VolumePrediction> {

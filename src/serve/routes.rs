@@ -95,6 +95,7 @@ async fn model(State(app): State<App>) -> Json<Value> {
         "classes": app.shared.classes,
         "calibration": app.shared.calibration,
         "questions": app.shared.questions.as_ref().map(|questions| questions.examples(MAX_EXAMPLES)).unwrap_or_default(),
+        "reads_masks": app.shared.reads_masks,
         "has_sample": options.sample.is_some(),
         "notice": "research software, not a medical device",
         "limits": {

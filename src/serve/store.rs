@@ -197,6 +197,7 @@ mod tests {
         let content = AnswerContent::Slice(SliceAnswer {
             view: SliceView::default(),
             answer: "a".into(),
+            mask_given: false,
             new_tokens: 1,
             class: None,
             area_frac: 0.0,

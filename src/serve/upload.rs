@@ -3,6 +3,7 @@
 
 use super::app::App;
 use super::failure::{HttpFailure, HttpResult};
+use super::form::Part;
 use super::options::{HEAD_TIME, MAX_JSON, UPLOAD_PAUSE, UPLOAD_TIME};
 use super::{form, guards};
 use crate::Error;
@@ -84,30 +85,12 @@ impl Content {
 
 /// Receives a file of at most `ServeOptions::max_upload` bytes.
 pub(super) async fn receive(app: &App, request: Request) -> HttpResult<Upload> {
-    let Ok(_permit) = app.transfers.try_acquire() else {
-        return Err(HttpFailure::busy("too many files are sent at the same time", 5));
-    };
-    let (limit, end) = (app.options.max_upload, Instant::now() + UPLOAD_TIME);
-    let announced = usize::try_from(request.body().size_hint().lower()).unwrap_or(usize::MAX);
-    check_encoding(request.headers())?;
     let content_type = content_type(request.headers());
-    let boundary = form::boundary(&content_type).map_err(of_form)?;
-    let content = if boundary.is_some() { Content::Form(limit) } else { Content::File(limit) };
-    let waits = guards::waits_to_send(request.headers());
-    let stream = request.into_body().into_data_stream();
-    if announced > content.limit() {
-        // a client that waits for `100 Continue` reads the answer before it sends anything
-        return Err(if waits { content.too_large() } else { too_large(stream, content).await });
-    }
-    let mut upload = collect(stream, (content, end), Some(&app.room)).await?;
+    let boundary = boundary_of(&request)?;
+    let mut upload = body_of(app, request, boundary.is_some()).await?;
     if let Some(boundary) = boundary {
         upload.file = form::file(&upload, &boundary).map_err(of_form)?;
-        if upload.len() > limit {
-            return Err(Content::File(limit).too_large());
-        }
-        if upload.bytes.len() - upload.len() > MAX_JSON {
-            return Err(Content::Form(limit).too_large());
-        }
+        check_parts(app, &upload)?;
     }
     if upload.is_empty() {
         let hint = "send the content of the image file as the body of the request";
@@ -118,6 +101,65 @@ pub(super) async fn receive(app: &App, request: Request) -> HttpResult<Upload> {
         return Err(HttpFailure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error, FORM_HINT));
     }
     Ok(upload)
+}
+
+/// Receives a form with fields of text, and at most one file of at most `ServeOptions::max_upload` bytes: the fields, and
+/// the name of the file's field with the file.
+pub(super) async fn receive_form(
+    app: &App,
+    request: Request,
+    boundary: &str,
+) -> HttpResult<(Vec<(String, String)>, Option<(String, Upload)>)> {
+    let mut upload = body_of(app, request, true).await?;
+    let parts = form::parts(&upload, boundary).map_err(of_form)?;
+    let (files, texts): (Vec<Part>, Vec<Part>) = parts.into_iter().partition(|part| part.is_file);
+    upload.file = match files.as_slice() {
+        [] => 0..0,
+        [file] => file.content.clone(),
+        _ => return Err(of_form("the form has several files".into())),
+    };
+    check_parts(app, &upload)?;
+    let text_of = |part: Part| match String::from_utf8(upload.bytes[part.content].to_vec()) {
+        Ok(text) => Ok((part.name, text)),
+        Err(_) => Err(HttpFailure::bad_request("a field of the form is not UTF-8")),
+    };
+    let texts = texts.into_iter().map(text_of).collect::<HttpResult<_>>()?;
+    Ok((texts, files.into_iter().next().map(|file| (file.name, upload))))
+}
+
+/// The line that separates the parts of a request that is a form.
+pub(super) fn boundary_of(request: &Request) -> HttpResult<Option<String>> {
+    form::boundary(&content_type(request.headers())).map_err(of_form)
+}
+
+/// Receives the body of a file, or of a form with one.
+async fn body_of(app: &App, request: Request, is_form: bool) -> HttpResult<Upload> {
+    let Ok(_permit) = app.transfers.try_acquire() else {
+        return Err(HttpFailure::busy("too many files are sent at the same time", 5));
+    };
+    let (limit, end) = (app.options.max_upload, Instant::now() + UPLOAD_TIME);
+    let announced = usize::try_from(request.body().size_hint().lower()).unwrap_or(usize::MAX);
+    check_encoding(request.headers())?;
+    let content = if is_form { Content::Form(limit) } else { Content::File(limit) };
+    let waits = guards::waits_to_send(request.headers());
+    let stream = request.into_body().into_data_stream();
+    if announced > content.limit() {
+        // a client that waits for `100 Continue` reads the answer before it sends anything
+        return Err(if waits { content.too_large() } else { too_large(stream, content).await });
+    }
+    collect(stream, (content, end), Some(&app.room)).await
+}
+
+/// Checks the sizes of a form's file and of all else in it.
+fn check_parts(app: &App, upload: &Upload) -> HttpResult<()> {
+    let limit = app.options.max_upload;
+    if upload.len() > limit {
+        return Err(Content::File(limit).too_large());
+    }
+    if upload.bytes.len() - upload.len() > MAX_JSON {
+        return Err(Content::Form(limit).too_large());
+    }
+    Ok(())
 }
 
 /// Refuses compressed bodies.

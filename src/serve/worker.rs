@@ -9,13 +9,15 @@ use super::picture::{ServedImage, SliceView};
 use super::store::{ImageStore, no_image};
 use crate::data::familiarity::Familiarity;
 use crate::data::familiarity::questions::KnownQuestions;
-use crate::front::Prediction;
+use crate::data::sheet;
 use crate::front::volume::{VolumePrediction, VolumeSettings};
+use crate::front::{Prediction, Ready};
 use crate::segment::calibration::Calibration;
 use crate::{Error, Result, panics};
 use axum::http::StatusCode;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -30,6 +32,11 @@ const INTERVAL: Duration = Duration::from_millis(100);
 pub(super) enum QuestionProgress {
     /// The model begins with it.
     Started,
+    /// The mask, before the first piece of the answer: an 8-bit PNG with 0 and 255, and its location in words.
+    Mask {
+        png: Vec<u8>,
+        position: Option<String>,
+    },
     /// The next piece of the answer.
     Text(String),
     /// Slices of a volume.
@@ -54,6 +61,8 @@ pub(super) struct Queued {
     pub(super) image: String,
     pub(super) picture: Arc<ServedImage>,
     pub(super) task: QuestionScope,
+    /// Whether the answer is stored.
+    pub(super) keeps_answer: bool,
     /// Closed when the client has left. The number of its messages is bounded by the length of an answer, and by the
     /// number of slices.
     pub(super) progress: UnboundedSender<QuestionProgress>,
@@ -69,6 +78,8 @@ pub(super) struct ServerState {
     pub(super) calibration: Option<Calibration>,
     /// The questions of its training, if it knows them.
     pub(super) questions: Option<Arc<KnownQuestions>>,
+    /// Whether the words of its answers follow masks.
+    pub(super) reads_masks: bool,
     /// How volumes were shown in its training.
     pub(super) intensities: Intensities,
     pub(super) time_limit: Duration,
@@ -135,7 +146,8 @@ fn run(job: &Queued, answerer: &mut dyn Answerer, shared: &ServerState, interrup
         let view_differs = shared.intensities.difference(&job.picture, &question, shown);
         Answer { id: String::new(), question, familiarity, view_differs, seconds, content }
     });
-    let (outcome, progress) = match answer.and_then(|answer| shared.store.add_answer(&job.image, answer)) {
+    let stored = |answer| if job.keeps_answer { shared.store.add_answer(&job.image, answer) } else { Ok(answer) };
+    let (outcome, progress) = match answer.and_then(stored) {
         Ok(answer) => (QuestionEnd::Answered, QuestionProgress::Done(Box::new(answer))),
         Err(failure) => (QuestionEnd::Failed, QuestionProgress::Failed(failure)),
     };
@@ -152,13 +164,16 @@ fn content_of(
 ) -> Result<(AnswerContent, Familiarity)> {
     match &job.task {
         QuestionScope::Slice(question) => {
-            let mut on_text = |text: &str| {
-                if !text.is_empty() {
-                    send(job, QuestionProgress::Text(text.to_owned()));
+            let mut on_ready = |ready: Ready| {
+                match ready {
+                    Ready::Text("") => {}
+                    Ready::Text(text) => send(job, QuestionProgress::Text(text.to_owned())),
+                    // a mask that cannot be encoded comes with the answer
+                    Ready::Masks(prediction) => painted(prediction).into_iter().for_each(|mask| send(job, mask)),
                 }
                 go_on()
             };
-            let prediction = answerer.answer(&job.picture, question, &mut on_text)?;
+            let prediction = answerer.answer(&job.picture, question, &mut on_ready)?;
             let familiarity = prediction.familiarity.clone();
             Ok((AnswerContent::Slice(slice_answer(job, question.view, prediction)?), familiarity))
         }
@@ -183,6 +198,12 @@ fn late(limit: Duration, task: &QuestionScope) -> HttpFailure {
     HttpFailure::new(StatusCode::GATEWAY_TIMEOUT, error, hint)
 }
 
+/// The mask of a prediction that has no answer yet.
+fn painted(prediction: &Prediction) -> Result<QuestionProgress> {
+    let png = sheet::encode(&prediction.binary_mask()?.into(), Path::new("mask.png"))?;
+    Ok(QuestionProgress::Mask { png, position: prediction.positions.mask_position.clone() })
+}
+
 /// The answer of a prediction.
 fn slice_answer(job: &Queued, view: SliceView, prediction: Prediction) -> Result<SliceAnswer> {
     let mask = prediction.binary_mask()?;
@@ -191,6 +212,7 @@ fn slice_answer(job: &Queued, view: SliceView, prediction: Prediction) -> Result
     Ok(SliceAnswer {
         view,
         new_tokens: prediction.new_tokens,
+        mask_given: target.is_given,
         area_frac: target.area_frac(),
         area_mm2: job.picture.spacing_mm.map(|[across, down]| area * across * down),
         confidence: target.confidence,
@@ -227,9 +249,9 @@ mod tests {
     use super::super::model::OnSlice;
     use super::*;
     use crate::data::position::Zones;
-    use crate::front::OnText;
-    use crate::segment::generate::Reply;
-    use image::DynamicImage;
+    use crate::front::OnReady;
+    use crate::segment::generate::Written;
+    use image::{DynamicImage, GrayImage};
     use std::sync::mpsc::sync_channel;
     use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -237,22 +259,27 @@ mod tests {
     struct Fake;
 
     impl Answerer for Fake {
-        fn answer(&mut self, _: &Arc<ServedImage>, question: &Question, on_text: &mut OnText) -> Result<Prediction> {
+        fn answer(&mut self, _: &Arc<ServedImage>, question: &Question, on_ready: &mut OnReady) -> Result<Prediction> {
             match question.text.as_str() {
                 "panic" => panic!("number {} is impossible", 7),
                 "endless" => loop {
                     std::thread::sleep(Duration::from_millis(5));
-                    if on_text("on ").is_break() {
+                    if on_ready(Ready::Text("on ")).is_break() {
                         return Err(Error::Interrupted);
                     }
                 },
                 text => {
-                    assert!(on_text("yes").is_continue());
                     let mask = if text == "absent" { vec![0.3; 4] } else { vec![0.9, 0.7, 0.2, 0.1] };
                     let calibration =
                         Calibration { temperature: 1.0, presence_threshold: Some(0.4), num_present: 1, num_absent: 1 };
-                    let reply = Reply { answer: "yes".into(), new_tokens: 2, masks: vec![mask], classes: Vec::new() };
-                    let painted = Prediction::painted(reply, (2, 2), Zones::Grid, Some(&calibration), false);
+                    let drawn = (vec![mask], Vec::new());
+                    let mut painted = Prediction::painted(drawn, (2, 2), Zones::Grid, Some(&calibration), false);
+                    if let Some(mask) = &question.mask {
+                        painted = painted.with_mask(mask);
+                    }
+                    assert!(on_ready(Ready::Masks(&painted)).is_continue());
+                    assert!(on_ready(Ready::Text("yes")).is_continue());
+                    let painted = painted.with_answer(Written { answer: "yes".into(), new_tokens: 2 });
                     Ok(Prediction { class: Some(("mr".into(), 0.75)), ..painted })
                 }
             }
@@ -295,6 +322,7 @@ mod tests {
             classes,
             calibration: None,
             questions,
+            reads_masks: true,
             intensities: Intensities::default(),
             time_limit,
         });
@@ -305,20 +333,24 @@ mod tests {
         Server { shared, interrupt, image, jobs, worker }
     }
 
+    fn question(text: &str) -> Question {
+        Question { view: SliceView::default(), text: text.into(), max_new_tokens: 4, mask: None }
+    }
+
     fn ask(server: &Server, text: &str) -> UnboundedReceiver<QuestionProgress> {
-        let question = Question { view: SliceView::default(), text: text.into(), max_new_tokens: 4 };
-        enqueue(server, QuestionScope::Slice(question))
+        enqueue(server, QuestionScope::Slice(question(text)), true)
     }
 
     fn ask_about_all_slices(server: &Server) -> UnboundedReceiver<QuestionProgress> {
-        enqueue(server, QuestionScope::Volume(VolumeSettings::new("where?")))
+        enqueue(server, QuestionScope::Volume(VolumeSettings::new("where?")), true)
     }
 
-    fn enqueue(server: &Server, task: QuestionScope) -> UnboundedReceiver<QuestionProgress> {
+    fn enqueue(server: &Server, task: QuestionScope, keeps_answer: bool) -> UnboundedReceiver<QuestionProgress> {
         let (progress, receiver) = unbounded_channel();
         let picture = server.shared.store.picture(&server.image).unwrap();
         server.shared.metrics.waiting.fetch_add(1, Ordering::Relaxed);
-        server.jobs.send(Queued { image: server.image.clone(), picture, task, progress }).unwrap();
+        let image = server.image.clone();
+        server.jobs.send(Queued { image, picture, task, keeps_answer, progress }).unwrap();
         receiver
     }
 
@@ -360,6 +392,36 @@ mod tests {
         assert_eq!((absent.confidence.is_found, absent.area_frac), (false, 0.0));
         server.interrupt.store(true, Ordering::SeqCst);
         server.worker.join().unwrap();
+    }
+
+    #[test]
+    fn the_mask_arrives_before_the_words() {
+        let server = server(Duration::from_mins(1));
+        for (text, expected, location) in [("is it?", [255, 255, 0, 0], Some("upper center")), ("absent", [0; 4], None)]
+        {
+            let mut receiver = ask(&server, text);
+            assert!(matches!(receiver.blocking_recv(), Some(QuestionProgress::Started)));
+            let Some(QuestionProgress::Mask { png, position }) = receiver.blocking_recv() else { panic!("no mask") };
+            assert_eq!(image::load_from_memory(&png).unwrap().into_luma8().as_raw(), &expected);
+            assert_eq!(position.as_deref(), location);
+            assert!(matches!(receiver.blocking_recv(), Some(QuestionProgress::Text(text)) if text == "yes"));
+            assert!(!answer(receiver).mask_given);
+        }
+    }
+
+    #[test]
+    fn an_answer_to_a_given_mask_has_that_mask_and_is_kept_if_asked_for() {
+        let server = server(Duration::from_mins(1));
+        let mask = Some(Arc::new(GrayImage::from_raw(2, 2, vec![0, 0, 0, 1]).unwrap()));
+        for (keeps_answer, num_kept) in [(false, 0), (true, 1)] {
+            let question = Question { mask: mask.clone(), ..question("is it?") };
+            let receiver = enqueue(&server, QuestionScope::Slice(question), keeps_answer);
+            let QuestionProgress::Done(done) = last(receiver) else { panic!("no answer") };
+            assert_eq!((done.json()["mask_given"].as_bool(), done.json()["id"].is_null()), (Some(true), !keeps_answer));
+            let found = done.of_slice().unwrap();
+            assert_eq!((found.mask.as_raw().as_slice(), found.area_frac), (&[0, 0, 0, 255][..], 0.25));
+            assert_eq!(server.shared.store.image(&server.image).unwrap().1.len(), num_kept);
+        }
     }
 
     #[test]

@@ -55,7 +55,7 @@ impl Task for Toy {
     type Batch = i64;
 
     fn parameters(&self) -> Vec<Parameter> {
-        let named = |name: &str, tensor: &Tensor| Parameter { name: name.into(), tensor: tensor.shallow_clone() };
+        let named = |name: &str, tensor: &Tensor| Parameter::new(name, tensor.shallow_clone());
         vec![named("toy/weight", &self.weight), named("toy/unused", &self.unused)]
     }
 

@@ -9,6 +9,21 @@ pub struct Parameter {
     pub name: String,
     /// The master copy.
     pub tensor: Tensor,
+    /// True for a part beside the model: its gradient does not change how far those of the others are clipped.
+    pub is_beside: bool,
+}
+
+impl Parameter {
+    /// A tensor of the model.
+    pub fn new(name: impl Into<String>, tensor: Tensor) -> Self {
+        Self { name: name.into(), tensor, is_beside: false }
+    }
+
+    /// For a part that reads the model and that no other part reads.
+    #[must_use]
+    pub fn beside(self, is_beside: bool) -> Self {
+        Self { is_beside, ..self }
+    }
 }
 
 /// Size of a (micro-)batch: the loss denominator. Losses are averages over the effective batch, not over micro-batches.

@@ -120,20 +120,23 @@ impl AdamW {
         self.gradients_of(norm)
     }
 
-    /// Multiplies all gradients by `factor` and computes their norm, an fp32 scalar.
+    /// Multiplies all gradients by `factor` and computes their norm, an fp32 scalar. Those of parameters beside the model
+    /// are no part of it, unless they are not finite: then it is not either.
     ///
     /// # Errors
     /// Typed errors of libtorch.
     pub fn norm(&self, factor: f64) -> Result<Tensor> {
         let _module = module_path::enter("optimizer");
-        let grads: Vec<Tensor> = self.gradients().map(|(_, grad)| grad).collect();
-        for grad in &grads {
-            ledger::recategorize(grad, ledger::Category::Gradients);
-        }
-        if grads.is_empty() {
-            return Ok(scalar(Kind::Float, self.device()));
-        }
-        adamw::norm(&grads, factor)
+        let (beside, own): (Vec<_>, Vec<_>) = self.gradients().partition(|(index, _)| self.params[*index].is_beside);
+        let norm = |grads: Vec<(usize, Tensor)>| {
+            let grads: Vec<Tensor> = grads.into_iter().map(|(_, grad)| grad).collect();
+            for grad in &grads {
+                ledger::recategorize(grad, ledger::Category::Gradients);
+            }
+            if grads.is_empty() { Ok(scalar(Kind::Float, self.device())) } else { adamw::norm(&grads, factor) }
+        };
+        let own = norm(own)?;
+        if beside.is_empty() { Ok(own) } else { Ok(own + norm(beside)? * 0.0) }
     }
 
     /// The clip scale of gradients with this norm.
@@ -341,7 +344,7 @@ impl AdamW {
             if !self.owns(index) {
                 continue;
             }
-            let Parameter { name, tensor: param } = &self.params[index];
+            let Parameter { name, tensor: param, .. } = &self.params[index];
             let stored = Stored { name, param, read: &mut read }.moments()?;
             let step = read(&format!("step.{name}"))?;
             let (Some(stored), Some(step)) = (stored, step) else { continue };
@@ -433,7 +436,7 @@ mod tests {
     #[test]
     fn weights_are_partially_updated_after_a_step_that_fails() {
         let weight = Tensor::from_slice(&[1.0_f32, 2.0]).set_requires_grad(true);
-        let param = Parameter { name: "toy/weight".into(), tensor: weight.shallow_clone() };
+        let param = Parameter::new("toy/weight", weight.shallow_clone());
         let mut optimizer = AdamW::new(vec![param], &plain());
         weight.sum(Kind::Float).backward();
         let gradients = optimizer.measure(1.0).unwrap();

@@ -85,7 +85,7 @@ impl Task for Toy {
     type Batch = ();
 
     fn parameters(&self) -> Vec<Parameter> {
-        vec![Parameter { name: "toy/weight".into(), tensor: self.weight.shallow_clone() }]
+        vec![Parameter::new("toy/weight", self.weight.shallow_clone())]
     }
 
     fn steps_per_epoch(&self) -> u64 {

@@ -42,7 +42,7 @@ impl Task for Toy {
 
     fn parameters(&self) -> Vec<Parameter> {
         let named = ["a", "b"].iter().zip(&self.weights);
-        named.map(|(name, w)| Parameter { name: format!("toy/{name}"), tensor: w.shallow_clone() }).collect()
+        named.map(|(name, w)| Parameter::new(format!("toy/{name}"), w.shallow_clone())).collect()
     }
 
     fn steps_per_epoch(&self) -> u64 {

@@ -26,7 +26,7 @@ impl Task for Toy {
     type Batch = [f32; 2];
 
     fn parameters(&self) -> Vec<Parameter> {
-        vec![Parameter { name: "toy/weight".into(), tensor: self.0.shallow_clone() }]
+        vec![Parameter::new("toy/weight", self.0.shallow_clone())]
     }
 
     fn steps_per_epoch(&self) -> u64 {
@@ -91,7 +91,7 @@ fn gradients_are_unscaled_before_they_are_clipped() {
 #[test]
 fn the_average_adapts_faster_in_early_steps() {
     let weight = Tensor::from_slice(&[0.0_f32]);
-    let params = [Parameter { name: "toy/weight".into(), tensor: weight.shallow_clone() }];
+    let params = [Parameter::new("toy/weight", weight.shallow_clone())];
     let mut ema = Ema::new(0.9, &params);
     let average = |ema: &Ema| Vec::<f32>::try_from(&ema.state(&params)[0].1).unwrap();
     let _ = weight.shallow_clone().fill_(1.0);

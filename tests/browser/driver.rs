@@ -101,6 +101,18 @@ impl Browser {
         self.post(&format!("/element/{}/click", self.find(selector)), &json!({}));
     }
 
+    /// Draws with the mouse: a line through points, in pixels from the centre of the first element of a CSS selector.
+    pub(crate) fn draw(&self, selector: &str, points: &[[i64; 2]]) {
+        let origin = json!({ ELEMENT: self.find(selector) });
+        let to = |[x, y]: &[i64; 2]| json!({ "type": "pointerMove", "duration": 0, "origin": origin, "x": x, "y": y });
+        let mut steps: Vec<Value> = points.iter().map(to).collect();
+        steps.insert(1, json!({ "type": "pointerDown", "button": 0 }));
+        steps.push(json!({ "type": "pointerUp", "button": 0 }));
+        let mouse =
+            json!({ "type": "pointer", "id": "mouse", "parameters": { "pointerType": "mouse" }, "actions": steps });
+        self.post("/actions", &json!({ "actions": [mouse] }));
+    }
+
     /// Types into the first element of a CSS selector. For keys see [`key`].
     pub(crate) fn type_text(&self, selector: &str, text: &str) {
         self.post(&format!("/element/{}/value", self.find(selector)), &json!({ "text": text }));

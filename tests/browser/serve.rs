@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::driver::{Browser, key};
-use super::server::{Server, done, home, image_file, run_of_two_windows, trained, volume_file};
+use super::server::{Server, done, home, image_file, reads_masks, run_of_two_windows, trained, volume_file};
 
 /// Number of pixels of the canvas that have a colour; images of the tests are grey.
 const COLOURED: &str = "(() => { const c = document.getElementById('view'); \
@@ -111,6 +111,93 @@ fn a_question_unlike_those_of_the_training_is_not_green() {
         browser.text(".answer .unlike"),
         "This image looks unlike those of the training (most of all its colours). Do not rely on the answer and the mask."
     );
+}
+
+/// The text and the note of the answer that is corrected.
+const TEXT: &str = "document.querySelector('.editing textarea').value";
+const NOTE: &str = "document.querySelector('.editing .words-note').textContent";
+
+#[test]
+#[ignore = "needs chromium"]
+fn words_follow_a_corrected_mask_unless_the_user_typed_them() {
+    let server = Server::start_run(reads_masks(), &["--max-new-tokens", "24"], &[]);
+    let browser = open(&server);
+    browser.upload("#file", &[&image_file()]);
+    browser.wait_for("!document.getElementById('question').disabled");
+    ask(&browser, "Where is the lesion?", 1);
+    browser.eval("document.activeElement.blur()");
+    browser.click(".answer .correct");
+    let first = browser.eval(TEXT);
+    let set = |value: u32| {
+        let size = "document.getElementById('brush-size')";
+        browser.eval(&format!("({size}.value = {value}, {size}.dispatchEvent(new Event('input')))"));
+    };
+    let is = |what: &str, text: &serde_json::Value| browser.wait_for(&format!("{what} === {text}"));
+    let note = |start: &str| browser.wait_for(&format!("{NOTE}.startsWith('{start}')"));
+    note("The model writes this text anew");
+
+    // erase all, in rows
+    let side = browser.eval("document.getElementById('view').clientHeight").as_i64().unwrap();
+    let place = |x: i64, y: i64| [side * x / 100, side * y / 100];
+    let rows: Vec<[i64; 2]> =
+        (-45..=45).step_by(10).flat_map(|y| [place(-49, y), place(49, y), place(-49, y)]).collect();
+    set(100);
+    browser.type_text("#view", "x");
+    browser.draw("#view", &rows);
+    note("The mask is empty");
+    is(TEXT, &first);
+    // paint in a corner
+    browser.type_text("#view", "a");
+    browser.draw("#view", &[place(30, 30), place(40, 30), place(40, 40)]);
+    browser.wait_for(&format!("{TEXT} !== {first}"));
+    note("The model writes this text anew");
+    let words = browser.eval(TEXT);
+    browser.click("#save");
+    browser.wait_for("document.getElementById('correction').hidden");
+    is("document.querySelector('.answer .text').textContent", &words);
+
+    // text of the user stays, unless the button is clicked
+    browser.click(".answer .correct");
+    is(TEXT, &words);
+    browser.type_text(".editing textarea", " Mine.");
+    note("This is your text");
+    let mine = browser.eval(TEXT);
+    browser.draw("#view", &[place(-40, -40), place(-30, -40)]);
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    is(TEXT, &mine);
+    browser.click(".editing .write");
+    note("The model writes this text anew");
+    assert_ne!(browser.eval(TEXT), mine);
+    // the model's mask comes back with the model's words
+    browser.click("#restore");
+    browser.wait_for("document.getElementById('correction').hidden");
+    is("document.querySelector('.answer .text').textContent", &first);
+    let mut errors = browser.console_errors();
+    errors.retain(|error| !error.contains("willReadFrequently"));
+    assert_eq!(errors, [""; 0]);
+}
+
+#[test]
+#[ignore = "needs chromium"]
+fn the_mask_is_shown_before_the_words() {
+    let server = Server::start(&["--max-new-tokens", "200"]);
+    let browser = open(&server);
+    browser.upload("#file", &[&image_file()]);
+    browser.wait_for("!document.getElementById('question').disabled");
+    // the facts of the card at each change, and whether the answer is not complete
+    browser.eval(
+        "(window.seen = [], new MutationObserver(() => { const part = (name) => document.querySelector('.answer ' + name); \
+         seen.push([part('.facts').textContent, part('.actions').hidden]); })\
+         .observe(document.getElementById('answers'), { childList: true, subtree: true, characterData: true }))",
+    );
+    ask(&browser, "Where?", 1);
+    let early = "seen.some(([facts, isOpen]) => isOpen && facts.startsWith('Position of the mask'))";
+    assert_eq!(browser.eval(early), true, "{}", browser.eval("seen"));
+    browser.wait_for(&format!("{COLOURED} > 0"));
+    // no text follows a mask of this run
+    browser.click(".answer .correct");
+    assert_eq!(browser.eval("document.querySelector('.editing .write').hidden"), true);
+    assert!(browser.text(".editing .words-note").starts_with("The brush changes the mask and not this text."));
 }
 
 /// A copy of the run as an earlier version wrote it: without the questions of its training.

@@ -47,3 +47,4 @@ mod support;
 mod volumes;
 mod walk;
 mod warm;
+mod words;

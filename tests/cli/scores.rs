@@ -35,7 +35,7 @@ impl Sample {
 }
 
 /// Files of a folder below every class folder of a data root.
-fn class_files(root: &Path, name: &str) -> Vec<PathBuf> {
+pub(crate) fn class_files(root: &Path, name: &str) -> Vec<PathBuf> {
     let folders = fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path().join(name));
     let files = folders.filter(|folder| folder.is_dir()).flat_map(|folder| fs::read_dir(folder).unwrap());
     let mut files: Vec<PathBuf> = files.map(|entry| entry.unwrap().path()).collect();
@@ -331,7 +331,7 @@ fn names_in_json_and_csv_stay() {
          answer,generated,image,patient,target,presence,is_found,is_withheld,has_mask,foreground_confidence,\
          uncertain_boundary,raw_dice,surface_dice,hd95,hd,assd,pixel_sensitivity,pixel_precision,lesions,lesions_found,\
          predicted_lesions,predicted_lesions_right,area_difference,area_error_frac,class_right,mask_position,answer_position,\
-         positions_agree,mask_position_right"
+         positions_agree,mask_position_right,good_mask_agrees,words_follow"
     );
     let mut predict = prsmed();
     predict.args(["--json", "predict", "--question", "Where?", "--max-new-tokens", "1", "--image"]);
@@ -348,6 +348,7 @@ fn names_in_json_and_csv_stay() {
         "image_known",
         "kind",
         "mask",
+        "mask_given",
         "mask_position",
         "memory",
         "modality",

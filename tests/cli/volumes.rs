@@ -60,6 +60,36 @@ fn a_series_gets_a_mask_on_its_grid_and_a_record_without_identifiers() {
     assert_eq!((counts[0], both(2)), (0, expected));
     let ml = volume.grid.volume_ml(&labels).unwrap();
     assert!((found["volume_ml"].as_f64().unwrap() - ml).abs() < 1e-9);
+    // one answer describes the whole mask
+    let (answer, facts) = (found["answer"].as_str().unwrap(), &found["answer_facts"]);
+    assert_eq!((&found["answer_source"], &facts["directions"]), (&"template".into(), &"patient".into()));
+    assert_eq!((&facts["slices"], &facts["volume_ml"]), (&found["range"], &found["volume_ml"]));
+    assert!(answer.starts_with(&format!("The target has a volume of {ml:.2} ml.")), "{answer}");
+    assert!(answer.contains("axial slices 1 to 3 (of slices 0 to 3)"), "{answer}");
+    assert!(answer.contains("Only 2 of 4 slices were segmented. Within the volume, "), "{answer}");
+}
+
+#[test]
+fn a_volume_gets_an_answer_from_a_template() {
+    let mask = path("volume-template.nii.gz");
+    let ran =
+        run(predict(&fixture("axial.zip"), &["--always-paint", "--min-volume-ml", "1000000", "--out"]).arg(&mask));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("`--max-new-tokens` has no effect: a template answers about a volume"),
+        "{}",
+        ran.stderr
+    );
+    let empty = "answer (by a template, from the mask): The mask is empty: the clean-up removed all of it (";
+    assert!(ran.stdout.contains(empty), "{}", ran.stdout);
+    // the file does not say where the patient's left is
+    let found =
+        result(predict(&fixture("no_form.nii"), &["--always-paint", "--window", "p0-p100", "--out"]).arg(&mask));
+    let answer = found["answer"].as_str().unwrap();
+    assert!(
+        answer.contains("Left and right are those of the image") && !answer.contains("of the patient)"),
+        "{answer}"
+    );
 }
 
 #[test]

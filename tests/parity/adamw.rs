@@ -30,7 +30,7 @@ pub(crate) fn params<const N: usize>(fixture: &Fixture, names: [&str; N]) -> [Te
 
 pub(crate) fn optimizer(names: &[&str], params: &[Tensor], config: &TrainConfig) -> AdamW {
     let named = names.iter().zip(params);
-    let params = named.map(|(name, tensor)| Parameter { name: (*name).to_owned(), tensor: tensor.shallow_clone() });
+    let params = named.map(|(name, tensor)| Parameter::new((*name).to_owned(), tensor.shallow_clone()));
     AdamW::new(params.collect(), config)
 }
 

@@ -50,7 +50,7 @@ impl Task for Layers {
 
     fn parameters(&self) -> Vec<Parameter> {
         let named = [("first", &self.first), ("second", &self.second)];
-        named.map(|(name, tensor)| Parameter { name: name.into(), tensor: tensor.shallow_clone() }).into()
+        named.map(|(name, tensor)| Parameter::new(name, tensor.shallow_clone())).into()
     }
 
     fn steps_per_epoch(&self) -> u64 {

@@ -543,7 +543,7 @@ fn optimizer_bytes_on_a_gpu(sets: &str) -> (u64, u64) {
     // three chunks of offloaded state, and a small parameter
     let params = [(3 << 20) - 4096, 1000].map(|size| leaf(&[size], FP32, META));
     let named = params.iter().zip(["large", "small"]);
-    let named = named.map(|(tensor, name)| Parameter { name: name.into(), tensor: tensor.shallow_clone() });
+    let named = named.map(|(tensor, name)| Parameter::new(name, tensor.shallow_clone()));
     let mut optimizer = AdamW::new(named.collect(), &config);
     let share = || ledger::usage().categories.into_iter().find(|category| category.name == "optimizer").unwrap();
     let before = share().allocated.0;

@@ -3,6 +3,7 @@
 mod all_slices;
 mod limits;
 mod load;
+mod masks;
 mod proxy;
 mod python_guide;
 mod routes;

@@ -185,7 +185,8 @@ fn health_model_metrics_page_and_openapi() {
     assert!(text.contains("not a medical device"), "{text}");
     assert!(page.header("content-security-policy").starts_with("default-src 'none'; script-src 'self'"));
     assert_eq!((page.header("x-content-type-options"), page.header("cache-control")), ("nosniff", "no-store"));
-    let scripts = ["main.js", "api.js", "viewer.js", "mask.js", "answers.js", "volume.js", "all-slices.js", "zip.js"];
+    let scripts =
+        ["main.js", "api.js", "viewer.js", "mask.js", "answers.js", "volume.js", "all-slices.js", "zip.js", "words.js"];
     for file in scripts.into_iter().chain(["page.css", "icon.svg"]) {
         assert!(!server.get(&format!("/page/{file}")).ok().bytes.is_empty(), "{file}");
     }

@@ -52,16 +52,25 @@ pub(crate) fn phantoms() -> &'static Path {
 /// A run of two steps.
 pub(crate) fn trained() -> &'static Path {
     static RUN: OnceLock<PathBuf> = OnceLock::new();
-    RUN.get_or_init(|| {
-        let run = home().join("run");
-        let mut train = prsmed();
-        train.args(["train", "--preset", "tiny", "--data-root"]).arg(phantoms()).arg("--out").arg(&run);
-        for set in ["model.image_size=64", "train.micro_batch=2", "train.max_steps=2"] {
-            train.args(["--set", set]);
-        }
-        done(&mut train);
-        run
-    })
+    RUN.get_or_init(|| train("run", &["train.max_steps=2"]))
+}
+
+/// A run whose words follow masks, trained until they do.
+pub(crate) fn reads_masks() -> &'static Path {
+    static RUN: OnceLock<PathBuf> = OnceLock::new();
+    let sets = ["model.answer_reads_mask=true", "train.learning_rate=3e-3", "train.epochs=100", "train.max_steps=150"];
+    RUN.get_or_init(|| train("reads-masks", &[&sets[..], &["train.validate_every_epochs=50"]].concat()))
+}
+
+fn train(name: &str, sets: &[&str]) -> PathBuf {
+    let run = home().join(name);
+    let mut train = prsmed();
+    train.args(["train", "--preset", "tiny", "--data-root"]).arg(phantoms()).arg("--out").arg(&run);
+    for set in ["model.image_size=64", "train.micro_batch=2"].iter().chain(sets) {
+        train.args(["--set", set]);
+    }
+    done(&mut train);
+    run
 }
 
 /// A copy of the run whose first two classes were prepared from volumes with the windows `lung` and `bone`. It has a question

@@ -243,3 +243,19 @@ fn a_limit_that_no_sample_fits_ends_the_run_and_keeps_what_was_saved() {
     assert!(before.iter().zip(&after).all(|(a, b)| a.0 == b.0 && a.1.equal(&b.1)));
     assert_eq!(run(&["train.max_steps=4"], true, any).0.unwrap().steps, 4);
 }
+
+/// Words that follow masks change no weight of the other parts, also where gradients are clipped.
+#[test]
+fn words_that_follow_masks_leave_the_other_parts_as_they_are() {
+    let _turn = TURN.lock();
+    let common = ["train.clip_norm=0.1", "lora.dropout=0.1", "model.decoder_dropout=0.1"];
+    let with = |reads: &'static str| train(&[&common[..], &[reads]].concat());
+    let (on, off) = (with("model.answer_reads_mask=true"), with("model.answer_reads_mask=false"));
+    for part in PARTS {
+        assert_eq!(distance(&on, &off, part), 0.0, "{part}");
+    }
+    let reader = on.tensors("mask_reader.safetensors");
+    let (_, weight) = reader.iter().find(|(name, _)| name == "last.weight").unwrap();
+    assert!(weight.abs().max().double_value(&[]) > 0.0, "the reader was not trained");
+    assert!(!last(&off).join("mask_reader.safetensors").exists());
+}

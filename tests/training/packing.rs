@@ -1,6 +1,8 @@
 //! Questions that share a sequence, and padding: losses and gradients are those of single samples.
 
 use super::{TURN, assemble, build, config_of, data, data_with};
+use image::{GrayImage, Luma};
+use prsmed::data::geometry::{Geometry, MovedMask};
 use prsmed::data::text::IMAGE_TOKEN;
 use prsmed::models::prsmed::PrsMed;
 use prsmed::models::{decoder, image_encoder, mask_head};
@@ -32,6 +34,12 @@ fn texts() -> (Vec<Vec<i64>>, Vec<usize>) {
     (texts.collect(), LENGTHS.iter().map(|(prompt, _)| *prompt).collect())
 }
 
+/// A mask of some place.
+fn described(number: usize) -> Geometry {
+    let number = u32::try_from(number).unwrap();
+    Geometry::of(&GrayImage::from_fn(32, 32, |x, y| Luma([u8::from(x + number > 20 && y < number + 4)])))
+}
+
 /// The same questions: with an image for each group, or with one for each question.
 fn inputs(model: &PrsMed, is_packed: bool) -> Inputs {
     rng::seed(11);
@@ -43,12 +51,23 @@ fn inputs(model: &PrsMed, is_packed: bool) -> Inputs {
     let mask = Tensor::rand([questions, 1, 64, 64], options).gt(0.7).to_kind(Kind::Uint8) * 255;
     let class_label = Tensor::from_slice(&[0_i64, 0, 0, 2, 1, 1]);
     let (texts, answer_starts) = texts();
-    let layout = |groups: &[usize]| {
-        Layout::new(texts.clone(), &answer_starts, groups, Semantics::Corrected, model.spans(groups.len()))
+    let moved = |(number, (prompt, answer)): (usize, &(usize, usize))| {
+        let at = prompt + answer - 1;
+        vec![MovedMask { geometry: described(20 + number), at, id: 9 }; number % 3]
     };
+    let moved: Vec<Vec<MovedMask>> = LENGTHS.iter().enumerate().map(moved).collect();
+    let own: Vec<Geometry> = (0..questions).map(|number| described(number.try_into().unwrap())).collect();
+    let layout = |groups: &[usize]| {
+        let texts = texts.clone();
+        let layout = Layout::new(texts, &answer_starts, groups, Semantics::Corrected, model.spans(groups.len()));
+        layout.with_read_masks(model.reads_masks()).with_moved(moved.clone())
+    };
+    let geometry = |layout: &Layout| layout.geometry(own.iter().map(Geometry::numbers));
     if is_packed {
+        let layout = layout(&GROUPS);
         return Inputs {
-            layout: layout(&GROUPS),
+            geometry: geometry(&layout),
+            layout,
             vision: clip_image.into(),
             sam_image,
             mask,
@@ -59,8 +78,9 @@ fn inputs(model: &PrsMed, is_packed: bool) -> Inputs {
     }
     let owners = Tensor::from_slice(&[0_i64, 0, 0, 1, 2, 2]);
     let [clip_image, sam_image] = [clip_image, sam_image].map(|images| images.index_select(0, &owners));
-    let (vision, has_mask) = (clip_image.into(), None);
-    Inputs { layout: layout(&[1; 6]), vision, sam_image, mask, has_mask, class_label, rows: Vec::new() }
+    let (vision, has_mask, layout) = (clip_image.into(), None, layout(&[1; 6]));
+    let geometry = geometry(&layout);
+    Inputs { layout, vision, sam_image, mask, has_mask, geometry, class_label, rows: Vec::new() }
 }
 
 fn trained(model: &PrsMed) -> Vec<(String, Tensor)> {
@@ -84,11 +104,13 @@ fn gradients(model: &PrsMed, inputs: &Inputs, checkpoint: usize) -> Vec<(String,
     let prepared = inputs.to_device(inputs.vision.resolve(model), inputs.batch_size());
     let outputs = step::forward(model, &prepared, pass);
     let losses = step::losses(model, &prepared, &outputs);
-    (&losses.text + &losses.mask + &losses.class).backward();
+    let words = losses.words.unwrap();
+    (&losses.text + &losses.mask + &losses.class + &words).backward();
     let mut all = vec![
         ("text".to_owned(), losses.text.detach()),
         ("mask".to_owned(), losses.mask.detach()),
         ("class".to_owned(), losses.class.detach()),
+        ("words".to_owned(), words.detach()),
     ];
     all.extend(trained.into_iter().map(|(name, tensor)| (name, tensor.grad())).filter(|(_, grad)| grad.defined()));
     all
@@ -183,8 +205,8 @@ fn packed_and_padded_batches_have_the_gradients_of_single_questions() {
         let loaded = assemble(&config, &manifest, build(&config, Device::Cpu, None));
         let model = &loaded.model;
         for (name, tensor) in trained(model) {
-            if name.contains("lora_B") {
-                // otherwise the other half of the adapter has no gradient
+            if name.contains("lora_B") || name.starts_with("mask_reader/last") {
+                // otherwise the other half has no gradient
                 let _filled = no_grad(|| tensor.shallow_clone().normal_(0.0, 0.05));
             }
         }
@@ -219,4 +241,34 @@ fn questions_that_share_no_sequence_are_augmented_independently() {
     }
     let pairs: Vec<&[Tensor]> = images.values().flat_map(|images| images.windows(2)).collect();
     assert!(pairs.len() > 5 && pairs.iter().all(|pair| pair[0] != pair[1]), "{} pairs", pairs.len());
+}
+
+/// Words that follow masks learn from them, and nothing else does: masks and the other losses are the same whatever the true
+/// masks are, and the gradients of the other parts are those of a model without such words.
+#[test]
+fn only_the_words_depend_on_the_masks_that_they_follow() {
+    let _turn = TURN.lock();
+    let (_data, manifest) = data();
+    let config = config_of(&[]);
+    let loaded = assemble(&config, &manifest, build(&config, Device::Cpu, None));
+    let model = &loaded.model;
+    for (_, tensor) in trained(model).iter().filter(|(name, _)| name.starts_with("mask_reader/last")) {
+        let _filled = no_grad(|| tensor.shallow_clone().normal_(0.0, 0.05));
+    }
+    let plain = inputs(model, true);
+    let hidden = Inputs { geometry: plain.layout.geometry([]), ..inputs(model, true) };
+    let outputs = |inputs: &Inputs| {
+        let prepared = inputs.to_device(inputs.vision.resolve(model), inputs.batch_size());
+        let outputs = step::forward(model, &prepared, Pass::evaluation());
+        let words = step::words_loss(model, &prepared, &outputs).unwrap().double_value(&[]);
+        (outputs.mask_logits, words)
+    };
+    let [(masks, words), (other_masks, other_words)] = [outputs(&plain), outputs(&hidden)];
+    assert_eq!(masks, other_masks);
+    assert!((words - other_words).abs() > 1e-3, "{words} {other_words}");
+    let (all, silent) = (gradients(model, &plain, 0), gradients(model, &hidden, 0));
+    for ((name, a), (_, b)) in all.iter().zip(&silent) {
+        let is_words = name == "words" || name.starts_with("mask_reader/");
+        assert_eq!(a == b, !is_words, "{name}");
+    }
 }

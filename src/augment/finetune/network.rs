@@ -158,9 +158,9 @@ impl Network {
     pub fn parameters(&self) -> Vec<Parameter> {
         let prefix = if self.controlnet.is_some() { "controlnet." } else { "" };
         let beside = self.beside.iter().flat_map(Store::entries);
-        let beside = beside.map(|entry| Parameter { name: format!("{prefix}{}", entry.name), tensor: entry.tensor });
+        let beside = beside.map(|entry| Parameter::new(format!("{prefix}{}", entry.name), entry.tensor));
         let unet = self.trained_unet().into_iter();
-        unet.map(|entry| Parameter { name: entry.name, tensor: entry.tensor }).chain(beside).collect()
+        unet.map(|entry| Parameter::new(entry.name, entry.tensor)).chain(beside).collect()
     }
 
     /// The parts of the model.

@@ -1,6 +1,7 @@
 //! Collates samples into batches.
 
 use crate::features::{FeatureLookup, FeatureShape};
+use crate::geometry::{Geometry, MovedMask};
 use crate::image::PixelConfig;
 use crate::sample::Sample;
 use prsmed_base::error::{Error, Result};
@@ -26,6 +27,10 @@ pub struct Collated {
     pub has_mask: Vec<bool>,
     /// Targets of each sample, in their order.
     pub targets: Vec<usize>,
+    /// Numbers of each target's mask, `[M, geometry]`; empty without them.
+    pub geometry: Vec<f32>,
+    /// Masks at other places, of each sample; empty without them.
+    pub moved: Vec<Vec<MovedMask>>,
     /// Whether the data set has samples without a mask, or with several.
     pub with_unknown_masks: bool,
     /// Class of each sample.
@@ -63,6 +68,8 @@ impl Collated {
             mask: Vec::with_capacity(count * sam_plane),
             has_mask: Vec::with_capacity(count),
             targets: Vec::with_capacity(count),
+            geometry: Vec::new(),
+            moved: Vec::new(),
             with_unknown_masks: false,
             labels: Vec::with_capacity(count),
             rows: Vec::with_capacity(count),
@@ -88,6 +95,8 @@ impl Collated {
             batch.mask.extend(&pixels.mask);
             batch.has_mask.extend(&sample.has_mask);
             batch.targets.push(sample.has_mask.len());
+            batch.moved.push(sample.moved.clone());
+            batch.geometry.extend(sample.geometry.iter().flat_map(Geometry::numbers));
             batch.labels.push(to_i64(sample.label));
             batch.rows.push(sample.row);
         }
@@ -128,7 +137,7 @@ mod tests {
         let error = Collated::new(&[vec![sample(0, &[1])]], PixelConfig { sam_size: 4, ..CONFIG }, None)
             .expect_err("3 is not 4");
         assert!(error.to_string().contains("(12, 27, 9)"), "{error}");
-        let short = Pixels { tower: vec![0; 8], sam: vec![0; 27], mask: vec![0; 9] };
+        let short = Pixels { tower: vec![0; 8], sam: vec![0; 27], mask: vec![0; 9], shown: (3, 3) };
         let short = Sample { pixels: Arc::new(short), ..sample(0, &[1]) };
         let error = Collated::new(&[vec![short]], CONFIG, None).expect_err("two of three planes");
         assert!(error.to_string().contains("(8, 27, 9)"), "{error}");

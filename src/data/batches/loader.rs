@@ -21,28 +21,15 @@ use crate::classical::{self, Augment};
 use crate::decode;
 use crate::features::{self, FeatureLookup, FeatureShape, Features};
 use crate::flip_rotate::{self, Transform};
+use crate::geometry::MaskNoise;
 use crate::image::PixelConfig;
 use crate::manifest::{Manifest, Presence, Row};
+pub use crate::sample::TextEncoder;
 use crate::sample::{Pixels, Sample, at_row, masks_of};
 use crate::text::IMAGE_TOKEN;
 use crate::unreadable::Unreadable;
 use prsmed_base::error::{Error, Result};
 use prsmed_base::panics;
-
-/// Tokenizes a row's question and answer.
-pub trait TextEncoder: Send + Sync {
-    /// The ids, and the index of the answer's first id.
-    ///
-    /// # Errors
-    /// Errors of the tokenizer; the loader adds the row.
-    fn encode(&self, row: &Row) -> Result<(Vec<i64>, usize)>;
-}
-
-impl<F: Fn(&Row) -> Result<(Vec<i64>, usize)> + Send + Sync> TextEncoder for F {
-    fn encode(&self, row: &Row) -> Result<(Vec<i64>, usize)> {
-        self(row)
-    }
-}
 
 /// Dataset: converts row indices to samples. Loaders of all epochs share it.
 pub struct Source {
@@ -271,6 +258,9 @@ impl Source {
                     answer_start,
                     has_mask: has_mask(row),
                     pixels,
+                    geometry: Vec::new(),
+                    moved: Vec::new(),
+                    text: row.clone(),
                     seen,
                 })
             };
@@ -305,7 +295,8 @@ impl Source {
             (Some(vision), None) => Some(vision.remember(key, &pixels.tower)),
             (_, seen) => seen,
         };
-        Ok(Sample { row: index, label, ids, answer_start, has_mask: has_mask(row), pixels, seen })
+        let (has_mask, geometry, moved, text) = (has_mask(row), Vec::new(), Vec::new(), row.clone());
+        Ok(Sample { row: index, label, ids, answer_start, has_mask, pixels, geometry, moved, text, seen })
     }
 
     /// Pixels from the cache or the files. The tower's pixels are left out if they are not needed.
@@ -379,8 +370,8 @@ pub fn single_rows(batches: Vec<Vec<usize>>) -> Vec<Vec<Vec<usize>>> {
     batches.into_iter().map(|rows| rows.into_iter().map(|row| vec![row]).collect()).collect()
 }
 
-/// Settings of a [`Loader`]. They affect speed and memory, not the batches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Settings of a [`Loader`]. Workers and waiting batches affect speed and memory only.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LoaderOptions {
     /// Worker threads, at least 1.
     pub workers: usize,
@@ -390,6 +381,8 @@ pub struct LoaderOptions {
     pub epoch: u64,
     /// Draw augmentations by image, as groups of several rows need it; otherwise by row.
     pub by_image: bool,
+    /// Give samples their masks in numbers, changed by this noise.
+    pub geometry: Option<MaskNoise>,
 }
 
 /// `None`: every row of the batch was skipped.
@@ -497,7 +490,15 @@ fn feed(
 
 /// `None` when the loader was dropped meanwhile.
 fn collate(source: &Source, groups: &[Vec<usize>], options: LoaderOptions, stop: &AtomicBool) -> Option<Loaded> {
-    let make = |group: &Vec<usize>| source.usable(group, options);
+    let side = source.config.sam_size;
+    let make = |group: &Vec<usize>| {
+        let samples = source.usable(group, options)?;
+        let Some(noise) = options.geometry else { return Ok(samples) };
+        Ok(samples
+            .into_iter()
+            .map(|sample| sample.with_geometry(side, noise, options.epoch, &*source.encoder))
+            .collect())
+    };
     let samples: Vec<Option<Result<Vec<Sample>>>> =
         groups.par_iter().map(|group| (!stop.load(Ordering::Relaxed)).then(|| make(group))).collect();
     let samples: Option<Result<Vec<Vec<Sample>>>> = samples.into_iter().collect();

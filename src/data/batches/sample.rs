@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use ::image::{DynamicImage, GrayImage};
+use ::image::{DynamicImage, GrayImage, imageops};
 
 use crate::decode;
 use crate::features::FeatureLookup;
 use crate::flip_rotate::Transform;
+use crate::geometry::{Geometry, MaskNoise, MovedMask};
 use crate::image::{PixelConfig, foreground, mask_pixels, sam_pixels, tower_pixels};
 use crate::labels::Labels;
 use crate::manifest::{Presence, Row, Target};
+use crate::relabel::relabel;
 use prsmed_base::error::{Error, Result};
 
 /// Pixels of one image and its masks as bytes; see [`PixelConfig`] for the sizes.
@@ -21,6 +23,8 @@ pub struct Pixels {
     pub sam: Vec<u8>,
     /// Masks of k targets `[k, S, S]`, 255 = foreground.
     pub mask: Vec<u8>,
+    /// The first columns and rows of the SAM input, which show the image.
+    pub shown: (u32, u32),
 }
 
 impl Pixels {
@@ -63,6 +67,7 @@ impl Pixels {
             tower: Vec::new(),
             sam: sam_pixels(image, config.sam_size, config.fit)?,
             mask: masks.collect::<Result<Vec<_>>>()?.concat(),
+            shown: config.fit.way_back(config.sam_size, (image.width(), image.height()))[0],
         })
     }
 
@@ -121,6 +126,21 @@ pub(crate) fn size_mismatch(image: (u32, u32), mask: (u32, u32)) -> String {
     format!("the mask is {}x{} pixels but its image is {}x{}{turned}", mask.0, mask.1, image.0, image.1)
 }
 
+/// Tokenizes a row's question and answer.
+pub trait TextEncoder: Send + Sync {
+    /// The ids, and the index of the answer's first id.
+    ///
+    /// # Errors
+    /// Errors of the tokenizer; the loader adds the row.
+    fn encode(&self, row: &Row) -> Result<(Vec<i64>, usize)>;
+}
+
+impl<F: Fn(&Row) -> Result<(Vec<i64>, usize)> + Send + Sync> TextEncoder for F {
+    fn encode(&self, row: &Row) -> Result<(Vec<i64>, usize)> {
+        self(row)
+    }
+}
+
 /// One row, ready for a batch.
 #[derive(Debug, Clone)]
 pub struct Sample {
@@ -136,10 +156,70 @@ pub struct Sample {
     pub has_mask: Vec<bool>,
     /// The pixels, which the cache may share.
     pub pixels: Arc<Pixels>,
+    /// Its masks in numbers, one for each target; none unless the loader makes them.
+    pub geometry: Vec<Geometry>,
+    /// Its mask at other places; at most [`MOVED_MASKS`].
+    pub moved: Vec<MovedMask>,
+    /// The row with its texts as they were encoded.
+    pub text: Row,
     /// Vision features of the image, or the key under which they will be cached; `None` without a vision feature
     /// cache.
     pub seen: Option<FeatureLookup>,
 }
+
+impl Sample {
+    /// The sample with its masks in numbers; a mask that is not known is not shown. `encode` tokenizes other answers.
+    #[must_use]
+    pub(crate) fn with_geometry(mut self, side: u32, noise: MaskNoise, epoch: u64, encode: &dyn TextEncoder) -> Self {
+        let key = |target: usize| [epoch, self.row as u64, target as u64];
+        let masks: Vec<Option<GrayImage>> = (0..self.has_mask.len()).map(|target| self.target(target, side)).collect();
+        let numbers = masks.iter().enumerate().map(|(target, mask)| {
+            mask.as_ref().map_or_else(Geometry::unknown, |mask| Geometry::noisy(mask, noise, &key(target)))
+        });
+        self.geometry = numbers.collect();
+        if let [Some(mask)] = masks.as_slice() {
+            let moved = |number: u64| self.moved_mask(mask, number, noise.seed, epoch, encode);
+            self.moved = (0..MOVED_MASKS as u64).filter_map(moved).collect();
+        }
+        self
+    }
+
+    /// The mask of a target on the part of the square that shows the image, if it is known.
+    fn target(&self, target: usize, side: u32) -> Option<GrayImage> {
+        let plane = self.pixels.mask.chunks((side as usize * side as usize).max(1)).nth(target)?;
+        let mask = GrayImage::from_raw(side, side, plane.iter().map(|value| *value & 128).collect());
+        let (columns, rows) = self.pixels.shown;
+        let shown = |mask: GrayImage| {
+            if (columns, rows) == (side, side) {
+                mask
+            } else {
+                imageops::crop_imm(&mask, 0, 0, columns, rows).to_image()
+            }
+        };
+        mask.filter(|_| self.has_mask[target]).map(shown)
+    }
+
+    /// The mask at another place with the first token of the answer that then differs; `None` if the answer stays, or if
+    /// it cannot be rewritten safely.
+    fn moved_mask(
+        &self,
+        mask: &GrayImage,
+        number: u64,
+        seed: u64,
+        epoch: u64,
+        encode: &dyn TextEncoder,
+    ) -> Option<MovedMask> {
+        // of two, one stays in its row: the words for the column differ only there
+        let moved = Geometry::moved(mask, number % 2 == 1, seed, &[epoch, self.row as u64, number])?;
+        let row = relabel(&self.text, mask, &moved, None).ok().filter(|row| row.question == self.text.question)?;
+        let (ids, _) = encode.encode(&row).ok()?;
+        let at = ids.iter().zip(&self.ids).position(|(new, old)| new != old)?;
+        (at >= self.answer_start).then(|| MovedMask { geometry: Geometry::of(&moved), at, id: ids[at] })
+    }
+}
+
+/// Moved masks of each sample at most.
+pub const MOVED_MASKS: usize = 2;
 
 /// Adds the row's CSV file and line to an error of its files.
 pub fn at_row(row: &Row, error: &Error) -> Error {

@@ -1,6 +1,7 @@
 //! Words about places: templates, their grammar, and whether they agree with a mask.
 
 pub mod agreement;
+pub mod geometry;
 pub mod grammar;
 pub mod position;
 pub mod relabel;

@@ -91,10 +91,18 @@ pub struct SampleScore {
     pub positions_agree: Option<bool>,
     /// True if the painted mask has the correct location; empty if the row has no location or no target in the image.
     pub mask_position_right: Option<bool>,
+    /// Of a row with a location and a mask of at least 0.8 Dice: whether the answer names the location of the painted mask;
+    /// false if it names none.
+    pub good_mask_agrees: Option<bool>,
+    /// How often the words follow, when the true mask is moved to each location that has room for it, 0..=1.
+    pub words_follow: Option<f64>,
     /// Recall, precision and F1 of lesions.
     #[serde(skip)]
     pub(super) lesion_scores: [Option<f64>; 3],
 }
+
+/// A mask of this Dice is good enough for its place to be right.
+const GOOD_DICE: f64 = 0.8;
 
 /// Scores of a mask against the truth of a target that is in the image.
 #[derive(Debug, Clone, Copy)]
@@ -120,6 +128,9 @@ impl SampleScore {
         (self.lesions, self.lesions_found) = (Some(lesions.truth), Some(lesions.found));
         (self.predicted_lesions, self.predicted_lesions_right) = (Some(lesions.predicted), Some(lesions.right));
         (self.area_difference, self.area_error_frac) = (Some(mask.area_difference), mask.area_error_frac);
+        if painted.dice >= GOOD_DICE {
+            self.good_mask_agrees = self.position_right.map(|_| self.positions_agree == Some(true));
+        }
         self.lesion_scores = [lesions.recall(), lesions.precision(), lesions.f1()];
     }
 
@@ -153,6 +164,8 @@ impl SampleScore {
             "position_right" => self.position_right.map(flag),
             "mask_position_right" => self.mask_position_right.map(flag),
             "positions_agree" => self.positions_agree.map(flag),
+            "good_mask_agrees" => self.good_mask_agrees.map(flag),
+            "words_follow" => self.words_follow,
             "bleu" => Some(self.bleu),
             "rouge1" => Some(self.rouge1),
             "meteor_exact_stem" => Some(self.meteor_exact_stem),

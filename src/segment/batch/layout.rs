@@ -11,6 +11,8 @@
 //! tokens, n supervised tokens, l tokens of the longest prompt. The prompt is everything before the answer; the mask
 //! decoder reads only the prompt.
 
+use crate::data::geometry::{Geometry, MovedMask};
+use crate::data::sample::MOVED_MASKS;
 use crate::data::text::IMAGE_TOKEN;
 use crate::models::decoder::AttentionPattern;
 use crate::models::tower::ImageSpan;
@@ -29,6 +31,8 @@ struct Question {
     image_at: usize,
     /// Index of the answer's first id in `text`; the length of `text` if there is no answer.
     answer_start: usize,
+    /// Index among all questions.
+    number: usize,
     image: usize,
     sequence: usize,
     /// Column of the first token after the prefix.
@@ -72,7 +76,7 @@ impl Sizes {
 }
 
 /// Positions of every id, image token, prompt and label of a micro-batch.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Layout {
     questions: Vec<Question>,
     /// Tokens of each sequence.
@@ -82,6 +86,10 @@ pub struct Layout {
     targets: Vec<usize>,
     /// Masks that the head draws for each question.
     masks: usize,
+    /// Whether the words of answers follow the masks of their questions.
+    reads_masks: bool,
+    /// Masks at other places, of each question; empty without them.
+    moved: Vec<Vec<MovedMask>>,
     /// The tokens of each image.
     spans: Vec<ImageSpan>,
     semantics: Semantics,
@@ -123,7 +131,8 @@ impl Layout {
             let sequence = lengths.len() - 1;
             let start = lengths[sequence];
             lengths[sequence] += text.len() - image_at - 1;
-            questions.push(Question { text, image_at, answer_start: *answer_start, image, sequence, start });
+            let number = questions.len();
+            questions.push(Question { text, image_at, answer_start: *answer_start, number, image, sequence, start });
         }
         let mut layout = Self {
             questions,
@@ -131,6 +140,8 @@ impl Layout {
             images: groups.len(),
             targets: vec![1; answer_starts.len()],
             masks: 1,
+            reads_masks: false,
+            moved: Vec::new(),
             spans,
             semantics,
             needed: Sizes { sequence: 0, supervised: 0, prompt: 0 },
@@ -157,6 +168,47 @@ impl Layout {
         Self { targets, masks, ..self }
     }
 
+    /// For a model whose words follow the masks if `reads_masks`.
+    #[must_use]
+    pub fn with_read_masks(self, reads_masks: bool) -> Self {
+        Self { reads_masks, ..self }
+    }
+
+    /// With masks at other places, of each question, for words to follow.
+    #[must_use]
+    pub fn with_moved(self, moved: Vec<Vec<MovedMask>>) -> Self {
+        Self { moved, ..self }
+    }
+
+    /// Numbers of the masks that words follow: for each question those of its own targets, then those of its moved masks.
+    /// `None` for words that follow no mask.
+    ///
+    /// # Shapes
+    /// `geometry` of m targets, or of none to hide all masks, to `[q, 1 + moved, g]`.
+    pub fn geometry<'a>(&self, geometry: impl IntoIterator<Item = &'a [f32]>) -> Option<Vec<f32>> {
+        if !self.reads_masks {
+            return None;
+        }
+        let unknown = Geometry::unknown();
+        let (mut rows, mut geometry) = (Vec::<f32>::new(), geometry.into_iter());
+        for (question, count) in self.targets.iter().enumerate() {
+            for mask in 0..self.masks {
+                let own = if mask < *count { geometry.next() } else { None };
+                rows.extend(own.unwrap_or(unknown.numbers()));
+            }
+            for number in 0..MOVED_MASKS {
+                let moved = self.moved(question, number).map(|moved| &moved.geometry);
+                rows.extend(moved.unwrap_or(&unknown).numbers());
+                (1..self.masks).for_each(|_| rows.extend(unknown.numbers()));
+            }
+        }
+        Some(rows)
+    }
+
+    fn moved(&self, question: usize, number: usize) -> Option<&MovedMask> {
+        self.moved.get(question)?.get(number)
+    }
+
     /// Layout padded to `sizes`, to reduce the number of different shapes. Losses and gradients do not change, except
     /// that dropout draws other numbers for other shapes.
     ///
@@ -178,13 +230,14 @@ impl Layout {
     #[must_use]
     pub fn part(&self, range: &Range<usize>) -> Self {
         let all = self.questions_of(range);
-        let (questions, targets) = (&self.questions[all.clone()], self.targets[all].to_vec());
+        let (questions, targets) = (&self.questions[all.clone()], self.targets[all.clone()].to_vec());
+        let moved = self.moved.get(all).unwrap_or_default().to_vec();
         let texts = questions.iter().map(|question| question.text.clone()).collect();
         let starts: Vec<usize> = questions.iter().map(|question| question.answer_start).collect();
         let count = |image| questions.iter().filter(|question| question.image == image).count();
         let groups: Vec<usize> = range.clone().map(count).collect();
         let part = Self::new(texts, &starts, &groups, self.semantics, self.spans[range.clone()].to_vec());
-        let part = part.with_targets(targets, self.masks);
+        let part = part.with_targets(targets, self.masks).with_read_masks(self.reads_masks).with_moved(moved);
         if self.is_padded { part.padded_to(self.sizes) } else { part }
     }
 
@@ -285,6 +338,10 @@ impl Layout {
         let images: Vec<i64> = self.questions.iter().map(|question| to_i64(question.image)).collect();
         let images = (!is_one_each).then(|| list(&mut bundle, &images));
         let masks = self.target_index().map(|masks| list(&mut bundle, &masks));
+        let read = self.reads_masks.then(|| {
+            let ReadIndices { states, labels, masks } = self.read();
+            [states, labels, masks].map(|values| list(&mut bundle, &values))
+        });
         let supervised = list(&mut bundle, &targets);
         let labels = list(&mut bundle, &labels);
         let numbers = bundle.floats(numbers, &[to_i64(numbers.len())]);
@@ -305,6 +362,8 @@ impl Layout {
             prompt_keep: prompt_keep.map(|place| sent.get(place)),
             images: images.map(|place| sent.get(place)),
             targets: masks.map(|place| sent.get(place)),
+            mask_rows: self.questions() * (1 + MOVED_MASKS),
+            read: read.map(|places| places.map(|place| sent.get(place))),
             supervised: sent.get(supervised),
             labels: sent.get(labels),
         };
@@ -490,6 +549,25 @@ impl Layout {
         ends.flat_map(|end| (0..self.sizes.prompt).map(move |token| token < end)).collect()
     }
 
+    /// What words that follow masks are trained on: the supervised tokens with their own masks, then the first token of each
+    /// moved mask that differs.
+    fn read(&self) -> ReadIndices {
+        let slots = 1 + MOVED_MASKS;
+        let (mut states, mut labels) = self.supervised_targets();
+        let mut masks: Vec<i64> = self.supervised().map(|(question, _)| to_i64(slots * question.number)).collect();
+        masks.resize(self.sizes.supervised, 0);
+        for question in &self.questions {
+            for number in 0..MOVED_MASKS {
+                let moved = self.moved(question.number, number);
+                let state = |moved: &MovedMask| self.flat_index(question, self.spliced(question, moved.at) - 1);
+                states.push(moved.map_or(0, |moved| to_i64(state(moved))));
+                labels.push(moved.map_or(IGNORED, |moved| moved.id));
+                masks.push(to_i64(slots * question.number + 1 + number));
+            }
+        }
+        ReadIndices { states, labels, masks }
+    }
+
     /// Flat indices of the states that predict supervised tokens, and the ids of those tokens.
     fn supervised_targets(&self) -> (Vec<i64>, Vec<i64>) {
         let pairs = self.supervised().map(|(question, index)| {
@@ -501,6 +579,13 @@ impl Layout {
         labels.resize(self.sizes.supervised, IGNORED);
         (positions, labels)
     }
+}
+
+/// Indices of [`DeviceLayout::read`].
+struct ReadIndices {
+    states: Vec<i64>,
+    labels: Vec<i64>,
+    masks: Vec<i64>,
 }
 
 /// Label that the text loss ignores.
@@ -566,6 +651,11 @@ pub struct DeviceLayout {
     pub images: Option<Tensor>,
     /// Mask of each target among those of all questions, `[m]` i64; `None` if each mask has a target.
     pub targets: Option<Tensor>,
+    /// Rows of the masks that words can follow, `q (1 + moved)`.
+    pub mask_rows: usize,
+    /// For words that follow masks: flat indices of their states, their labels ([`IGNORED`] for padding), and the rows of
+    /// the masks that they follow, `[n + moved q]` i64 each.
+    pub read: Option<[Tensor; 3]>,
     /// Flat indices of the states that predict supervised tokens, `[n]` i64.
     pub supervised: Tensor,
     /// Ids of the supervised tokens, `[n]` i64; [`IGNORED`] for padding.
@@ -595,6 +685,7 @@ impl DeviceLayout {
             }
         }
         all.extend([&self.prompt, &self.prompt_keep, &self.images, &self.targets].into_iter().flatten());
+        all.extend(self.read.iter().flatten());
         all.extend([&self.supervised, &self.labels]);
         all
     }

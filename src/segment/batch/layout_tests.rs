@@ -1,4 +1,5 @@
 use super::*;
+use image::{GrayImage, Luma};
 
 const PACKED: [&[i64]; 3] = [&[1, IMAGE_TOKEN, 5, 6, 7], &[1, IMAGE_TOKEN, 8, 9], &[1, IMAGE_TOKEN, 5]];
 
@@ -159,4 +160,33 @@ fn targets_are_found_among_the_masks_of_their_questions() {
     let part = several.part(&(1..2));
     assert_eq!((index(&part), several.targets_of(&several.questions_of(&(1..2)))), (Some(vec![0]), 2..3));
     assert_eq!(index(&several.with_targets(vec![2; 3], 2)), None, "each mask has a target");
+}
+
+#[test]
+fn words_follow_the_mask_of_their_question_and_moved_ones() {
+    let geometry = |step: u32| Geometry::of(&GrayImage::from_fn(8, 8, |x, _| Luma([u8::from(x == step)])));
+    let moved = |at: usize, id: i64| MovedMask { geometry: geometry(7), at, id };
+    // the second question has two moved masks, the others have none
+    let moved = vec![Vec::new(), vec![moved(3, 40), moved(3, 41)], Vec::new()];
+    let layout = layout(Semantics::Corrected, &[2, 1]).with_read_masks(true).with_moved(moved);
+    let ReadIndices { states, labels, masks } = layout.read();
+    assert_eq!(states, [4, 6, 10, 0, 0, 6, 6, 0, 0]);
+    assert_eq!(labels, [7, 9, 5, IGNORED, IGNORED, 40, 41, IGNORED, IGNORED]);
+    assert_eq!(masks, [0, 3, 6, 1, 2, 4, 5, 7, 8]);
+    let own: Vec<Geometry> = (0..3).map(geometry).collect();
+    let all = layout.geometry(own.iter().map(Geometry::numbers)).unwrap();
+    let rows: Vec<&[f32]> = all.chunks(Geometry::LEN).collect();
+    let (unknown, elsewhere) = (Geometry::unknown(), geometry(7));
+    let expected = [&own[0], &unknown, &unknown, &own[1], &elsewhere, &elsewhere, &own[2], &unknown, &unknown];
+    assert!(rows.iter().zip(expected).all(|(row, expected)| *row == expected.numbers()));
+    assert_eq!(layout.part(&(1..2)).read().masks, [0, 1, 2]);
+    assert_eq!(layout.part(&(0..1)).read().labels[2..], [IGNORED, IGNORED, 40, 41]);
+    // a head of two masks has room for two, and a target that a question lacks is not known
+    let two = layout.clone().with_targets(vec![2, 1, 1], 2);
+    let own: Vec<Geometry> = (0..4).map(geometry).collect();
+    let rows = two.geometry(own.iter().map(Geometry::numbers)).unwrap();
+    let row = |number: usize| &rows[number * 2 * Geometry::LEN..(number + 1) * 2 * Geometry::LEN];
+    assert_eq!(row(0), [own[0].numbers(), own[1].numbers()].concat());
+    assert_eq!(row(3), [own[2].numbers(), unknown.numbers()].concat());
+    assert_eq!(layout.with_read_masks(false).geometry([]), None);
 }

@@ -8,6 +8,7 @@ pub mod vision_features;
 
 use crate::data::batch::Collated;
 use crate::data::features::{Dtype, FeatureLookup, FeatureShape, Key};
+use crate::data::geometry::MovedMask;
 use crate::tensor::{Kind, Tensor};
 
 /// Inputs and targets of one micro-batch: `P` images, `B` samples (questions about them), sides `C` (vision tower) and `S`
@@ -28,6 +29,10 @@ pub struct Batch {
     pub targets: Vec<usize>,
     /// For each target, whether its mask is known. `None` if all masks of the data set are, one for each sample.
     pub has_mask: Option<Vec<bool>>,
+    /// Numbers of each target's mask, `[M, geometry]`; empty without them.
+    pub geometry: Vec<f32>,
+    /// Masks at other places, of each sample; empty without them.
+    pub moved: Vec<Vec<MovedMask>>,
     /// i64 `[B]`.
     pub class_label: Tensor,
     /// Indices into the manifest's rows.
@@ -84,6 +89,8 @@ impl From<Collated> for Batch {
             mask: Tensor::from_slice(&host.mask).view([targets, 1, sam, sam]),
             targets: host.targets,
             has_mask: host.with_unknown_masks.then_some(host.has_mask),
+            geometry: host.geometry,
+            moved: host.moved,
             class_label: Tensor::from_slice(&host.labels),
             rows: host.rows,
             groups: host.groups,

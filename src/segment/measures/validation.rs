@@ -1,12 +1,14 @@
 //! Scores of validation batches.
 
 use crate::Result;
+use crate::data::geometry::Geometry;
 use crate::data::manifest::Presence;
 use crate::metrics::segmentation::{ImageScore, is_foreground};
 use crate::models::prsmed::PrsMed;
 use crate::segment::step::{self, Inputs, Pass};
 use crate::tensor::{Device, Kind, META, Tensor, meta};
 use crate::trainer::BatchSize;
+use image::GrayImage;
 use serde::{Deserialize, Serialize};
 
 /// Adds the losses and counts of a validation batch to `sums`; `image` receives the mask probabilities and the truth of
@@ -21,23 +23,46 @@ pub(crate) fn score(
     let prepared = inputs.to_device(inputs.vision.resolve(model), one);
     let outputs = step::forward(model, &prepared, Pass::evaluation());
     let losses = step::losses(model, &prepared, &outputs);
-    sums.text += meta::number(&losses.text);
-    sums.mask += meta::number(&losses.mask);
-    sums.tokens_right += step::tokens_right(model, &prepared, &outputs);
     let size = inputs.batch_size();
     sums.tokens += size.tokens;
     sums.masks += size.masks;
+    sums.mask += meta::number(&losses.mask);
+    if !model.reads_masks() {
+        sums.add_words(&losses.text, step::tokens_right(model, &prepared, &outputs));
+    }
+    let mut seen = Vec::new();
     let probability = outputs.mask_logits.sigmoid();
     for i in 0..i64::try_from(inputs.layout.targets()).expect("a few samples") {
-        let truth = values(&inputs.mask.get(i)).iter().map(|byte| *byte > 127.5).collect();
-        image(values(&probability.get(i)), truth, sums)?;
+        let truth: Vec<bool> = values(&inputs.mask.get(i)).iter().map(|byte| *byte > 127.5).collect();
+        let prediction = values(&probability.get(i));
+        if model.reads_masks() {
+            let [predicted, true_one] =
+                [prediction.iter().map(|p| is_foreground(*p)).collect(), truth.clone()].map(geometry);
+            sums.add_distance(predicted.distance(&true_one));
+            seen.push(predicted);
+        }
+        image(prediction, truth, sums)?;
     }
+    // words follow the predicted masks, as those of a prediction do
+    let Some(geometry) = inputs.layout.geometry(seen.iter().map(Geometry::numbers)) else { return Ok(()) };
+    let prepared = prepared.with_geometry(&geometry);
+    let text = step::words_loss(model, &prepared, &outputs).unwrap_or(losses.text);
+    sums.add_words(&text, step::tokens_right(model, &prepared, &outputs));
     Ok(())
+}
+
+/// A square mask in numbers; those of an unknown one for a mask of the meta device.
+fn geometry(mask: Vec<bool>) -> Geometry {
+    let side = u32::try_from(mask.len().isqrt()).expect("a side");
+    let levels = mask.into_iter().map(|is_set| if is_set { 255 } else { 0 }).collect();
+    GrayImage::from_raw(side, side, levels)
+        .filter(|_| side > 0)
+        .map_or_else(Geometry::unknown, |mask| Geometry::of(&mask))
 }
 
 /// Sums over validation samples.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-#[serde(from = "[u64; 11]", into = "[u64; 11]")]
+#[serde(from = "[u64; 13]", into = "[u64; 13]")]
 pub(crate) struct Sums {
     /// Targets of all kinds.
     pub(crate) questions: u64,
@@ -54,22 +79,30 @@ pub(crate) struct Sums {
     /// Targets whose mask is known.
     masks: f64,
     mask: f64,
+    /// Masks whose place was compared with the true one, and the sum of their distances.
+    compared: u64,
+    distance: f64,
 }
 
 /// Numbers as bits, because JSON has no NaN.
-impl From<Sums> for [u64; 11] {
+impl From<Sums> for [u64; 13] {
     fn from(sums: Sums) -> Self {
-        let Sums { questions, present, absent, false_masks, .. } = sums;
-        let [dice, iou, tokens, tokens_right, text, masks, mask] =
-            [sums.dice, sums.iou, sums.tokens, sums.tokens_right, sums.text, sums.masks, sums.mask].map(f64::to_bits);
-        [questions, present, absent, false_masks, dice, iou, tokens, tokens_right, text, masks, mask]
+        let Sums { questions, present, absent, false_masks, compared, dice, iou, tokens, tokens_right, text, .. } =
+            sums;
+        let [dice, iou, tokens, tokens_right, text, masks, mask, distance] =
+            [dice, iou, tokens, tokens_right, text, sums.masks, sums.mask, sums.distance].map(f64::to_bits);
+        [
+            questions, present, absent, false_masks, compared, dice, iou, tokens, tokens_right, text, masks, mask,
+            distance,
+        ]
     }
 }
 
-impl From<[u64; 11]> for Sums {
-    fn from([questions, present, absent, false_masks, bits @ ..]: [u64; 11]) -> Self {
-        let [dice, iou, tokens, tokens_right, text, masks, mask] = bits.map(f64::from_bits);
-        Self { questions, present, dice, iou, absent, false_masks, tokens, tokens_right, text, masks, mask }
+impl From<[u64; 13]> for Sums {
+    fn from([questions, present, absent, false_masks, compared, bits @ ..]: [u64; 13]) -> Self {
+        let [dice, iou, tokens, tokens_right, text, masks, mask, distance] = bits.map(f64::from_bits);
+        let counts = Self { questions, present, absent, false_masks, compared, ..Self::default() };
+        Self { dice, iou, tokens, tokens_right, text, masks, mask, distance, ..counts }
     }
 }
 
@@ -87,6 +120,25 @@ impl Sums {
         self.text += other.text;
         self.masks += other.masks;
         self.mask += other.mask;
+        self.compared += other.compared;
+        self.distance += other.distance;
+    }
+
+    /// Adds the loss of answers and the number of their right tokens.
+    fn add_words(&mut self, loss: &Tensor, tokens_right: f64) {
+        self.text += meta::number(loss);
+        self.tokens_right += tokens_right;
+    }
+
+    /// Adds the distance of a predicted mask from the true one, [`Geometry::distance`].
+    fn add_distance(&mut self, distance: Option<f64>) {
+        self.compared += u64::from(distance.is_some());
+        self.distance += distance.unwrap_or_default();
+    }
+
+    /// Mean distance of predicted masks from the true ones; `None` if no mask was compared.
+    pub(crate) fn mask_error(&self) -> Option<f64> {
+        (self.compared > 0).then(|| self.distance / self.compared as f64)
     }
 
     /// Adds the mask of one target.

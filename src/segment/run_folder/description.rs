@@ -83,7 +83,7 @@ pub(crate) fn check_description(path: &Path, description: &Description) -> Resul
 /// # Errors
 /// [`Error::Config`].
 pub(crate) fn check_sizes(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
-    let prsmed::Config { tower, llm, lora, encoder, decoder, num_classes, .. } = sizes;
+    let prsmed::Config { tower, llm, lora, encoder, decoder, num_classes, mask_reader, .. } = sizes;
     tower.check()?;
     llm.check()?;
     let single = [
@@ -93,6 +93,9 @@ pub(crate) fn check_sizes(config: &ModelConfig, sizes: &prsmed::Config) -> Resul
     limits::check_ranges(&single)?;
     encoder.check()?;
     decoder.check()?;
+    if let Some(reader) = mask_reader {
+        reader.check(&sizes.fitting_reader())?;
+    }
     // a merged model has rank 0
     if !(0..=MAX_WIDTH).contains(&lora.rank) {
         let reason = format!("must be from 1 to {MAX_WIDTH}, got {}", lora.rank);

@@ -43,6 +43,10 @@ pub fn create(
     let known = |name: &String| trained.modalities.iter().position(|known| known == name);
     let taken: Vec<Option<usize>> = modalities.iter().map(known).collect();
     weights::load_classes(&folder, &model, &taken)?;
+    let reads_as_trained = trained.sizes.mask_reader.is_some() && model.reads_masks();
+    if reads_as_trained {
+        weights::load_mask_reader(&folder, &model, build.allow_partial, &mut warnings)?;
+    }
     let (base, tower) = weights::base_of(&folder, &named, build)?;
     let parts = [("base", Some(base.as_path())), ("vision_tower", tower.as_deref())];
     let is_own = base.starts_with(&folder);
@@ -136,7 +140,9 @@ fn sizes(
     let mut decoder = of.decoder.clone();
     decoder.follow(&config.head_options());
     let num_classes = i64::try_from(num_classes).expect("a handful of modalities");
-    Ok(prsmed::Config { lora, decoder, num_classes, ..of.clone() })
+    let sizes = prsmed::Config { lora, decoder, num_classes, ..of.clone() };
+    let mask_reader = config.reads_masks().then(|| of.mask_reader.unwrap_or_else(|| sizes.fitting_reader()));
+    Ok(prsmed::Config { mask_reader, ..sizes })
 }
 
 fn note(folder: &Path, modalities: &[String], taken: &[Option<usize>]) -> String {

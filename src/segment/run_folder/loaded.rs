@@ -56,6 +56,10 @@ pub struct Description {
     /// Temperature and presence threshold, fitted on the validation rows; `None` for checkpoints without a validation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<Calibration>,
+    /// Mean distance of the centres of predicted and true masks at the last validation, as a fraction of the side of the
+    /// image, for words that follow masks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mask_error: Option<f64>,
     /// Axis and intensity window of the images of classes that were prepared from volumes, by class.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub intensity: BTreeMap<String, Intensity>,
@@ -93,6 +97,7 @@ impl Description {
             pixels,
             prompt,
             calibration,
+            mask_error: None,
             intensity,
             zones,
             fold,

@@ -10,7 +10,7 @@ use crate::data::identity::DataIdentity;
 use crate::data::text::TextTokenizer;
 use crate::event::{Event, Observer};
 use crate::models::base::Keys;
-use crate::models::prsmed::MASK_HEAD;
+use crate::models::prsmed::{MASK_HEAD, MASK_READER};
 use crate::nn::Quantization;
 use crate::segment::needs;
 use crate::segment::resume::DATA_FILE;
@@ -84,7 +84,8 @@ impl Source {
         let tokenizer =
             TextTokenizer::open(&needs::tokenizer_folder(folder, base.archive.path()), &description.prompt)?.files()?;
         let mut parts = Vec::new();
-        for part in ["image_encoder", MASK_HEAD, "cls"] {
+        let reader = description.sizes.mask_reader.map(|_| MASK_READER);
+        for part in ["image_encoder", MASK_HEAD, "cls"].into_iter().chain(reader) {
             let file = part_file(folder, part);
             let is_missing = part == "cls" && !file.exists();
             parts.push((part, if is_missing { None } else { Some(Archive::open(&file)?) }));

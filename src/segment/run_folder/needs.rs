@@ -13,9 +13,10 @@ use std::path::{Path, PathBuf};
 
 const HINT: &str = "give a run folder made by `prsmed train`, its `last/` or `best/`, or a published PRS-Med folder";
 /// The parts of a run folder; optimizer state and logs of other folders are not downloaded.
-const RUN_FILES: [&str; 14] = [
-    "lora_adapter/*", "tokenizer/*", "base/*", "image_encoder.*", "mask_decoder.*", "cls.*", "model.json*",
-    "base.json*", "config.toml*", "data.json*", "questions.json*", "images.json*", "trainer.*", "checksums.json*",
+const RUN_FILES: [&str; 15] = [
+    "lora_adapter/*", "tokenizer/*", "base/*", "image_encoder.*", "mask_decoder.*", "cls.*", "mask_reader.*",
+    "model.json*", "base.json*", "config.toml*", "data.json*", "questions.json*", "images.json*", "trainer.*",
+    "checksums.json*",
 ];
 
 /// Files that training a new model with `config` reads.

@@ -353,7 +353,9 @@ fn assembled_sizes(
         mask_head::Config::prsmed(llm.hidden_size, encoder.channels(), own, &options)
     });
     let num_classes = i64::try_from(num_classes).expect("a handful of modalities");
-    prsmed::Config { family, tower, llm, lora, encoder, decoder, num_classes }
+    let sizes = prsmed::Config { family, tower, llm, lora, encoder, decoder, num_classes, mask_reader: None };
+    let mask_reader = config.reads_masks().then(|| sizes.fitting_reader());
+    prsmed::Config { mask_reader, ..sizes }
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use crate::data::manifest::REFERENCE_CLASSES;
 use crate::models::base::{self, Parts, fields::Fields};
 use crate::models::image_encoder::known;
 use crate::models::mask_head;
-use crate::models::prsmed::{self, MASK_HEAD, PrsMed};
+use crate::models::prsmed::{self, MASK_HEAD, MASK_READER, PrsMed};
 use crate::nn::Quantization;
 use crate::segment::config::{BatchNorm, ModelConfig, RANDOM};
 use crate::segment::run_folder::adapters::{self, ADAPTER};
@@ -206,7 +206,16 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
     let Parts { family, tower, llm } = Found::locate(&model, build)?.base_sizes()?.expect("a base was given");
     let num_classes = i64::try_from(REFERENCE_CLASSES.len()).expect("six");
     check_class_head(&part_file(folder, "cls"), num_classes)?;
-    let sizes = prsmed::Config { family, tower, llm, lora, encoder: known::published(), decoder, num_classes };
+    let sizes = prsmed::Config {
+        family,
+        tower,
+        llm,
+        lora,
+        encoder: known::published(),
+        decoder,
+        num_classes,
+        mask_reader: None,
+    };
     check_sizes(&model, &sizes).map_err(|error| {
         let hint = "give the base that the run was trained on with the argument `base`, or download the folder again";
         Error::weights(folder, error.to_string(), hint)
@@ -237,6 +246,7 @@ fn check_class_head(file: &Path, num_classes: i64) -> Result<()> {
 pub fn load_run(folder: &Path, description: &Description, model: &PrsMed, build: Build) -> Result<Vec<String>> {
     let mut warnings = load_run_without_classes(folder, description, model, build)?;
     load_class_head(folder, model, build.allow_partial, &mut warnings)?;
+    load_mask_reader(folder, model, build.allow_partial, &mut warnings)?;
     Ok(warnings)
 }
 
@@ -282,7 +292,8 @@ pub(crate) fn base_of(folder: &Path, description: &Description, build: Build) ->
 /// [`Error::Weights`] listing the first keys that do not fit.
 pub fn load_parts(folder: &Path, model: &PrsMed, allow_partial: bool, warnings: &mut Vec<String>) -> Result<()> {
     load_segmenter(folder, model, allow_partial, warnings)?;
-    load_class_head(folder, model, allow_partial, warnings)
+    load_class_head(folder, model, allow_partial, warnings)?;
+    load_mask_reader(folder, model, allow_partial, warnings)
 }
 
 /// Loads adapters (if the model has any), encoder and decoder.
@@ -304,6 +315,20 @@ fn load_class_head(folder: &Path, model: &PrsMed, allow_partial: bool, warnings:
         return Ok(());
     }
     load_part(&file, &model.stores().cls, allow_partial, warnings)
+}
+
+/// Loads the reader of masks of a model that has one.
+///
+/// # Errors
+/// [`Error::Weights`] listing the first keys that do not fit.
+pub(crate) fn load_mask_reader(
+    folder: &Path,
+    model: &PrsMed,
+    allow_partial: bool,
+    warnings: &mut Vec<String>,
+) -> Result<()> {
+    let Some(store) = &model.stores().mask_reader else { return Ok(()) };
+    load_part(&part_file(folder, MASK_READER), store, allow_partial, warnings)
 }
 
 fn load_part(file: &Path, store: &Store, allow_partial: bool, warnings: &mut Vec<String>) -> Result<()> {
@@ -391,6 +416,9 @@ pub(crate) fn save_tensors(folder: &mut Staged, model: &PrsMed, with_base: bool)
     write("image_encoder.safetensors", &stores.image_encoder)?;
     write(&format!("{MASK_HEAD}.safetensors"), &stores.mask_head)?;
     write("cls.safetensors", &stores.cls)?;
+    if let Some(reader) = &stores.mask_reader {
+        write(&format!("{MASK_READER}.safetensors"), reader)?;
+    }
     if with_base {
         write("base/model.safetensors", &stores.base)?;
     }

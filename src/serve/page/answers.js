@@ -16,6 +16,9 @@ const COLOURS = [
 /** Characters above which a question is folded to three lines. */
 const FOLDED = 160;
 
+/** Position of an empty mask. */
+const NO_POSITION = "none, it is empty";
+
 export const css = (colour) => `rgb(${colour.join(" ")})`;
 
 /** A card of a question. `on` has callbacks for its buttons, with the names of the list in the constructor. */
@@ -25,6 +28,8 @@ export class Card {
     this.answer = null;
     /** The mask of an answer about one slice. */
     this.mask = null;
+    /** The texts of the editor that the model wrote from corrected masks. */
+    this.written = new Set();
     /** The masks by slice of an answer about all slices. */
     this.masks = null;
     this.element = document.getElementById("answer").content.firstElementChild.cloneNode(true);
@@ -42,9 +47,10 @@ export class Card {
     });
     this.text.classList.add("working");
     this.shown.addEventListener("change", () => on.toggle(this));
+    this.editor.addEventListener("input", () => on.typed(this));
     for (const [name, action] of [
       [".correct", on.correct], [".get-mask", on.mask], [".get-overlay", on.overlay], [".get-pair", on.pair],
-      [".go-to", on.goTo], [".get-nifti", on.nifti], [".get-seg", on.seg], [".remove", on.remove],
+      [".go-to", on.goTo], [".get-nifti", on.nifti], [".get-seg", on.seg], [".remove", on.remove], [".write", on.write],
     ]) {
       this.part(name).addEventListener("click", () => action(this));
       this.part(name).setAttribute("aria-label", `${this.part(name).lastChild.textContent.trim()}: ${question}`);
@@ -57,6 +63,18 @@ export class Card {
 
   add(text) {
     this.text.textContent += text;
+  }
+
+  /** Shows the mask of an answer that has no words yet. */
+  paint(mask, position) {
+    this.mask = mask;
+    this.showFacts([["Position of the mask", position || NO_POSITION]]);
+  }
+
+  /** Whether the user typed the text of the editor: it is neither the model's answer nor written from a mask. */
+  get hasOwnText() {
+    const text = this.editor.value.trim();
+    return text !== "" && !this.written.has(text) && text !== this.answer.answer.trim();
   }
 
   /** Shows a complete answer of the server. */
@@ -143,8 +161,7 @@ export class Card {
     return isFound ? "yes" : "no";
   }
 
-  showFacts() {
-    const facts = this.isVolume ? this.volumeFacts() : this.sliceFacts();
+  showFacts(facts = this.isVolume ? this.volumeFacts() : this.sliceFacts()) {
     this.part(".facts").replaceChildren(...facts.map(([name, value, kind]) => {
       const box = document.createElement("div");
       const [term, detail] = [document.createElement("dt"), document.createElement("dd")];
@@ -174,14 +191,14 @@ export class Card {
     const facts = [];
     // a correction changes the mask, not what the model found
     const of = answer.corrected ? " of the model" : "";
-    facts.push([`Presence${of}`, `${isFound ? "found" : "not found"} (${presence.toFixed(2)})`, this.style(isFound)]);
+    if (!answer.mask_given) facts.push([`Presence${of}`, `${isFound ? "found" : "not found"} (${presence.toFixed(2)})`, this.style(isFound)]);
     const scale = mask && answer.area_frac > 0 && answer.area_mm2 ? answer.area_mm2 / answer.area_frac : this.imageMm2;
     const share = mask ? mask.area / mask.pixels.length : answer.area_frac;
     const area = `${(100 * share).toFixed(2)} %` + (scale ? `, ${Math.round(share * scale)} mm²` : "");
     facts.push([answer.corrected ? "Area (corrected)" : "Area", area]);
-    facts.push(["Position of the mask", answer.mask_position || "none, it is empty"]);
+    facts.push(["Position of the mask", answer.mask_position || NO_POSITION]);
     facts.push(["Position in the answer", answer.answer_position || "none"]);
-    if (foreground !== null && isFound) facts.push([`Mean probability${of}`, foreground.toFixed(2)]);
+    if (foreground !== null && isFound && !answer.mask_given) facts.push([`Mean probability${of}`, foreground.toFixed(2)]);
     if (answer.class) facts.push(["Class", `${answer.class.name} (${answer.class.probability.toFixed(2)})`]);
     return facts;
   }

@@ -58,9 +58,10 @@ export async function getBlob(path, options) {
   return (await request(path, options)).blob();
 }
 
-/** Asks a question. `on(event, data)` receives the events of the server until the last one. */
+/** Asks a question: an object, or a form with a mask. `on(event, data)` receives the events of the server until the last one. */
 export async function ask(image, question, signal, on) {
-  const response = await request(`api/images/${image}/questions`, { method: "POST", json: question, signal });
+  const content = question instanceof FormData ? { body: question } : { json: question };
+  const response = await request(`api/images/${image}/questions`, { method: "POST", ...content, signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {

@@ -7,6 +7,7 @@ import { Mask } from "./mask.js";
 import { Planes } from "./planes.js";
 import { Viewer } from "./viewer.js";
 import { Volume } from "./volume.js";
+import { Words } from "./words.js";
 import { filesOf, zipped } from "./zip.js";
 
 const IMAGE_KEY = "prsmed-image";
@@ -18,10 +19,7 @@ const state = { model: null, image: null, cards: [], asking: null, editing: null
 
 const viewer = new Viewer($("view"), {
   moved: showCursor,
-  painted: () => {
-    $("undo").disabled = state.editing.mask.strokes.length === 0;
-    viewer.draw();
-  },
+  painted: showStrokes,
   windowed: (across, down) => volume.drag(across, down),
   scrolled: (step) => volume.step(step),
   picked: (x, y) => moveCross([x, y, volume.slice]),
@@ -32,6 +30,8 @@ const volume = new Volume(viewer, { failed: showError, changed: () => moveCross(
 const planes = new Planes(viewer, { failed: showError, moved: moveCross, opened: () => moveCross(planes.at) });
 
 const allSlices = new AllSlices();
+
+const words = new Words(showError);
 
 function showError(error) {
   if (error.name === "AbortError") return;
@@ -139,6 +139,8 @@ function addCard(question) {
   const card = new Card(number, question, {
     toggle: showMasks,
     correct: beginCorrection,
+    typed: (card) => isEdited(card) && words.typed(),
+    write: (card) => isEdited(card) && attempt(() => words.write()),
     mask: (card) => download(path(card, "/mask"), `mask-${card.number + 1}.png`),
     overlay: (card) => download(path(card, `/overlay${card.isVolume ? `?slice=${volume.slice}` : ""}`), `overlay-${card.number + 1}.png`),
     goTo: (card) => volume.setSlice(card.answer.largest_slice),
@@ -185,6 +187,7 @@ async function submit(event) {
   const whole = allSlices.options();
   const about = whole ? { volume: whole, ...volume.windowOf() } : volume.view();
   await attempt(async () => {
+    card.slice = about.slice;
     await ask(state.image.id, { question, ...about }, state.asking.signal, (name, data) => receive(card, name, data));
     if (!card.answer) throw new Failure("the connection ended before the answer", "ask again");
     volume.showAnswered(card.answer);
@@ -203,6 +206,7 @@ async function submit(event) {
 function receive(card, name, data) {
   if (name === "queued") setStatus(data.ahead > 0 ? `waiting: ${data.ahead} before this question` : "waiting for the model");
   if (name === "started") setStatus("reading the image and the question");
+  if (name === "mask") showPainted(card, data).catch(showError);
   if (name === "token") {
     setStatus("answering");
     card.add(data.text);
@@ -210,6 +214,15 @@ function receive(card, name, data) {
   if (name === "progress") showProgress(data.done, data.total);
   if (name === "result") card.finish(data);
   if (name === "error") throw new Failure(data.error, data.hint, data.status);
+}
+
+/** Draws the mask of an answer whose words are not there yet. */
+async function showPainted(card, { png, mask_position: position }) {
+  const bytes = Uint8Array.from(atob(png), (letter) => letter.charCodeAt(0));
+  const mask = await Mask.read(new Blob([bytes], { type: "image/png" }));
+  if (card.answer || !state.cards.includes(card)) return;
+  card.paint(mask, position);
+  showMasks();
 }
 
 /** The slices that are done. The status says it once, so that screen readers do not read every number. */
@@ -246,7 +259,7 @@ function dropCard(card) {
 async function removeCard(card) {
   await attempt(async () => {
     await request(path(card, ""), { method: "DELETE" });
-    if (state.editing && state.editing.card === card) endCorrection();
+    if (isEdited(card)) endCorrection();
     dropCard(card);
     $("question").focus();
   });
@@ -259,7 +272,7 @@ function showMasks() {
     if (editing) return editing.card === card && volume.shows(card.answer) ? editing.mask : null;
     if (!card.shown.checked) return null;
     if (card.masks) return card.masks.at(volume.slice);
-    return card.mask && volume.shows(card.answer) ? card.mask : null;
+    return card.mask && volume.shows(card.answer || card) ? card.mask : null;
   };
   const layers = state.cards.map((card) => ({ mask: maskOf(card), colour: card.colour }));
   viewer.setLayers(layers.filter((layer) => layer.mask));
@@ -277,6 +290,7 @@ function beginCorrection(card) {
   volume.goTo(card.answer);
   state.editing = { card, mask: card.mask.copy() };
   card.setEditing(true);
+  if (state.model && state.model.reads_masks) words.begin(state.image.id, state.editing);
   $("correction").hidden = false;
   $("undo").disabled = true;
   setBrushValue(1);
@@ -285,8 +299,13 @@ function beginCorrection(card) {
   setStatus("correcting the mask: paint on the image");
 }
 
+function isEdited(card) {
+  return state.editing !== null && state.editing.card === card;
+}
+
 function endCorrection() {
   if (!state.editing) return;
+  words.end();
   state.editing.card.setEditing(false);
   state.editing = null;
   $("correction").hidden = true;
@@ -318,13 +337,22 @@ function changeSize(step) {
 function undo() {
   if (!state.editing) return;
   state.editing.mask.undo();
+  showStrokes();
+}
+
+/** Draws the corrected mask after a stroke or its undo. */
+function showStrokes() {
   $("undo").disabled = state.editing.mask.strokes.length === 0;
+  words.changed();
   viewer.draw();
 }
 
 async function saveCorrection() {
   const { card, mask } = state.editing;
   await attempt(async () => {
+    $("save").disabled = true;
+    const isWritten = await words.settle().finally(() => { $("save").disabled = false; });
+    if (!isWritten || !isEdited(card)) return;
     let answer = card.answer;
     if (mask.strokes.length) {
       answer = await getJson(path(card, "/mask"), { method: "PUT", body: await mask.toBlob() });
@@ -346,7 +374,11 @@ async function saveCorrection() {
 async function restoreMask() {
   const { card } = state.editing;
   await attempt(async () => {
-    const answer = await getJson(path(card, "/mask"), { method: "DELETE" });
+    let answer = await getJson(path(card, "/mask"), { method: "DELETE" });
+    // words that were written from the corrected mask do not fit the model's
+    if (card.written.has(answer.corrected_answer)) {
+      answer = await getJson(path(card, ""), { method: "PATCH", json: { corrected_answer: null } });
+    }
     card.mask = await Mask.read(await getBlob(path(card, "/mask")));
     card.finish(answer);
     endCorrection();

@@ -27,6 +27,10 @@ export class Mask {
     return new Mask(this.width, this.height, this.pixels.slice());
   }
 
+  equals(other) {
+    return this.pixels.every((value, i) => value === other.pixels[i]);
+  }
+
   get area() {
     return this.pixels.reduce((sum, value) => sum + value, 0);
   }
