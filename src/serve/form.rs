@@ -157,7 +157,7 @@ mod tests {
         let body = "--xx\r\nContent-Disposition: form-data; name=\"question\"\r\n\r\nWhere?\r\nHere?\r\n\
                     --xx\r\nContent-Disposition: form-data; name=mask; filename=\"a.png\"\r\n\r\nPNG\r\n\
                     --xx\r\nContent-Disposition: form-data; name=none; filename=\"\"\r\n\r\n\r\n\
-                    --xx\r\n\r\n\r\n--xx--";
+                    --xx\r\nA: b\r\n\r\n\r\n--xx--";
         let parts = parts(body.as_bytes(), "xx").unwrap();
         let found: Vec<_> =
             parts.iter().map(|part| (part.name.as_str(), part.is_file, &body[part.content.clone()])).collect();
@@ -177,7 +177,7 @@ mod tests {
             ("--yy\r\n\r\n--yy--".to_owned(), "does not have the `boundary`"),
             ("--xx\r\na\r\n--xx--".to_owned(), "no end of its headers"),
             (format!("--xx\r\nA: {}\r\n\r\n\r\n--xx--", "a".repeat(MAX_HEAD)), "no end of its headers"),
-            (format!("{}--xx--", "--xx\r\n\r\n\r\n".repeat(MAX_PARTS + 1)), "more than 1000 parts"),
+            (format!("{}--xx--", "--xx\r\nA: b\r\n\r\n\r\n".repeat(MAX_PARTS + 1)), "more than 1000 parts"),
             (file.replace("\r\n\r\n", "\r\nContent-Transfer-Encoding: base64\r\n\r\n") + "--xx--", "encoded (`"),
         ] {
             let error = found(&body).unwrap_err();
