@@ -17,7 +17,13 @@ struct Case {
 
 const ROWS: [(&str, &str); 2] = [("--data-root", "data"), ("--annotations", "data/annotations")];
 
-const CASES: [Case; 13] = [
+const CASES: [Case; 14] = [
+    Case {
+        command: "predict",
+        inputs: &[("RUN", "run"), ("--image", "scans/a.png"), ("--mask-in", "labels/a.png")],
+        outputs: &["--mask-out", "--overlay-out"],
+        rest: &["--question", "Where is it?"],
+    },
     Case {
         command: "predict",
         inputs: &[

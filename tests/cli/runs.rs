@@ -30,9 +30,9 @@ fn the_total_loss_is_the_weighted_sum_of_its_parts() {
     let steps: Vec<&Value> = lines.iter().filter(|line| line["kind"] == "step").collect();
     assert_eq!(steps.len(), 2);
     for step in steps {
-        let [total, mask, text, class] =
-            ["total", "mask", "text", "class"].map(|name| step["losses"][name].as_f64().unwrap());
-        assert!((total / (mask + 0.5 * text + 0.25 * class) - 1.0).abs() < 1e-4, "{step}");
+        let [total, mask, text, class, words] =
+            ["total", "mask", "text", "class", "words"].map(|name| step["losses"][name].as_f64().unwrap());
+        assert!((total / (mask + 0.5 * text + 0.25 * class + words) - 1.0).abs() < 1e-4, "{step}");
     }
 }
 

@@ -96,13 +96,13 @@ fn moved_masks_are_scored_and_the_reader_changes_no_mask() {
     let estimates =
         |command: &mut Command| objects(&done(command)).pop().unwrap()["summary"]["all_images"]["estimates"].clone();
     let last = trained().0.join("last");
-    let moved = estimates(eval(&last, "moved").arg("--move-masks"));
+    let moved = estimates(eval(&last, "words-moved").arg("--move-masks"));
     assert!((0.0..=1.0).contains(&moved["words_follow"]["mean"].as_f64().unwrap()), "{moved}");
     let plain = without_reader();
-    let off = estimates(&mut eval(&plain, "plain"));
+    let off = estimates(&mut eval(&plain, "words-plain"));
     assert_eq!((&off["dice"], &off["words_follow"]), (&moved["dice"], &Value::Null));
     refused(
-        eval(&plain, "refused").arg("--move-masks"),
+        eval(&plain, "words-refused").arg("--move-masks"),
         "error: `--move-masks`: the words of this run do not follow a mask\n\
          hint: leave it out, or train with `model.answer_reads_mask=true`",
     );
