@@ -255,9 +255,6 @@ impl Model {
         let range = range(&plane, &mask)?;
         let coverage = settings.coverage(slices.len(), raw_ml);
         let description = TargetDescription::of(volume, &mask, range.zip(mask_position_slice), &coverage)?;
-        let (classes, image) = seen_in(seen);
-        let class = class_of(&self.description().modalities, &classes);
-        let class = class.as_ref().map(|(name, probability)| (name.as_str(), *probability));
         Ok(VolumePrediction {
             slices,
             levels,
@@ -268,14 +265,25 @@ impl Model {
             description,
             positions,
             mask_position_slice,
-            familiarity: self.familiarity(&settings.question, None, class, image),
+            familiarity: self.familiarity_of(seen, &settings.question),
         })
+    }
+
+    /// How a question and slices compare with the training.
+    fn familiarity_of(&self, seen: Vec<SeenSlice>, question: &str) -> Familiarity {
+        let (classes, image) = seen_in(seen);
+        let class = class_of(&self.description().modalities, &classes);
+        let class = class.as_ref().map(|(name, probability)| (name.as_str(), *probability));
+        self.familiarity(question, None, class, image)
     }
 }
 
+/// Whether a slice has a mask, its classes, and how it looks beside the training.
+type SeenSlice = (bool, Vec<f32>, ImageFamiliarity);
+
 /// Mean classes and familiarity of slices with a mask, or of all if none has one: slices beyond the target are often unlike
 /// those of the training.
-fn seen_in(mut slices: Vec<(bool, Vec<f32>, ImageFamiliarity)>) -> (Vec<f32>, ImageFamiliarity) {
+fn seen_in(mut slices: Vec<SeenSlice>) -> (Vec<f32>, ImageFamiliarity) {
     let is_painted = slices.iter().any(|(is_painted, ..)| *is_painted);
     slices.retain(|slice| slice.0 == is_painted);
     let classes = mean(slices.iter().map(|(_, classes, _)| classes.as_slice()));

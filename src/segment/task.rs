@@ -57,6 +57,10 @@ struct Measured {
 }
 
 impl Measured {
+    fn of(description: &Description) -> Self {
+        Self { calibration: description.calibration, mask_error: description.mask_error }
+    }
+
     fn add_to(self, description: &mut Description) {
         (description.calibration, description.mask_error) = (self.calibration, self.mask_error);
     }
@@ -136,9 +140,7 @@ impl SegmentTask {
         describe(&mut loaded, manifest, [&rows.rows, &synthetic.rows])?;
         let identity = DataIdentity::of(manifest)?;
         let validated_at_once = Fitting::new(config.micro_batch);
-        let measured =
-            Measured { calibration: loaded.description.calibration, mask_error: loaded.description.mask_error };
-        let measured = Mutex::new(measured);
+        let measured = Mutex::new(Measured::of(&loaded.description));
         Ok(Self {
             loaded,
             train,
