@@ -236,8 +236,7 @@ impl Model {
             if let Some(all) = &mut probabilities {
                 plane.put(all, slice, &target.probabilities)?;
             }
-            let drawn: Vec<u8> = target.pixels().map(u8::from).collect();
-            plane.put(&mut mask, slice, &drawn)?;
+            plane.put(&mut mask, slice, &target.pixels().map(u8::from).collect::<Vec<_>>())?;
             let num_pixels = target.num_foreground();
             slices.push(SlicePrediction { slice, num_pixels, confidence: target.confidence });
             seen.push((num_pixels > 0, prediction.classes, prediction.familiarity.image));
