@@ -8,7 +8,7 @@
 //! The last layer starts at 0, so that an untrained reader changes nothing.
 
 use crate::models::limits::{self, MAX_WIDTH};
-use crate::nn::linear::{Linear, fan_in_bias};
+use crate::nn::linear::Linear;
 use crate::tensor::store::{Init, VarPath};
 use crate::tensor::{Tensor, dims};
 use crate::{Error, Result};
@@ -56,10 +56,11 @@ impl MaskReader {
     /// Creates the parameters at `vs`.
     pub fn new(vs: &VarPath, config: &Config) -> Self {
         let Config { states, geometry, hidden } = *config;
-        let first =
-            Linear::with_init(&vs.sub("first"), states + geometry, hidden, Init::FanIn, Some(fan_in_bias(hidden)));
         let zeros = Init::Const(0.0);
-        Self { first, last: Linear::with_init(&vs.sub("last"), hidden, states, zeros, Some(zeros)) }
+        Self {
+            first: Linear::new(&vs.sub("first"), states + geometry, hidden),
+            last: Linear::with_init(&vs.sub("last"), hidden, states, zeros, Some(zeros)),
+        }
     }
 
     /// The states with what the masks add. There is no gradient for the states.

@@ -83,7 +83,7 @@ settings! {
         /// to distinguish the left lesion from the right one when training from random weights.
         decoder_positions: bool = false, results(Changes), resume(Fixed);
         /// Let the words of answers follow the mask: the model paints first, and a small network adds the place and size of
-        /// the painted mask to the states that become words. It trains on the true masks, with their own text loss, and
+        /// the painted mask to the states that become words. It trains on the true masks, by a text loss of its own, and
         /// changes no gradient of the other parts. Answers then agree with their masks, and with masks that a user has
         /// corrected. Without effect with `model.semantics=reference`, whose masks depend on the words.
         answer_reads_mask: bool = false, results(Changes), resume(Fixed);
