@@ -4,7 +4,7 @@
 //! Legend: b images, q questions, m targets, k masks of a question, s sequences, t tokens of a sequence, l tokens of
 //! a prompt, d width of the language model.
 
-use super::layout::DeviceLayout;
+use super::layout::device::DeviceLayout;
 use crate::models::decoder::{self, KvCache};
 use crate::models::image_encoder::{self, ImageEmbedding};
 use crate::models::llava;

@@ -8,7 +8,8 @@
 
 pub use super::pass::{Outputs, Pass};
 
-use super::layout::{DeviceLayout, Layout};
+use super::layout::Layout;
+use super::layout::device::DeviceLayout;
 use super::pass::{self, Images, Segmented};
 use super::vision_features::{FeatureCache, VisionInput};
 use super::{Semantics, loss};

@@ -11,15 +11,13 @@
 //! tokens, n supervised tokens, l tokens of the longest prompt. The prompt is everything before the answer; the mask
 //! decoder reads only the prompt.
 
-use crate::data::geometry::{Geometry, MovedMask};
-use crate::data::sample::MOVED_MASKS;
+pub mod device;
+mod read;
+
+use crate::data::geometry::MovedMask;
 use crate::data::text::IMAGE_TOKEN;
-use crate::models::decoder::AttentionPattern;
 use crate::models::tower::ImageSpan;
 use crate::segment::Semantics;
-use crate::tensor::async_copy::{Bundle, BundlePlace, Sent};
-use crate::tensor::functions::Segments;
-use crate::tensor::{Device, Tensor};
 use std::ops::Range;
 
 /// One text about one image.
@@ -180,35 +178,6 @@ impl Layout {
         Self { moved, ..self }
     }
 
-    /// Numbers of the masks that words follow: for each question those of its own targets, then those of its moved masks.
-    /// `None` for words that follow no mask.
-    ///
-    /// # Shapes
-    /// `geometry` of m targets, or of none to hide all masks, to `[q, 1 + moved, g]`.
-    pub fn geometry<'a>(&self, geometry: impl IntoIterator<Item = &'a [f32]>) -> Option<Vec<f32>> {
-        if !self.reads_masks {
-            return None;
-        }
-        let unknown = Geometry::unknown();
-        let (mut rows, mut geometry) = (Vec::<f32>::new(), geometry.into_iter());
-        for (question, count) in self.targets.iter().enumerate() {
-            for mask in 0..self.masks {
-                let own = if mask < *count { geometry.next() } else { None };
-                rows.extend(own.unwrap_or(unknown.numbers()));
-            }
-            for number in 0..MOVED_MASKS {
-                let moved = self.moved(question, number).map(|moved| &moved.geometry);
-                rows.extend(moved.unwrap_or(&unknown).numbers());
-                (1..self.masks).for_each(|_| rows.extend(unknown.numbers()));
-            }
-        }
-        Some(rows)
-    }
-
-    fn moved(&self, question: usize, number: usize) -> Option<&MovedMask> {
-        self.moved.get(question)?.get(number)
-    }
-
     /// Layout padded to `sizes`, to reduce the number of different shapes. Losses and gradients do not change, except
     /// that dropout draws other numbers for other shapes.
     ///
@@ -301,73 +270,6 @@ impl Layout {
     /// True if a sequence holds more than one question.
     pub fn is_packed(&self) -> bool {
         self.questions.len() > self.lengths.len()
-    }
-
-    /// Builds the index tensors and copies them to `device`, in one copy.
-    pub fn to_device(&self, device: Device) -> DeviceLayout {
-        self.to_device_with(device, &[]).0
-    }
-
-    /// As [`Self::to_device`]; `numbers` are copied with them, `[n]` f32.
-    pub fn to_device_with(&self, device: Device, numbers: &[f32]) -> (DeviceLayout, Tensor) {
-        let mut bundle = Bundle::default();
-        let [s, t, q, l] = [self.sequences(), self.sizes.sequence, self.questions(), self.sizes.prompt].map(to_i64);
-        let (targets, labels) = self.supervised_targets();
-        let is_ragged = self.lengths.iter().any(|length| *length < self.sizes.sequence);
-        let list = |bundle: &mut Bundle, values: &[i64]| bundle.numbers(values, &[to_i64(values.len())]);
-        let positions = (!self.has_plain_positions()).then(|| {
-            let values = self.positions();
-            let axes = [to_i64(values.len()) / (s * t).max(1), s, t];
-            bundle.numbers(&values, if axes[0] == 1 { &axes[1..] } else { &axes })
-        });
-        let packed = self.is_packed().then(|| {
-            let blocks = bundle.numbers(&self.blocks(), &[s, t]);
-            (blocks, SentSegments::add(self, &mut bundle))
-        });
-        // causal attention hides right-padding from real tokens; only `reference` reads the padding's own states
-        let reads_padding = packed.is_none() && is_ragged && !self.semantics.hides_answer();
-        let real = reads_padding.then(|| bundle.flags(&self.real(), &[s, t]));
-        let is_one_each = self.questions.iter().enumerate().all(|(index, question)| question.image == index);
-        let has_short_prompts =
-            self.is_padded || self.questions.iter().any(|question| self.prompt(question) < self.sizes.prompt);
-        let hides_answer = self.semantics.hides_answer();
-        let ids = list(&mut bundle, &self.ids());
-        let index = bundle.numbers(&self.splice_index(), &[s, t]);
-        let prompt = hides_answer.then(|| bundle.numbers(&self.prompt_index(), &[q, l]));
-        let prompt_keep = (hides_answer && has_short_prompts).then(|| bundle.flags(&self.prompt_keep(), &[q, l]));
-        let images: Vec<i64> = self.questions.iter().map(|question| to_i64(question.image)).collect();
-        let images = (!is_one_each).then(|| list(&mut bundle, &images));
-        let masks = self.target_index().map(|masks| list(&mut bundle, &masks));
-        let read = self.reads_masks.then(|| {
-            let ReadIndices { states, labels, masks } = self.read();
-            [states, labels, masks].map(|values| list(&mut bundle, &values))
-        });
-        let supervised = list(&mut bundle, &targets);
-        let labels = list(&mut bundle, &labels);
-        let numbers = bundle.floats(numbers, &[to_i64(numbers.len())]);
-        let sent = bundle.send(device);
-        let attention = match (packed, real) {
-            (Some((blocks, segments)), _) => {
-                AttentionLayout::Packed { blocks: sent.get(blocks), segments: segments.get(&sent) }
-            }
-            (None, Some(real)) => AttentionLayout::Padded(sent.get(real)),
-            (None, None) => AttentionLayout::Causal,
-        };
-        let layout = DeviceLayout {
-            ids: sent.get(ids),
-            index: sent.get(index),
-            positions: positions.map(|place| sent.get(place)),
-            attention,
-            prompt: prompt.map(|place| sent.get(place)),
-            prompt_keep: prompt_keep.map(|place| sent.get(place)),
-            images: images.map(|place| sent.get(place)),
-            targets: masks.map(|place| sent.get(place)),
-            mask_rows: self.questions() * (1 + MOVED_MASKS),
-            read: read.map(|places| places.map(|place| sent.get(place))),
-            supervised: sent.get(supervised),
-            labels: sent.get(labels),
-        };
-        (layout, sent.get(numbers))
     }
 
     /// Tokens of the prefix of a question's sequence.
@@ -501,7 +403,7 @@ impl Layout {
         blocks.into_iter().map(to_i64).collect()
     }
 
-    /// Number of queries and keys of each segment, and the token of each key, as [`Segments`] describes them.
+    /// Number of queries and keys of each segment, and the token of each key, as [`crate::tensor::functions::Segments`] describes them.
     fn segments(&self) -> (Vec<[usize; 2]>, Vec<usize>) {
         let t = self.sizes.sequence;
         let (mut lengths, mut keys) = (Vec::new(), Vec::new());
@@ -549,25 +451,6 @@ impl Layout {
         ends.flat_map(|end| (0..self.sizes.prompt).map(move |token| token < end)).collect()
     }
 
-    /// What words that follow masks are trained on: the supervised tokens with their own masks, then the first token of each
-    /// moved mask that differs.
-    fn read(&self) -> ReadIndices {
-        let slots = 1 + MOVED_MASKS;
-        let (mut states, mut labels) = self.supervised_targets();
-        let mut masks: Vec<i64> = self.supervised().map(|(question, _)| to_i64(slots * question.number)).collect();
-        masks.resize(self.sizes.supervised, 0);
-        for question in &self.questions {
-            for number in 0..MOVED_MASKS {
-                let moved = self.moved(question.number, number);
-                let state = |moved: &MovedMask| self.flat_index(question, self.spliced(question, moved.at) - 1);
-                states.push(moved.map_or(0, |moved| to_i64(state(moved))));
-                labels.push(moved.map_or(IGNORED, |moved| moved.id));
-                masks.push(to_i64(slots * question.number + 1 + number));
-            }
-        }
-        ReadIndices { states, labels, masks }
-    }
-
     /// Flat indices of the states that predict supervised tokens, and the ids of those tokens.
     fn supervised_targets(&self) -> (Vec<i64>, Vec<i64>) {
         let pairs = self.supervised().map(|(question, index)| {
@@ -581,115 +464,8 @@ impl Layout {
     }
 }
 
-/// Indices of [`DeviceLayout::read`].
-struct ReadIndices {
-    states: Vec<i64>,
-    labels: Vec<i64>,
-    masks: Vec<i64>,
-}
-
 /// Label that the text loss ignores.
 pub const IGNORED: i64 = -100;
-
-/// Attention mask of a forward pass.
-#[derive(Debug)]
-enum AttentionLayout {
-    Causal,
-    Padded(Tensor),
-    Packed { blocks: Tensor, segments: Segments },
-}
-
-/// Places of [`Segments`] in a bundle.
-struct SentSegments {
-    keys: [BundlePlace; 2],
-    starts: [BundlePlace; 2],
-    lengths: Vec<[i64; 2]>,
-}
-
-impl SentSegments {
-    fn add(layout: &Layout, bundle: &mut Bundle) -> Self {
-        let (lengths, keys) = layout.segments();
-        let room = layout.room_for_keys();
-        let starts = [0, 1].map(|side| {
-            let ends = lengths.iter().scan(0, |end, segment| {
-                *end += segment[side];
-                Some(*end)
-            });
-            let starts: Vec<i32> =
-                std::iter::once(0).chain(ends).map(|start| i32::try_from(start).expect("lengths fit")).collect();
-            bundle.short_numbers(&starts, &[to_i64(starts.len())])
-        });
-        let keys = [0, layout.sequences() * layout.sizes.sequence].map(|unused| {
-            let unused = std::iter::repeat_n(unused, room - keys.len());
-            let rows: Vec<i64> = keys.iter().copied().chain(unused).map(to_i64).collect();
-            bundle.numbers(&rows, &[to_i64(room)])
-        });
-        Self { keys, starts, lengths: lengths.into_iter().map(|segment| segment.map(to_i64)).collect() }
-    }
-
-    fn get(self, sent: &Sent) -> Segments {
-        let [from, to] = self.keys.map(|place| sent.get(place));
-        Segments { from, to, starts: self.starts.map(|place| sent.get(place)), lengths: self.lengths }
-    }
-}
-
-/// Index tensors of a [`Layout`] on a device.
-#[derive(Debug)]
-pub struct DeviceLayout {
-    /// Ids of all sequences without images, `[s (t - p)]` i64.
-    pub ids: Tensor,
-    /// For each token, the row of `[embedded ids; image tokens; 0]` to take, `[s, t]` i64.
-    pub index: Tensor,
-    /// Position of each token, `[s, t]` i64, or `[3, s, t]` with three axes; `None` if it is the token's index.
-    pub positions: Option<Tensor>,
-    attention: AttentionLayout,
-    /// Flat indices of each question's prompt, `[q, l]` i64; `None` if the decoder reads all states.
-    pub prompt: Option<Tensor>,
-    /// `[q, l]` bool, false = padding; `None` without padding.
-    pub prompt_keep: Option<Tensor>,
-    /// Image of each question, `[q]` i64; `None` if each question has its own image.
-    pub images: Option<Tensor>,
-    /// Mask of each target among those of all questions, `[m]` i64; `None` if each mask has a target.
-    pub targets: Option<Tensor>,
-    /// Rows of the masks that words can follow, `q (1 + moved)`.
-    pub mask_rows: usize,
-    /// For words that follow masks: flat indices of their states, their labels ([`IGNORED`] for padding), and the rows of
-    /// the masks that they follow, `[n + moved q]` i64 each.
-    pub read: Option<[Tensor; 3]>,
-    /// Flat indices of the states that predict supervised tokens, `[n]` i64.
-    pub supervised: Tensor,
-    /// Ids of the supervised tokens, `[n]` i64; [`IGNORED`] for padding.
-    pub labels: Tensor,
-}
-
-impl DeviceLayout {
-    /// Attention mask of a forward pass.
-    pub fn attention(&self) -> AttentionPattern<'_> {
-        match &self.attention {
-            AttentionLayout::Causal => AttentionPattern::Causal,
-            AttentionLayout::Padded(keep) => AttentionPattern::Padded(keep),
-            AttentionLayout::Packed { blocks, segments } => AttentionPattern::Packed { blocks, segments },
-        }
-    }
-
-    /// All tensors. Their number and order depend only on the kind of attention and on the options of the layout.
-    pub fn tensors(&self) -> Vec<&Tensor> {
-        let mut all = vec![&self.ids, &self.index];
-        all.extend(&self.positions);
-        match &self.attention {
-            AttentionLayout::Causal => {}
-            AttentionLayout::Padded(keep) => all.push(keep),
-            AttentionLayout::Packed { blocks, segments } => {
-                let Segments { from, to, starts: [queries, keys], .. } = segments;
-                all.extend([blocks, from, to, queries, keys]);
-            }
-        }
-        all.extend([&self.prompt, &self.prompt_keep, &self.images, &self.targets].into_iter().flatten());
-        all.extend(self.read.iter().flatten());
-        all.extend([&self.supervised, &self.labels]);
-        all
-    }
-}
 
 fn image_of(text: &[i64]) -> usize {
     let mut indices = text.iter().enumerate().filter(|(_, id)| **id == IMAGE_TOKEN).map(|(index, _)| index);

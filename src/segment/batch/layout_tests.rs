@@ -1,4 +1,8 @@
+use super::read::ReadIndices;
 use super::*;
+use crate::data::geometry::Geometry;
+use crate::models::decoder::AttentionPattern;
+use crate::tensor::{Device, Tensor};
 use image::{GrayImage, Luma};
 
 const PACKED: [&[i64]; 3] = [&[1, IMAGE_TOKEN, 5, 6, 7], &[1, IMAGE_TOKEN, 8, 9], &[1, IMAGE_TOKEN, 5]];

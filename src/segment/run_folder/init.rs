@@ -43,8 +43,8 @@ pub fn create(
     let known = |name: &String| trained.modalities.iter().position(|known| known == name);
     let taken: Vec<Option<usize>> = modalities.iter().map(known).collect();
     weights::load_classes(&folder, &model, &taken)?;
-    let reads_as_trained = trained.sizes.mask_reader.is_some() && model.reads_masks();
-    if reads_as_trained {
+    let takes_reader = model.reads_masks().then_some(trained.sizes.mask_reader.is_some());
+    if takes_reader == Some(true) {
         weights::load_mask_reader(&folder, &model, build.allow_partial, &mut warnings)?;
     }
     let (base, tower) = weights::base_of(&folder, &named, build)?;
@@ -61,7 +61,7 @@ pub fn create(
     description.prompt = trained.prompt.clone();
     description.sources = trained.sources.clone();
     description.digests = if is_own { trained.digests.clone() } else { digests(&parts)? };
-    let note = note(&folder, modalities, &taken);
+    let note = note(&folder, modalities, &taken, takes_reader);
     Ok((
         LoadedModel {
             model,
@@ -145,16 +145,21 @@ fn sizes(
     Ok(prsmed::Config { mask_reader, ..sizes })
 }
 
-fn note(folder: &Path, modalities: &[String], taken: &[Option<usize>]) -> String {
+/// `takes_reader` says whether the reader of masks is taken or new; `None` for a model without one.
+fn note(folder: &Path, modalities: &[String], taken: &[Option<usize>], takes_reader: Option<bool>) -> String {
+    const READER: &str = "the reader of masks (`model.answer_reads_mask`)";
     let named = |is_taken: bool| {
         let classes = modalities.iter().zip(taken).filter(|(_, row)| row.is_some() == is_taken);
         let classes: Vec<String> = classes.map(|(name, _)| format!("`{name}`")).collect();
-        (!classes.is_empty()).then(|| classes.join(", "))
+        let head = (!classes.is_empty()).then(|| format!("class head of {}", classes.join(", ")));
+        let reader = (takes_reader == Some(is_taken)).then(|| READER.to_owned());
+        head.into_iter().chain(reader).collect::<Vec<_>>().join(", ")
     };
-    let classes = named(true).map_or_else(String::new, |names| format!(", class head of {names}"));
-    let new = named(false).map_or_else(|| "nothing".to_owned(), |names| format!("class head of {names}"));
+    let (parts, new) = (named(true), named(false));
+    let parts = if parts.is_empty() { parts } else { format!(", {parts}") };
+    let new = if new.is_empty() { "nothing" } else { &new };
     format!(
-        "starting from `{}`: adapters, image encoder, mask decoder and tokenizer{classes} are taken; new: {new}",
+        "starting from `{}`: adapters, image encoder, mask decoder and tokenizer{parts} are taken; new: {new}",
         folder.display()
     )
 }
