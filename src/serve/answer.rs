@@ -1,4 +1,5 @@
-//! An answered question: about one slice, with a text and a mask, or about all slices, with the mask of a volume.
+//! An answered question: about one slice, with the model's text and a mask, or about all slices, with the mask of a volume and
+//! a text about it by a template.
 
 use super::failure::{HttpFailure, HttpResult};
 use super::picture::{ServedImage, SliceView};
@@ -6,6 +7,7 @@ use crate::data::agreement::Positions;
 use crate::data::familiarity::Familiarity;
 use crate::data::position::Zones;
 use crate::data::volume::Axis;
+use crate::front::volume::description::TargetDescription;
 use crate::front::volume::{SlicePrediction, VolumeSettings};
 use crate::segment::calibration::Confidence;
 use image::GrayImage;
@@ -61,8 +63,8 @@ pub(super) struct SliceAnswer {
     pub(super) area_frac: f64,
     /// Area of the model's mask, if the size of a pixel is known.
     pub(super) area_mm2: Option<f64>,
-    /// Confidence of the mask.
-    pub(super) confidence: Confidence,
+    /// Confidence of the model's mask; none for a mask that was sent with the question.
+    pub(super) confidence: Option<Confidence>,
     /// The answer for training, if a user changed it.
     pub(super) corrected_answer: Option<String>,
     /// Locations of the mask and in the answer, each as a user corrected it.
@@ -109,7 +111,10 @@ pub(super) struct VolumeAnswer {
     pub(super) range: Option<[usize; 2]>,
     /// The slice with the largest mask, along the axis of the image.
     pub(super) largest_slice: Option<usize>,
-    /// Location of the mask in the slice with its largest area. There is no text to compare with.
+    /// Where the mask lies and how large it is, in sentences from a template.
+    #[serde(flatten)]
+    pub(super) description: TargetDescription,
+    /// Location of the mask in the slice with its largest area. The description is not compared with it.
     #[serde(flatten)]
     pub(super) positions: Positions,
     /// That slice, along the axis of the settings.

@@ -202,7 +202,7 @@ mod tests {
             class: None,
             area_frac: 0.0,
             area_mm2: None,
-            confidence: Confidence::of(&[0.0], None),
+            confidence: Some(Confidence::of(&[0.0], None)),
             corrected_answer: None,
             positions: Positions::default(),
             zones: Zones::default(),

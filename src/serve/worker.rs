@@ -215,7 +215,7 @@ fn slice_answer(job: &Queued, view: SliceView, prediction: Prediction) -> Result
         mask_given: target.is_given,
         area_frac: target.area_frac(),
         area_mm2: job.picture.spacing_mm.map(|[across, down]| area * across * down),
-        confidence: target.confidence,
+        confidence: (!target.is_given).then_some(target.confidence),
         class: prediction.class.map(|(name, probability)| LikelyClass { name, probability }),
         answer: prediction.answer,
         corrected_answer: None,
@@ -228,7 +228,9 @@ fn slice_answer(job: &Queued, view: SliceView, prediction: Prediction) -> Result
 
 fn volume_answer(job: &Queued, settings: &VolumeSettings, prediction: VolumePrediction) -> Result<VolumeAnswer> {
     let num_found = prediction.num_found();
-    let VolumePrediction { mask, slices, raw_ml, volume_ml, range, positions, mask_position_slice, .. } = prediction;
+    let VolumePrediction {
+        mask, slices, raw_ml, volume_ml, range, description, positions, mask_position_slice, ..
+    } = prediction;
     Ok(VolumeAnswer {
         settings: settings.clone(),
         num_slices: slices.len(),
@@ -238,6 +240,7 @@ fn volume_answer(job: &Queued, settings: &VolumeSettings, prediction: VolumePred
         volume_ml,
         range,
         largest_slice: job.picture.largest_slice(&mask)?,
+        description,
         positions,
         mask_position_slice,
         mask: Arc::new(mask),
@@ -252,6 +255,7 @@ mod tests {
     use crate::front::OnReady;
     use crate::segment::generate::Written;
     use image::{DynamicImage, GrayImage};
+    use serde_json::Value;
     use std::sync::mpsc::sync_channel;
     use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -385,11 +389,12 @@ mod tests {
         assert_eq!((found.answer.as_str(), found.class.as_ref()), ("yes", Some(&expected)));
         assert_eq!(found.positions.mask_position.as_deref(), Some("upper center"));
         assert_eq!((found.area_frac, found.area_mm2), (0.5, Some(2.0)));
-        assert!((found.confidence.foreground.unwrap() - 0.8).abs() < 1e-6 && found.confidence.is_found);
+        let confidence = found.confidence.unwrap();
+        assert!((confidence.foreground.unwrap() - 0.8).abs() < 1e-6 && confidence.is_found);
         assert_eq!(found.mask.as_raw(), &[255, 255, 0, 0]);
         assert_eq!(server.shared.store.image(&server.image).unwrap().1.len(), 1);
         let absent = answer(ask(&server, "absent"));
-        assert_eq!((absent.confidence.is_found, absent.area_frac), (false, 0.0));
+        assert_eq!((absent.confidence.unwrap().is_found, absent.area_frac), (false, 0.0));
         server.interrupt.store(true, Ordering::SeqCst);
         server.worker.join().unwrap();
     }
@@ -418,6 +423,7 @@ mod tests {
             let receiver = enqueue(&server, QuestionScope::Slice(question), keeps_answer);
             let QuestionProgress::Done(done) = last(receiver) else { panic!("no answer") };
             assert_eq!((done.json()["mask_given"].as_bool(), done.json()["id"].is_null()), (Some(true), !keeps_answer));
+            assert_eq!(done.json()["confidence"], Value::Null, "the model did not paint this mask");
             let found = done.of_slice().unwrap();
             assert_eq!((found.mask.as_raw().as_slice(), found.area_frac), (&[0, 0, 0, 255][..], 0.25));
             assert_eq!(server.shared.store.image(&server.image).unwrap().1.len(), num_kept);

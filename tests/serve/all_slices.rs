@@ -56,9 +56,24 @@ fn all_slices_have_the_masks_of_predict() {
     let flags = "--axis axial --slices 0..4 --every 2 --window lung --fill-gaps 1 --min-volume-ml 0.0001 \
                  --largest-component";
     let (record, mask) = predicted(&file, &flags.split_whitespace().collect::<Vec<_>>());
-    for name in ["settings", "num_slices", "num_found", "slices", "raw_volume_ml", "volume_ml", "range"] {
+    for name in [
+        "settings",
+        "num_slices",
+        "num_found",
+        "slices",
+        "raw_volume_ml",
+        "volume_ml",
+        "range",
+        "answer",
+        "answer_source",
+        "answer_facts",
+        "mask_position",
+        "mask_position_slice",
+    ] {
         assert_eq!(result[name], record[name], "{name}");
     }
+    server.check_described("VolumeAnswer", result);
+    server.check_described("AnswerFacts", &result["answer_facts"]);
     assert_eq!((&result["scope"], &result["num_slices"]), (&json!("volume"), &json!(2)));
     assert!(mask.contains(&1), "the untrained model paints something: {record}");
     for name in ["mask.nii.gz", "mask.dcm"] {
@@ -112,7 +127,7 @@ fn slices_of_another_axis_are_shown_in_the_right_place() {
     let overlay = image::load_from_memory(&overlay.bytes).unwrap();
     assert_eq!((overlay.width(), overlay.height()), (20, 16));
 
-    // such an answer has no text, and only answers about one slice are corrected
+    // only answers about one slice are corrected
     server.get(&format!("{url}/mask")).is_error(422, "names no slice");
     server.get(&format!("{url}/overlay?slice=6")).is_error(422, "there is no slice 6");
     server.get(&format!("{url}/mask?slice=x")).is_error(400, "slice");

@@ -62,6 +62,8 @@ fn the_mask_comes_before_the_words_of_every_run() {
     let (painted, result) = (&events[2].1, &events.last().unwrap().1);
     assert_eq!(painted["mask_position"], result["mask_position"]);
     assert_eq!(result["mask_given"], false);
+    assert!(result["confidence"]["presence"].is_f64(), "{result}");
+    server.check_described("SliceAnswer", result);
     let url = format!("/api/images/{image}/answers/{}/mask", result["id"].as_str().unwrap());
     assert_eq!(mask_of(painted), image::load_from_memory(&server.get(&url).ok().bytes).unwrap().into_luma8());
 }
@@ -78,6 +80,9 @@ fn words_follow_the_mask_of_a_question() {
         assert_eq!((events[2].0.as_str(), mask_of(&events[2].1)), ("mask", mask.clone()));
         let (name, result) = events.last().unwrap();
         assert_eq!((name.as_str(), &result["mask_given"]), ("result", &json!(true)), "{result}");
+        // as `prsmed predict --json`
+        assert_eq!(result["confidence"], Value::Null);
+        server.check_described("SliceAnswer", result);
         assert_eq!((&result["mask_position"], &result["area_frac"]), (&json!(position), &json!(0.25)));
         let url = format!("/api/images/{image}/answers/{}/mask", result["id"].as_str().unwrap());
         assert_eq!(image::load_from_memory(&server.get(&url).ok().bytes).unwrap().into_luma8(), mask);

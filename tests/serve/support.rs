@@ -1,5 +1,6 @@
 //! A server process with a tiny trained run, and a client.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -275,6 +276,16 @@ impl Server {
         let (name, value) = asked.last().expect("events").clone();
         assert_eq!(name, "result", "{value}");
         value
+    }
+
+    /// Checks that a value has exactly the fields that a schema of `openapi.json` describes and requires.
+    pub(crate) fn check_described(&self, schema: &str, value: &Value) {
+        let openapi = self.get("/api/openapi.json").ok().json();
+        let schema = &openapi["components"]["schemas"][schema];
+        let fields = |value: &Value| value.as_object().expect("an object").keys().cloned().collect::<BTreeSet<_>>();
+        let required = schema["required"].as_array().expect("names").iter();
+        let required = required.map(|name| name.as_str().expect("a name").to_owned()).collect();
+        assert_eq!((fields(value), fields(&schema["properties"])), (BTreeSet::clone(&required), required));
     }
 
     /// A number of `/metrics`; 0 if it is not there.

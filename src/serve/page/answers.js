@@ -81,7 +81,9 @@ export class Card {
   finish(answer) {
     this.answer = answer;
     this.text.classList.remove("working");
-    this.text.textContent = this.isVolume ? describe(answer.settings) : answer.corrected_answer || answer.answer;
+    this.text.textContent = answer.corrected_answer || answer.answer;
+    this.part(".source").hidden = !this.isVolume;
+    this.part(".source").textContent = this.isVolume ? this.source() : "";
     this.editor.value = this.text.textContent;
     const [own, other] = this.isVolume ? ["volume", "slice"] : ["slice", "volume"];
     for (const button of this.element.querySelectorAll(`.of-${own}`)) button.hidden = false;
@@ -99,6 +101,12 @@ export class Card {
   /** Whether the answer is about all slices of a volume. */
   get isVolume() {
     return this.answer !== null && this.answer.scope === "volume";
+  }
+
+  /** Which slices an answer about all slices is about, and who wrote it. */
+  source() {
+    const numbers = this.answer.answer_facts ? " Its slice numbers start at 0, those of the page at 1." : "";
+    return `${describe(this.answer.settings)} A ${this.answer.answer_source} wrote this text from the mask, not the model.${numbers}`;
   }
 
   /** Whether question and image are like those of the training. Runs of old versions cannot tell. */
@@ -187,18 +195,19 @@ export class Card {
   /** Area and probabilities. The area is that of the mask that is shown. */
   sliceFacts() {
     const { answer, mask } = this;
-    const { presence, is_found: isFound, foreground } = answer.confidence;
     const facts = [];
     // a correction changes the mask, not what the model found
     const of = answer.corrected ? " of the model" : "";
-    if (!answer.mask_given) facts.push([`Presence${of}`, `${isFound ? "found" : "not found"} (${presence.toFixed(2)})`, this.style(isFound)]);
+    // a mask that was sent with the question has no confidence
+    const { presence, is_found: isFound, foreground } = answer.confidence || { presence: null, is_found: true, foreground: null };
+    if (presence !== null) facts.push([`Presence${of}`, `${isFound ? "found" : "not found"} (${presence.toFixed(2)})`, this.style(isFound)]);
     const scale = mask && answer.area_frac > 0 && answer.area_mm2 ? answer.area_mm2 / answer.area_frac : this.imageMm2;
     const share = mask ? mask.area / mask.pixels.length : answer.area_frac;
     const area = `${(100 * share).toFixed(2)} %` + (scale ? `, ${Math.round(share * scale)} mm²` : "");
     facts.push([answer.corrected ? "Area (corrected)" : "Area", area]);
     facts.push(["Position of the mask", answer.mask_position || NO_POSITION]);
     facts.push(["Position in the answer", answer.answer_position || "none"]);
-    if (foreground !== null && isFound && !answer.mask_given) facts.push([`Mean probability${of}`, foreground.toFixed(2)]);
+    if (foreground !== null && isFound) facts.push([`Mean probability${of}`, foreground.toFixed(2)]);
     if (answer.class) facts.push(["Class", `${answer.class.name} (${answer.class.probability.toFixed(2)})`]);
     return facts;
   }
@@ -209,8 +218,9 @@ export class Card {
   }
 
   summary() {
-    if (this.isVolume) return this.volumeFacts().map(([name, value]) => `${name}: ${value}.`).join(" ");
-    const { answer, is_found: isFound } = { answer: this.answer, ...this.answer.confidence };
+    const { answer } = this;
+    if (this.isVolume) return `${answer.answer} ${this.source()}`;
+    const isFound = !answer.confidence || answer.confidence.is_found;
     return `${answer.answer} ${isFound ? `Area ${(100 * answer.area_frac).toFixed(1)} percent.` : "Not found."}`;
   }
 
