@@ -9,13 +9,14 @@ use super::driver::{Browser, key};
 use super::server::{Server, image_file, volume_file};
 
 /// Names of visible buttons and inputs that are outside of the window at the left or right, and the width of the page or
-/// the list of answers if it is larger than its window.
+/// the list of answers if it is larger than its window. The page is never higher than its window: its parts scroll.
 const CUT_OFF: &str = "(() => { const wide = document.documentElement.clientWidth; \
      const cut = [...document.querySelectorAll('button, input, select, textarea, label, h1')].filter(e => e.checkVisibility() && \
        !e.closest('.hidden')).filter(e => { const r = e.getBoundingClientRect(); \
        return r.width > 0 && (r.left < -1 || r.right > wide + 1); }).map(e => e.id || e.className || e.textContent); \
      if (document.documentElement.scrollWidth > wide) cut.push(`page of ${document.documentElement.scrollWidth}`); \
      const side = document.querySelector('aside'); if (side.scrollWidth > side.clientWidth) cut.push('aside'); \
+     if (document.documentElement.scrollHeight > innerHeight) cut.push('height'); \
      return cut; })()";
 
 /// The source of axe-core, if `scripts/setup --checks` has installed it.
@@ -86,5 +87,6 @@ fn the_page_fits_every_window_and_axe_finds_no_violation() {
     browser.click("#help .primary");
     browser.upload("#file", &[&volume_file("widths.nii.gz", 4)]);
     browser.wait_for("!document.getElementById('volume').hidden");
+    browser.click("#all-slices");
     check("volume");
 }
