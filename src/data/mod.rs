@@ -40,7 +40,7 @@ pub use batches::{batch, length_sampler, loader, mixing_sampler, sample, unreada
 pub use check::{findings, fingerprint, identity, leaks, marks};
 pub use pixels::{bit_depth, classical, flip_rotate, image, resample, sheet};
 pub use table::{annotation, annotation_file, csv_text, held_out, manifest, names, patient, prepared};
-pub use words::{agreement, geometry, grammar, position, relabel, templates, word_check};
+pub use words::{agreement, geometry, grammar, numbers, position, relabel, templates, word_check};
 
 #[cfg(test)]
 extern crate self as prsmed_data;

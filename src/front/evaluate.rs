@@ -301,11 +301,12 @@ impl Running<'_> {
         let label = label(row);
         let (text, position_right) = group.add_answer(&prediction.answer, &row.answer, label);
         let mask_position_right = label.filter(|_| row.is_present()).map(|label| prediction.mask_is_at(label));
-        group.add_mask_position(mask_position_right, prediction.positions.positions_agree);
+        let Positions { mask_position, answer_position, positions_agree, position_warning } =
+            prediction.positions.clone();
+        group.add_mask_position(mask_position_right, positions_agree, position_warning.is_some());
         let modalities = &self.model.description().modalities;
         let predicted_modality = prediction.class.as_ref().map_or_else(String::new, |(name, _)| name.clone());
         let Confidence { presence, is_found, foreground, boundary } = prediction.target().confidence;
-        let Positions { mask_position, answer_position, positions_agree, .. } = prediction.positions.clone();
         SampleScore {
             row: format!("{}:{}", row.csv.display(), row.line),
             modality: row.modality.clone(),
@@ -332,6 +333,7 @@ impl Running<'_> {
             answer_position,
             positions_agree,
             mask_position_right,
+            position_warning,
             ..SampleScore::default()
         }
     }

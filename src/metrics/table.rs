@@ -56,6 +56,7 @@ pub struct GroupSums {
     positions: BTreeMap<Position, u64>,
     mask_positions: Share,
     agreements: Share,
+    contradictions: u64,
     text: TextScores,
     bleu: BleuCounts,
     answers: u64,
@@ -94,10 +95,11 @@ impl GroupSums {
     }
 
     /// Adds whether a mask has the location of the label, and whether it has that of the answer; `None` where that is not
-    /// known.
-    pub fn add_mask_position(&mut self, is_right: Option<bool>, agrees: Option<bool>) {
+    /// known. `contradicts` says whether the answer and the mask differ in anything, also if one of them names no location.
+    pub fn add_mask_position(&mut self, is_right: Option<bool>, agrees: Option<bool>, contradicts: bool) {
         self.mask_positions.add(is_right);
         self.agreements.add(agrees);
+        self.contradictions += u64::from(contradicts);
     }
 
     fn merge(&mut self, other: &Self) {
@@ -109,6 +111,7 @@ impl GroupSums {
         self.positions_right.merge(other.positions_right);
         self.mask_positions.merge(other.mask_positions);
         self.agreements.merge(other.agreements);
+        self.contradictions += other.contradictions;
         self.text.add(&other.text);
         self.bleu += other.bleu;
         self.answers += other.answers;
@@ -130,6 +133,7 @@ impl GroupSums {
             position_accuracy: self.positions_right.value(),
             mask_position_accuracy: self.mask_positions.value(),
             position_agreement: self.agreements.value(),
+            contradictions: self.contradictions,
             position_base_rate: most_common.and_then(|(_, yes)| Share { yes: *yes, all }.value()),
             most_common_position: most_common.map(|(position, _)| position.to_string()),
             text: (self.answers > 0).then(|| self.text.divided(self.answers as f64)),
@@ -345,6 +349,9 @@ pub struct EvalRow {
     /// Fraction of answers that name the location of their own mask, over those where both have one.
     #[serde(default)]
     pub position_agreement: Option<f64>,
+    /// Answers that differ from their own mask in location, size or number of regions, or name a location without a mask.
+    #[serde(default)]
+    pub contradictions: u64,
     /// What `position_accuracy` would be if every answer named the most common location. In the macro mean, the mean over
     /// modalities.
     #[serde(default)]
@@ -409,6 +416,7 @@ fn macro_mean(rows: &[EvalRow]) -> EvalRow {
         position_accuracy: mean(rows.iter().filter_map(|row| row.position_accuracy)),
         mask_position_accuracy: mean(rows.iter().filter_map(|row| row.mask_position_accuracy)),
         position_agreement: mean(rows.iter().filter_map(|row| row.position_agreement)),
+        contradictions: rows.iter().map(|row| row.contradictions).sum(),
         position_base_rate: mean(rows.iter().filter_map(|row| row.position_base_rate)),
         most_common_position: None,
         text: (!text.is_empty()).then(|| text_sum.divided(text.len() as f64)),
@@ -516,7 +524,10 @@ impl EvalSummary {
         Some(format!(
             "positions: right in {words:.2} of the answers{}{}; always naming `{common}` would be right in {base:.2}{worth}",
             all.mask_position_accuracy.map_or_else(String::new, |value| format!(" and {value:.2} of the masks")),
-            all.position_agreement.map_or_else(String::new, |value| format!("; words and mask agree in {value:.2}")),
+            all.position_agreement.map_or_else(String::new, |value| {
+                let both = "where both have a location; answers that contradict their mask";
+                format!("; words and mask agree in {value:.2} {both}: {}", all.contradictions)
+            }),
         ))
     }
 

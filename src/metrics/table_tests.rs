@@ -57,11 +57,12 @@ fn words_and_masks_have_a_score_each_and_a_base_rate() {
         let group = sums.group(if i < 3 { "a" } else { "b" });
         let answer = if i == 0 { "a lesion" } else { "It is in the center." };
         group.add_answer(answer, "", Some(label));
-        group.add_mask_position(Some(i != 5), (i > 0).then_some(label == "center"));
+        let agrees = (i > 0).then_some(label == "center");
+        group.add_mask_position(Some(i != 5), agrees, agrees == Some(false));
     }
     // an absent target has no location
     sums.group("b").add_answer("It is in the center.", "There is no lesion.", None);
-    sums.group("b").add_mask_position(None, None);
+    sums.group("b").add_mask_position(None, None, true);
     let summary = sums.summary(Protocol::default());
     let of = |row: &EvalRow| {
         let EvalRow { position_accuracy, mask_position_accuracy, position_agreement, position_base_rate, .. } = row;
@@ -74,8 +75,9 @@ fn words_and_masks_have_a_score_each_and_a_base_rate() {
     assert!(summary.doubts_words());
     assert_eq!(
         summary.positions().unwrap(),
-        "positions: right in 0.50 of the answers and 0.83 of the masks; words and mask agree in 0.60; always naming `center` \
-         would be right in 0.67, so the words are no better"
+        "positions: right in 0.50 of the answers and 0.83 of the masks; words and mask agree in 0.60 where both have a \
+         location; answers that contradict their mask: 3; always naming `center` would be right in 0.67, so \
+         the words are no better"
     );
     assert!(!EvalSums::default().summary(Protocol::default()).doubts_words());
 }
@@ -105,6 +107,7 @@ fn each_column_shows_the_score_of_its_header() {
         position_accuracy: Some(0.15),
         mask_position_accuracy: Some(0.151),
         position_agreement: Some(0.152),
+        contradictions: 3,
         position_base_rate: Some(0.153),
         most_common_position: None,
         text: Some(TextScores { bleu: 0.16, rouge1: 0.17, meteor_exact_stem: 0.18 }),

@@ -331,7 +331,7 @@ fn names_in_json_and_csv_stay() {
          answer,generated,image,patient,target,presence,is_found,is_withheld,has_mask,foreground_confidence,\
          uncertain_boundary,raw_dice,surface_dice,hd95,hd,assd,pixel_sensitivity,pixel_precision,lesions,lesions_found,\
          predicted_lesions,predicted_lesions_right,area_difference,area_error_frac,class_right,mask_position,answer_position,\
-         positions_agree,mask_position_right,good_mask_agrees,words_follow"
+         positions_agree,mask_position_right,good_mask_agrees,position_warning,words_follow"
     );
     let mut predict = prsmed();
     predict.args(["--json", "predict", "--question", "Where?", "--max-new-tokens", "1", "--image"]);
@@ -406,7 +406,8 @@ fn the_last_command_of_quickstart_compares_its_answer_with_its_mask() {
 
 const SUMMARY_KEYS: [&str; 7] =
     ["all_images", "calibration", "macro_mean", "modalities", "pooled", "presence", "protocol"];
-const ROW_KEYS: [&str; 14] = [
+const ROW_KEYS: [&str; 15] = [
+    "contradictions",
     "corpus_bleu",
     "estimates",
     "images",

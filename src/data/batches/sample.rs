@@ -199,7 +199,7 @@ impl Sample {
         mask.filter(|_| self.has_mask[target]).map(shown)
     }
 
-    /// The mask at another place with the first token of the answer that then differs; `None` if the answer stays, or if
+    /// The mask at another place, or of another size, with the first token of the answer that then differs; `None` if the answer stays, or if
     /// it cannot be rewritten safely.
     fn moved_mask(
         &self,
@@ -209,8 +209,13 @@ impl Sample {
         epoch: u64,
         encode: &dyn TextEncoder,
     ) -> Option<MovedMask> {
-        // of two, one stays in its row: the words for the column differ only there
-        let moved = Geometry::moved(mask, number % 2 == 1, seed, &[epoch, self.row as u64, number])?;
+        // of two, one stays in its row: the words for the column differ only there. If the answer names a share of the image,
+        // it has another size instead in every second epoch
+        let (key, is_second) = ([epoch, self.row as u64, number], number % 2 == 1);
+        let is_scaled = is_second && epoch % 2 == 1 && self.text.answer.contains('%');
+        let moved =
+            if is_scaled { Geometry::scaled(mask, seed, &key) } else { Geometry::moved(mask, is_second, seed, &key) };
+        let moved = moved?;
         let row = relabel(&self.text, mask, &moved, None).ok().filter(|row| row.question == self.text.question)?;
         let (ids, _) = encode.encode(&row).ok()?;
         let at = ids.iter().zip(&self.ids).position(|(new, old)| new != old)?;
@@ -225,6 +230,7 @@ pub const MOVED_MASKS: usize = 2;
 pub fn at_row(row: &Row, error: &Error) -> Error {
     let hint = match error.hint() {
         hint if hint.is_empty() => "repair or remove the row".to_owned(),
+        hint if [decode::REPLACE, decode::RESTORE].contains(&hint.as_str()) => format!("{hint} or remove its row"),
         hint => hint,
     };
     let cause = std::error::Error::source(error).map_or_else(String::new, |cause| format!(": {cause}"));

@@ -1,4 +1,4 @@
-//! Whether the words of an answer and a mask name the same location.
+//! Whether the words of an answer and a mask name the same location, and the same size and number of regions.
 //!
 //! A mask has the location that `prsmed data prepare` writes about it: the cell of the 3x3 grid with the centroid, or, for
 //! data in quadrants, PRS-Med's rule. A text that names one side only (`on the left side`) agrees with every mask of that
@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::familiarity::add_fields;
 use crate::manifest::Manifest;
+use crate::numbers::{self, MaskNumbers};
 use crate::position::{self, GridColumn, GridRow, Position, Region, Zones};
 use prsmed_base::location::{StatedLocation, stated_location, stated_locations};
 
@@ -106,7 +107,7 @@ pub struct Positions {
     /// Whether the two are the same; `None` if one of them is missing.
     #[serde(default)]
     pub positions_agree: Option<bool>,
-    /// What to tell if the answer and the mask differ.
+    /// What to tell if the answer and the mask differ in location, size or number of regions.
     #[serde(default)]
     pub position_warning: Option<String>,
 }
@@ -124,26 +125,32 @@ impl Positions {
             [_, _, ..] => all.iter().map(|stated| stated.label(zones)).collect::<Vec<_>>().join(" and "),
             _ => first.label(zones),
         });
+        let numbers = location.as_ref().filter(|_| numbers::has_any(answer));
+        let numbers = numbers.map(|location| MaskNumbers::of(&location.whole, mask));
+        let numbers = numbers.iter().flat_map(|numbers| numbers.wrong(answer).map(|(_, reason)| reason)).collect();
         let positions_agree = location.zip(stated).map(|(location, first)| location.fits_any(first, &all, zones));
         let mut found = Self { mask_position, answer_position, positions_agree, position_warning: None };
-        found.position_warning = found.warning(answer);
+        found.position_warning = found.warning(answer, numbers);
         found
     }
 
-    fn warning(&self, answer: &str) -> Option<String> {
-        const REMEDY: &str = "trust neither of them without a look at the image";
-        match (&self.mask_position, &self.answer_position) {
-            (Some(mask), Some(answer)) if self.positions_agree == Some(false) => Some(format!(
-                "the answer and the mask differ: the answer names the location `{answer}`, the mask lies in `{mask}`; {REMEDY}"
-            )),
-            (None, Some(answer)) => Some(format!(
-                "the answer and the mask differ: the answer names the location `{answer}`, the mask is empty; {REMEDY}"
-            )),
-            (Some(mask), None) if denies(answer) => Some(format!(
-                "the answer and the mask differ: the answer says that nothing is there, the mask lies in `{mask}`; {REMEDY}"
-            )),
+    /// `numbers` says which numbers of the answer are not those of the mask.
+    fn warning(&self, answer: &str, numbers: Vec<String>) -> Option<String> {
+        let location = match (&self.mask_position, &self.answer_position) {
+            (Some(mask), Some(answer)) if self.positions_agree == Some(false) => {
+                Some(format!("the answer names the location `{answer}`, the mask lies in `{mask}`"))
+            }
+            (None, Some(answer)) => Some(format!("the answer names the location `{answer}`, the mask is empty")),
+            (Some(mask), None) if denies(answer) => {
+                Some(format!("the answer says that nothing is there, the mask lies in `{mask}`"))
+            }
             _ => None,
-        }
+        };
+        let all: Vec<String> = location.into_iter().chain(numbers).collect();
+        (!all.is_empty()).then(|| {
+            let all = all.join("; ");
+            format!("the answer and the mask differ: {all}; trust neither of them without a look at the image")
+        })
     }
 
     /// Adds these fields to a JSON object.
@@ -168,7 +175,7 @@ impl Positions {
 }
 
 /// Whether a text says that a target is absent, in the words of the built-in templates and similar ones.
-fn denies(text: &str) -> bool {
+pub(crate) fn denies(text: &str) -> bool {
     let lower = text.to_lowercase();
     let begins =
         ["no ", "no, ", "there is no ", "there are no "].iter().any(|words| lower.trim_start().starts_with(words));
@@ -186,6 +193,19 @@ mod tests {
             boxes.iter().any(|&(left, top, side)| (left..left + side).contains(&x) && (top..top + side).contains(&y))
         };
         GrayImage::from_fn(90, 60, |x, y| Luma([if inside(x, y) { 255 } else { 0 }]))
+    }
+
+    #[test]
+    fn numbers_of_an_answer_are_compared_with_its_mask() {
+        // 100 of 5,400 pixels
+        let one = &[(70, 45, 10)][..];
+        let warning = |boxes, answer| Positions::of(&mask(boxes), answer, Zones::Grid).position_warning;
+        assert_eq!(warning(one, "It lies in the lower right part, covering about 2% of the image."), None);
+        let size = warning(one, "It lies in the lower right part, covering about 14% of the image.").unwrap();
+        assert!(size.contains("says `14% of the image`, the mask covers 1.9%"), "{size}");
+        let both = warning(one, "It lies in the upper left part and has 3 separate areas.").unwrap();
+        assert!(both.contains("the mask lies in `lower right`; ") && both.contains("the mask has 1; trust"), "{both}");
+        assert_eq!(warning(&[], "It covers about 14% of the image."), None, "there is no mask to compare with");
     }
 
     #[test]

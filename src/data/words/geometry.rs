@@ -23,7 +23,7 @@ pub struct Geometry {
     centre: Option<[f64; 2]>,
 }
 
-/// A mask that lies elsewhere, and how the words of an answer then differ.
+/// A mask that lies elsewhere or has another size, and how the words of an answer then differ.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MovedMask {
     /// The mask.
@@ -108,6 +108,28 @@ impl Geometry {
         let right = shift(mask.width(), [bounds.left, bounds.right]);
         let down = if keeps_row { 0.0 } else { shift(mask.height(), [bounds.top, bounds.bottom]) };
         Some(moved(mask, &bounds, [right, down]))
+    }
+
+    /// A mask of another size at its place, so far as the image has room for it; `None` for an empty mask.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most a side")]
+    pub(crate) fn scaled(mask: &GrayImage, seed: u64, key: &[u64]) -> Option<GrayImage> {
+        let mut random = prsmed_base::rng::stream(seed, "scaled mask", key);
+        let bounds = position::whole(mask)?.bounds;
+        // an eighth to eight times the area
+        let scale = 8_f64.powf(random.random_range(-0.5..=0.5));
+        let side = |[first, last]: [u32; 2], most: u32| {
+            let side = (f64::from(last - first + 1) * scale).round().clamp(1.0, f64::from(most)) as u32;
+            let middle = first.midpoint(last);
+            (side, middle.saturating_sub(side / 2).min(most - side))
+        };
+        let (columns, left) = side([bounds.left, bounds.right], mask.width());
+        let (rows, top) = side([bounds.top, bounds.bottom], mask.height());
+        let (width, height) = (bounds.right - bounds.left + 1, bounds.bottom - bounds.top + 1);
+        let inside = imageops::crop_imm(mask, bounds.left, bounds.top, width, height).to_image();
+        let inside = imageops::resize(&inside, columns, rows, imageops::FilterType::Nearest);
+        let mut scaled = GrayImage::new(mask.width(), mask.height());
+        imageops::replace(&mut scaled, &inside, i64::from(left), i64::from(top));
+        Some(scaled)
     }
 
     /// Of a mask with so many times its area.
@@ -244,6 +266,24 @@ mod tests {
         });
         let two = Geometry::of(&two);
         assert_eq!((set(&two, 44, 9), set(&two, 59, 3), set(&two, 62, 9)), (vec![4], vec![1], vec![0, 8]));
+    }
+
+    #[test]
+    fn a_scaled_mask_stays_at_its_place_and_inside() {
+        let areas: Vec<u64> = (0..40)
+            .map(|key| {
+                let scaled = Geometry::scaled(&mask(45, 5, 12), 7, &[key]).unwrap();
+                let whole = position::whole(&scaled).unwrap();
+                assert!(whole.bounds.left >= 30 && whole.bounds.top <= 5, "{:?}", whole.bounds);
+                whole.area_px
+            })
+            .collect();
+        let (least, most) = (*areas.iter().min().unwrap(), *areas.iter().max().unwrap());
+        assert!((17..40).contains(&least) && (600..1200).contains(&most), "{least} {most}");
+        // never larger than the image
+        let large = (0..40).map(|key| Geometry::scaled(&mask(0, 0, 55), 7, &[key]).unwrap());
+        assert!(large.into_iter().all(|scaled| position::whole(&scaled).is_some()));
+        assert_eq!(Geometry::scaled(&GrayImage::new(5, 5), 7, &[0]), None);
     }
 
     #[test]

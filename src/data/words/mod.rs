@@ -3,6 +3,7 @@
 pub mod agreement;
 pub mod geometry;
 pub mod grammar;
+pub mod numbers;
 pub mod position;
 pub mod relabel;
 pub mod templates;

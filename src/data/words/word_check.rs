@@ -11,7 +11,6 @@ use std::path::PathBuf;
 
 use ::image::GrayImage;
 use rayon::prelude::*;
-use regex::Regex;
 use serde::Serialize;
 use std::sync::LazyLock;
 
@@ -19,23 +18,11 @@ use crate::agreement::{MaskLocation, zones_of};
 use crate::familiarity::questions::KnownQuestions;
 use crate::flip_rotate::{CENTRES, DIRECTIONS, Phrase, refers_to_image, words};
 use crate::manifest::{Manifest, Row};
-use crate::position::{self, GridColumn, Position, Zones};
+pub use crate::numbers::WordKind;
+use crate::numbers::{self, MaskNumbers};
+use crate::position::{GridColumn, Position, Zones};
 use crate::relabel::{closeness, location_of_phrase};
 use prsmed_base::location::{StatedLocation, stated_location, stated_locations};
-
-/// What a text says wrongly.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WordKind {
-    /// Another location than that of the mask.
-    Location,
-    /// Another area than that of the mask.
-    Area,
-    /// Another number of regions than that of the mask.
-    Count,
-    /// Another target than the question.
-    Target,
-}
 
 /// A text that differs from the mask of its row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -88,7 +75,7 @@ pub(crate) struct MaskWords {
 pub(crate) fn compare(manifest: &Manifest, rows: &[usize], mask: &GrayImage) -> MaskWords {
     let mut found = MaskWords::default();
     let Some(location) = MaskLocation::of(mask) else { return found };
-    let facts = LazyLock::new(|| Facts::of(&location, mask));
+    let numbers = LazyLock::new(|| MaskNumbers::of(&location.whole, mask));
     for &index in rows {
         let row = &manifest.rows[index];
         let cell = row.position.as_deref().and_then(|text| Some(("column `position`", text, in_cell(text)?)));
@@ -96,8 +83,8 @@ pub(crate) fn compare(manifest: &Manifest, rows: &[usize], mask: &GrayImage) -> 
         for (field, text, all) in cell.into_iter().chain(answer) {
             found.claims.push(claim((index, field, text), &all, &location, mask));
         }
-        if has_number(row) {
-            found.wrong.extend(facts.wrong(&row.answer).map(|(kind, reason)| (index, kind, reason)));
+        if numbers::has_any(&row.answer) {
+            found.wrong.extend(numbers.wrong(&row.answer).map(|(kind, reason)| (index, kind, reason)));
         }
     }
     found
@@ -180,58 +167,6 @@ fn certain(text: &str) -> Vec<StatedLocation> {
         index = phrase.last + 1;
     }
     found
-}
-
-/// Numbers of a mask that texts name.
-struct Facts {
-    area_percent: f64,
-    /// Number of regions without and with specks.
-    counts: [usize; 2],
-}
-
-fn has_number(row: &Row) -> bool {
-    row.answer.bytes().any(|byte| byte.is_ascii_digit())
-}
-
-impl Facts {
-    fn of(location: &MaskLocation, mask: &GrayImage) -> Self {
-        let regions = position::components(mask);
-        let large = regions.iter().filter(|region| region.area_px * 100 >= location.whole.area_px).count();
-        let area_percent = 100.0 * location.whole.area_px as f64 / mask.len() as f64;
-        Self { area_percent, counts: [large, regions.len()] }
-    }
-
-    /// What is wrong with the numbers of a text: `about 14% of the image`, `2 separate areas`.
-    fn wrong<'a>(&'a self, text: &'a str) -> impl Iterator<Item = (WordKind, String)> + 'a {
-        static PERCENT: LazyLock<Regex> = LazyLock::new(|| {
-            let noun = "image|picture|scan|slice|photograph|radiograph|frame";
-            Regex::new(&format!(
-                r"(?i)(less than|more than|over|under)?\s*(\d+(?:\.\d+)?)\s?% of (?:the|this) (?:{noun})\b"
-            ))
-            .expect("a valid pattern")
-        });
-        static COUNT: LazyLock<Regex> =
-            LazyLock::new(|| Regex::new(r"(?i)\b(\d+) separate (?:areas|regions|parts)\b").expect("a valid pattern"));
-        let areas = PERCENT.captures_iter(text).filter_map(|found| {
-            let value: f64 = found[2].parse().ok()?;
-            let area = self.area_percent;
-            let is_right = match found.get(1).map(|word| word.as_str().to_lowercase()).as_deref() {
-                Some("less than" | "under") => area < value * 1.25 + 0.5,
-                Some("more than" | "over") => area > value * 0.8 - 0.5,
-                _ => (area - value).abs() <= f64::max(1.0, 0.25 * value),
-            };
-            let says = found[0].trim();
-            (!is_right).then(|| (WordKind::Area, format!("the answer says `{says}`, the mask covers {area:.1}%")))
-        });
-        let counts = COUNT.captures_iter(text).filter_map(|found| {
-            let count: usize = found[1].parse().ok()?;
-            let [large, all] = self.counts;
-            let is_right = (large..=all).contains(&count);
-            let reason = format!("the answer says `{}`, the mask has {all}", &found[0]);
-            (!is_right).then_some((WordKind::Count, reason))
-        });
-        areas.chain(counts)
-    }
 }
 
 /// Puts together what the texts of all masks say wrongly.

@@ -94,6 +94,8 @@ pub struct SampleScore {
     /// Of a row with a location and a mask of at least 0.8 Dice: whether the answer names the location of the painted mask;
     /// false if it names none.
     pub good_mask_agrees: Option<bool>,
+    /// What the answer says otherwise than the painted mask shows; empty if they do not differ.
+    pub position_warning: Option<String>,
     /// How often the words follow, when the true mask is moved to each location that has room for it, 0..=1.
     pub words_follow: Option<f64>,
     /// Recall, precision and F1 of lesions.
