@@ -5,6 +5,7 @@ use super::context::Context;
 use super::report::{CommandEnd, CommandResult};
 use crate::data::labels::Labels;
 use crate::data::manifest::Split;
+use crate::data::volume::Neighbours;
 use crate::data::prepare::{
     self, NamedLabels, Negatives, Patients, PrepareOptions, PrepareReport, Several, SliceOptions,
 };
@@ -113,6 +114,9 @@ pub(super) struct PrepareArgs {
     /// Question templates to use instead of the built-in ones (TOML)
     #[arg(long, value_name = "FILE")]
     templates: Option<PathBuf>,
+    /// Show neighbouring slices of volumes in red and blue: those so many slices away (`1`), or at a distance (`5mm`)
+    #[arg(long, value_name = "N", default_value = "none", hide_default_value = true)]
+    context: Neighbours,
     /// Labels of the target in masks with several labels, for example `1,3`; or one target for each label by name,
     /// for example `1=liver,2+3=tumour`. Other labels become background
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
@@ -140,7 +144,7 @@ pub(super) fn prepare_root(args: &PrepareArgs, context: &Context) -> CommandResu
     }
     report.notes.iter().for_each(|text| context.runtime.note(text.clone()));
     if let Some(intensity) = report.intensity.filter(|_| report.images > 0) {
-        context.runtime.note(format!("{} slices with the intensity window `{}`", intensity.axis, intensity.window));
+        context.runtime.note(intensity.to_string());
     }
     let patients = report.patients.map_or_else(String::new, |count| format!(" of {}", counted(count, "patient")));
     let absent = if report.absent > 0 { format!(", {} masks without target", report.absent) } else { String::new() };
@@ -231,6 +235,7 @@ fn options(args: &PrepareArgs) -> Result<PrepareOptions> {
             window: window.transpose()?,
             resample: args.resample,
             geometry: args.geometry.geometry,
+            context: args.context,
         },
         images: args.images.clone(),
         masks: args.masks.clone(),

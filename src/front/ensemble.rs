@@ -34,11 +34,12 @@ impl Description {
             return refused("with another argument `labels`", own, theirs, "use runs of the same labels");
         }
         for (class, own) in &self.intensity {
-            let is_other = |theirs: &&Intensity| theirs.axis != own.axis || !theirs.window.is_same(own.window);
+            let is_other = |theirs: &&Intensity| {
+                (theirs.axis, theirs.context) != (own.axis, own.context) || !theirs.window.is_same(own.window)
+            };
             let Some(theirs) = other.intensity.get(class).filter(is_other) else { continue };
-            let words = |of: &Intensity| format!("{} slices with the window `{}`", of.axis, of.window);
             let hint = "use runs that were trained on the same images, or ask them one by one";
-            return refused(&format!("on other images of `{class}`"), words(own), words(theirs), hint);
+            return refused(&format!("on other images of `{class}`"), own.to_string(), theirs.to_string(), hint);
         }
         Ok(())
     }
@@ -48,6 +49,7 @@ impl Description {
 mod tests {
     use super::*;
     use crate::data::labels::Labels;
+    use crate::data::volume::Neighbours;
     use crate::segment::setup::describe;
 
     fn run() -> Description {
@@ -56,7 +58,8 @@ mod tests {
 
     fn with(class: &str, axis: &str, window: &str) -> Description {
         let mut description = run();
-        let intensity = Intensity { axis: axis.parse().unwrap(), window: window.parse().unwrap() };
+        let (axis, window) = (axis.parse().unwrap(), window.parse().unwrap());
+        let intensity = Intensity { axis, window, context: Neighbours::None };
         description.intensity.insert(class.to_owned(), intensity);
         description
     }

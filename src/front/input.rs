@@ -1,12 +1,12 @@
 //! How files become the images that a model reads: with the window and the axis of its training, where nothing else is
 //! chosen.
 
-use super::volume::{VolumeSettings, slice_image};
+use super::volume::VolumeSettings;
 use crate::data::decode;
 use crate::data::image::foreground;
 use crate::data::labels::Labels;
 use crate::data::prepared::Intensity;
-use crate::data::volume::{self, Axis, Geometry, Levels, Modality, SlicePlane, Volume, Window};
+use crate::data::volume::{self, Axis, Geometry, Levels, Modality, Neighbours, SlicePlane, Volume, Window};
 use crate::event::{Event, Observer, Silent};
 use crate::segment::setup::Description;
 use crate::{Error, Result};
@@ -71,6 +71,8 @@ pub struct ImageReading {
     pub geometry: Option<Geometry>,
     /// Axis of the training images by class; see [`Self::with_training`].
     pub trained_axes: Vec<(String, Axis)>,
+    /// Slices that the training images show beside their own.
+    pub context: Neighbours,
 }
 
 impl ImageReading {
@@ -81,6 +83,7 @@ impl ImageReading {
     pub fn with_training(mut self, run: &Description, observer: &dyn Observer) -> Result<Self> {
         let axes = run.intensity.iter().map(|(class, intensity)| (class.clone(), intensity.axis));
         self.trained_axes = axes.collect();
+        self.context = run.context();
         let of = |(class, intensity): (&String, &Intensity)| format!("`{}` for `{class}`", intensity.window);
         let all = || run.intensity.iter().map(of).collect::<Vec<_>>().join(", ");
         let mut windows = run.intensity.values().map(|intensity| intensity.window);
@@ -189,7 +192,12 @@ impl ImageReading {
         if plane.num_slices != 1 {
             return Ok(None);
         }
-        slice_image(volume, &plane, 0, &self.levels(volume, path, observer)?).map(Some)
+        if !self.context.is_none() {
+            let text = "the training images show neighbouring slices in red and blue; this image has none: all three colours \
+                        show its slice";
+            observer.on(&Event::Warning(format!("{}: {text}", path.display())));
+        }
+        volume.image(&plane, 0, &self.levels(volume, path, observer)?, self.context).map(Some)
     }
 
     /// The grey levels of the window. A note says if they do not fit the values.

@@ -14,7 +14,7 @@ use crate::event::{Event, Observer};
 use crate::segment::calibration::Confidence;
 use crate::{Error, Result};
 use description::{Coverage, TargetDescription};
-use image::{DynamicImage, GrayImage};
+use image::GrayImage;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::fmt;
@@ -217,7 +217,7 @@ impl Model {
     ) -> Result<VolumePrediction> {
         let plane = volume.plane(settings.axis);
         let chosen = settings.chosen(&plane)?;
-        let levels = settings.window.levels(volume)?;
+        let (levels, context) = (settings.window.levels(volume)?, self.description().context());
         let ask = Ask { always_paint: settings.always_paint, ..Ask::mask(&settings.question) };
         observer.on(&Event::Started { phase: "predict".into(), total: chosen.len() as u64, unit: "slices" });
         let mut mask = vec![0; volume.grid.num_voxels()];
@@ -230,7 +230,7 @@ impl Model {
             if interrupt.load(Ordering::SeqCst) {
                 return Err(Error::Interrupted);
             }
-            let image = slice_image(volume, &plane, slice, &levels)?;
+            let image = volume.image(&plane, slice, &levels, context)?;
             let prediction = self.ask(&self.encode_pixels(&image)?, &ask)?;
             let target = prediction.target();
             if let Some(all) = &mut probabilities {
@@ -316,17 +316,6 @@ fn range(plane: &SlicePlane, mask: &[u8]) -> Result<Option<[usize; 2]>> {
         }
     }
     Ok(range)
-}
-
-/// One slice as an 8-bit image: colour for a colour image, else grey.
-///
-/// # Errors
-/// [`Error::Shape`] for a slice that does not exist.
-pub fn slice_image(volume: &Volume, plane: &SlicePlane, slice: usize, levels: &Levels) -> Result<DynamicImage> {
-    if volume.is_colour() {
-        return volume.colour_slice(plane, slice, levels).map(DynamicImage::ImageRgb8);
-    }
-    volume.slice(plane, slice, levels).map(DynamicImage::ImageLuma8)
 }
 
 #[cfg(test)]

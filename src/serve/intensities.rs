@@ -4,7 +4,7 @@ use super::failure::{HttpFailure, HttpResult};
 use super::picture::ServedImage;
 use crate::data::familiarity::questions::KnownQuestions;
 use crate::data::prepared::Intensity;
-use crate::data::volume::{Axis, Window};
+use crate::data::volume::{Axis, Neighbours, Window};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,6 +26,11 @@ pub(super) struct WindowChoice<'a> {
 impl Intensities {
     pub(super) fn new(classes: BTreeMap<String, Intensity>, questions: Option<Arc<KnownQuestions>>) -> Self {
         Self { classes, questions }
+    }
+
+    /// Slices that the training images show beside their own.
+    pub(super) fn context(&self) -> Neighbours {
+        self.classes.values().next().map_or(Neighbours::None, |intensity| intensity.context)
     }
 
     /// The classes to which the training has put this question; all classes for another question.
@@ -118,7 +123,10 @@ mod tests {
 
     /// A run about three organs and a class of photographs.
     fn intensities() -> Intensities {
-        let of = |window: &str, axis: &str| Intensity { window: window.parse().unwrap(), axis: axis.parse().unwrap() };
+        let of = |window: &str, axis: &str| {
+            let (window, axis) = (window.parse().unwrap(), axis.parse().unwrap());
+            Intensity { window, axis, context: Neighbours::None }
+        };
         let classes = [
             ("chest_CT", of("lung", "axial")),
             ("abdomen_CT", of("400/40", "axial")),

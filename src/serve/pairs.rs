@@ -6,6 +6,7 @@ use super::failure::{HttpFailure, HttpResult, Params};
 use super::images::png_bytes;
 use super::picture::ServedImage;
 use crate::Error;
+use crate::data::volume::Neighbours;
 use axum::extract::{Path, State};
 use axum::http::header;
 use axum::response::IntoResponse;
@@ -46,7 +47,8 @@ pub(super) async fn download(
         let hint = format!("use one of {}", crate::error::quoted(&classes));
         return Err(HttpFailure::unprocessable("the model does not have this class", hint));
     }
-    let bytes = app.work(move || Ok(archive(&picture, &answers, query.class.as_deref())?)).await?;
+    let context = app.shared.intensities.context();
+    let bytes = app.work(move || Ok(archive((&picture, context), &answers, query.class.as_deref())?)).await?;
     let headers = [
         (header::CONTENT_TYPE, "application/zip"),
         (header::CONTENT_DISPOSITION, "attachment; filename=\"prsmed-pairs.zip\""),
@@ -58,7 +60,11 @@ pub(super) async fn download(
 ///
 /// # Errors
 /// [`Error::Data`] if the name of the class cannot be the name of a folder.
-fn archive(picture: &ServedImage, answers: &[Answer], class: Option<&str>) -> Result<Vec<u8>, Error> {
+fn archive(
+    (picture, context): (&ServedImage, Neighbours),
+    answers: &[Answer],
+    class: Option<&str>,
+) -> Result<Vec<u8>, Error> {
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     let mut rows = csv::Writer::from_writer(Vec::new());
     let header = ["image_path", "question", "answer", "split", "present", "spacing_x_mm", "spacing_y_mm"];
@@ -67,7 +73,8 @@ fn archive(picture: &ServedImage, answers: &[Answer], class: Option<&str>) -> Re
     let of_slices = answers.iter().filter_map(|answer| Some((answer, answer.of_slice().ok()?)));
     for (Answer { id, question, .. }, answer) in of_slices {
         let class = folder_of(class.or(answer.class.as_ref().map(|class| class.name.as_str())))?;
-        let image = picture.pixels(answer.view)?;
+        // as the model and its training read it
+        let image = picture.pixels_with(answer.view, context)?;
         let mask = answer.current_mask();
         let path = |kind: &str| format!("{class}/train_{kind}/{id}.png");
         add(&mut zip, &path("images"), &png_bytes(&image)?)?;

@@ -1,9 +1,8 @@
 //! An uploaded image or volume, as slices. An image file has one slice and no intensity window.
 
 use crate::data::volume::format::usual_endings;
-use crate::data::volume::{Axis, Levels, SlicePlane, Volume, Voxels, Window, write};
+use crate::data::volume::{Axis, Levels, Neighbours, SlicePlane, Volume, Voxels, Window, write};
 use crate::front::input::axis_of;
-use crate::front::volume::slice_image;
 use crate::{Error, Result};
 use image::{DynamicImage, GrayImage};
 use serde::Serialize;
@@ -195,17 +194,25 @@ impl ServedImage {
         Ok(())
     }
 
-    /// The pixels of a view, 8-bit grey or RGB.
+    /// The pixels of a view as they are shown, 8-bit grey or RGB.
     ///
     /// # Errors
     /// As [`Self::check`]; [`Error::Config`] for a window that the volume does not have.
     pub(super) fn pixels(&self, view: SliceView) -> Result<Cow<'_, DynamicImage>> {
+        self.pixels_with(view, Neighbours::None)
+    }
+
+    /// The pixels of a view with neighbouring slices, for a model.
+    ///
+    /// # Errors
+    /// As [`Self::pixels`], and for neighbours of a colour volume.
+    pub(super) fn pixels_with(&self, view: SliceView, neighbours: Neighbours) -> Result<Cow<'_, DynamicImage>> {
         self.check(view)?;
         match &self.pixels {
             Pixels::Image(image) => Ok(Cow::Borrowed(image)),
             Pixels::Volume(slices) => {
                 let levels = slices.levels(view.window)?;
-                slice_image(&slices.volume, &slices.plane, view.slice, &levels).map(Cow::Owned)
+                slices.volume.image(&slices.plane, view.slice, &levels, neighbours).map(Cow::Owned)
             }
         }
     }
@@ -219,7 +226,7 @@ impl ServedImage {
         let plane = slices.volume.plane(axis);
         Self::check_slice(view.slice, plane.num_slices)?;
         self.check(SliceView { slice: 0, ..view })?;
-        slice_image(&slices.volume, &plane, view.slice, &*slices.levels(view.window)?)
+        slices.volume.image(&plane, view.slice, &*slices.levels(view.window)?, Neighbours::None)
     }
 
     /// Width and level of a view's window, in the units of the file; `None` for an image without a window.

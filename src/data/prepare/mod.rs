@@ -151,7 +151,8 @@ impl Preparation<'_> {
         let mut intensity = None;
         if !volumes.is_empty() {
             let window = volumes::read(self, volumes, window(self.options, &class)?, &mut found)?;
-            intensity = Some(Intensity { axis: self.options.slices.axis, window });
+            let SliceOptions { axis, context, .. } = self.options.slices;
+            intensity = Some(Intensity { axis, window, context });
         }
         skipped.append(&mut found.skipped);
         if kind == PairKind::Images {
@@ -358,6 +359,11 @@ fn window(options: &PrepareOptions, class: &Path) -> Result<Window> {
         let reason = format!("the class was prepared with {} slices", intensity.axis);
         let hint = format!("use the argument `axis={}`, or another modality name", intensity.axis);
         return Err(Error::argument("axis", reason, hint));
+    }
+    if options.slices.context != intensity.context {
+        let reason = format!("the class was prepared with the neighbouring slices `{}`", intensity.context);
+        let hint = format!("use the argument `context={}`, or another modality name", intensity.context);
+        return Err(Error::argument("context", reason, hint));
     }
     Ok(intensity.window)
 }

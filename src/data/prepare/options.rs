@@ -10,7 +10,7 @@ use crate::labels::Labels;
 use crate::position::Zones;
 use crate::templates::Templates;
 use crate::volume::path::split_selection;
-use crate::volume::{Axis, Geometry, Window};
+use crate::volume::{Axis, Geometry, Neighbours, Window};
 use prsmed_base::location::first_location;
 use prsmed_base::{Error, Result};
 
@@ -62,11 +62,13 @@ pub struct SliceOptions {
     pub resample: bool,
     /// The affine that counts where a NIfTI file has two that differ.
     pub geometry: Option<Geometry>,
+    /// Slices that an image shows beside its own.
+    pub context: Neighbours,
 }
 
 impl Default for SliceOptions {
     fn default() -> Self {
-        Self { axis: Axis::Axial, every: 1, window: None, resample: false, geometry: None }
+        Self { axis: Axis::Axial, every: 1, window: None, resample: false, geometry: None, context: Neighbours::None }
     }
 }
 

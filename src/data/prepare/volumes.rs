@@ -24,7 +24,7 @@ use crate::findings::Findings;
 use crate::labels::Labels;
 use crate::manifest::Split;
 use crate::marks::{Mark, pixel_mark};
-use crate::volume::{self, LabelMap, Levels, SlicePlane, Volume, Window, labels};
+use crate::volume::{self, LabelMap, Levels, Neighbours, SlicePlane, Volume, Window, labels};
 use prsmed_base::event::Event;
 use prsmed_base::{Error, Result};
 
@@ -132,13 +132,9 @@ impl Opened {
         GrayImage::from_raw(width, height, pixels).ok_or_else(|| Error::Shape { reason: "a slice is too wide".into() })
     }
 
-    /// A slice as an image.
-    fn image(&self, slice: usize, levels: Option<&Levels>) -> Result<DynamicImage> {
-        Ok(match levels {
-            Some(levels) => DynamicImage::ImageLuma8(self.volume.slice(&self.plane, slice, levels)?),
-            // a colour image has no window
-            None => DynamicImage::ImageRgb8(self.volume.colour_slice(&self.plane, slice, &Levels::new(0.0, 255.0))?),
-        })
+    /// A slice as an image. A colour image has no levels.
+    fn image(&self, slice: usize, levels: Option<&Levels>, context: Neighbours) -> Result<DynamicImage> {
+        self.volume.image(&self.plane, slice, levels.unwrap_or(&Levels::new(0.0, 255.0)), context)
     }
 }
 
@@ -170,7 +166,8 @@ fn read_volume(pair: Pair, work: &Preparation, window: Window) -> Result<UsableS
     let window = (!opened.volume.is_colour()).then(|| window.chosen_for(&opened.volume));
     let unusable = |error: Error| Skipped { path: pair.image.clone(), reason: reason_of(&error) };
     let levels = window.map(|window| window.levels(&opened.volume)).transpose().map_err(unusable)?;
-    let slices = (0..opened.plane.num_slices).step_by(work.options.slices.every).collect::<Vec<_>>().into_par_iter();
+    let SliceOptions { every, context, .. } = work.options.slices;
+    let slices = (0..opened.plane.num_slices).step_by(every).collect::<Vec<_>>().into_par_iter();
     let read: Result<Vec<_>> = slices.map(|slice| read_slice(slice, &opened, &pair, work)).collect();
     let unusable = |error: Error| Skipped { path: pair.image.clone(), reason: error.to_string() };
     let (mut items, mut findings) = (Vec::new(), Findings::default());
@@ -183,7 +180,7 @@ fn read_volume(pair: Pair, work: &Preparation, window: Window) -> Result<UsableS
         return Err(Skipped { path: pair.masks[0].1.clone(), reason: reason.to_owned() });
     }
     let numbers: BTreeSet<usize> = items.iter().map(|(item, _)| item.slice_number()).collect();
-    let mark = |slice: usize| Ok((slice, pixel_mark(&opened.image(slice, levels.as_ref())?)));
+    let mark = |slice: usize| Ok((slice, pixel_mark(&opened.image(slice, levels.as_ref(), context)?)));
     let pixels: Result<BTreeMap<usize, Option<Mark>>> = numbers.into_par_iter().map(mark).collect();
     let pixels = pixels.map_err(unusable)?;
     for (item, _) in &mut items {
@@ -300,7 +297,7 @@ fn write_slice(
     files: &[SliceFile],
     options: &PrepareOptions,
 ) -> Result<()> {
-    let image = png(&opened.image(slice, volume.levels.as_ref())?).map_err(|reason| Error::Shape { reason })?;
+    let image = png(&opened.image(slice, volume.levels.as_ref(), options.slices.context)?).map_err(|reason| Error::Shape { reason })?;
     let class = options.out.join(&options.modality);
     for (stem, structure, split) in files {
         let path = |what: &str| class.join(format!("{split}_{what}")).join(format!("{stem}.png"));

@@ -584,3 +584,27 @@ fn inverted_label_maps_are_named() {
     let start = "masks with most of the border of the image as foreground: 5 (a_axial_0000, a_axial_0001, a_axial_0002 and 2 more)";
     assert!(found.len() == 1 && found[0].starts_with(start) && found[0].contains("may be inverted"), "{found:?}");
 }
+
+#[test]
+fn neighbouring_slices_are_colours_and_a_class_keeps_them() {
+    let f = Folders::new();
+    f.pair("case", "case");
+    let mut options = f.options();
+    options.slices.context = Neighbours::Slices(1);
+    prepare(&options, &Silent).unwrap();
+    let file = f.path("out/ct/train_images/case_axial_0003_liver.png");
+    let image = image::open(file).unwrap();
+    let pixels = image.as_rgb8().expect("colours").pixels();
+    assert!(pixels.into_iter().all(|image::Rgb([before, own, behind])| before + 1 == *own && own + 1 == *behind));
+    let of_class = |class: &str| Prepared::read(&f.path("out").join(class)).unwrap().unwrap().intensity.context;
+    assert_eq!(of_class("ct"), Neighbours::Slices(1));
+
+    f.pair("other", "other");
+    let other = PrepareOptions { append: true, ..f.options() };
+    let error = prepare(&other, &Silent).unwrap_err();
+    assert!(error.to_string().contains("context") && error.hint().contains("context=1"), "{error}");
+    // a model cannot tell classes with and without neighbours apart
+    prepare(&PrepareOptions { modality: "mr".into(), ..f.options() }, &Silent).unwrap();
+    let error = crate::prepared::intensities(&Manifest::open(&f.path("out"), None).unwrap()).unwrap_err();
+    assert!(error.to_string().contains("`ct`") && error.to_string().contains("`mr`"), "{error}");
+}

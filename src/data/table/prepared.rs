@@ -2,12 +2,13 @@
 //! description of the run, so that a prediction on a volume shows it as the training images were.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::manifest::Manifest;
-use crate::volume::{Axis, Window};
+use crate::volume::{Axis, Neighbours, Window};
 use prsmed_base::error::{Error, Result};
 use prsmed_base::files;
 
@@ -22,6 +23,22 @@ pub struct Intensity {
     pub axis: Axis,
     /// Intensity window that was applied to the full depth of the voxels.
     pub window: Window,
+    /// Slices that an image shows beside its own.
+    #[serde(default, skip_serializing_if = "Neighbours::is_none")]
+    pub context: Neighbours,
+}
+
+impl fmt::Display for Intensity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} slices with the window `{}`", self.axis, self.window)?;
+        let distance = match self.context {
+            Neighbours::None => return Ok(()),
+            Neighbours::Slices(1) => "next to them".to_owned(),
+            Neighbours::Slices(count) => format!("{count} slices away"),
+            Neighbours::Distance(mm) => format!("{mm} mm away"),
+        };
+        write!(f, " and those {distance} as red and blue")
+    }
 }
 
 /// Contents of `prepared.json`. Files from newer versions may have more fields.
@@ -29,7 +46,7 @@ pub struct Intensity {
 pub struct Prepared {
     /// Version of the file: 1.
     pub format: u32,
-    /// Axis and window of all slices.
+    /// Axis, window and neighbours of all slices.
     #[serde(flatten)]
     pub intensity: Intensity,
     /// Labels of each target in the label maps, for example `"liver": "1"`; an empty text: all labels.
@@ -90,16 +107,26 @@ fn path(class: &Path) -> PathBuf {
     class.join(FILE)
 }
 
-/// Axis and window of those classes of a data root that were prepared from volumes.
+/// How the images of those classes of a data root were made that were prepared from volumes.
 ///
 /// # Errors
-/// As [`Prepared::read`].
+/// As [`Prepared::read`]; [`Error::Data`] for classes with different neighbours of a slice, which one model cannot tell
+/// apart.
 pub fn intensities(manifest: &Manifest) -> Result<BTreeMap<String, Intensity>> {
     let mut found = BTreeMap::new();
     for class in &manifest.modalities {
         if let Some(prepared) = Prepared::read(&manifest.root.join(class))? {
             found.insert(class.clone(), prepared.intensity);
         }
+    }
+    let mut all = found.iter();
+    if let Some((first, intensity)) = all.next()
+        && let Some((other, theirs)) = all.find(|(_, theirs)| theirs.context != intensity.context)
+    {
+        let [own, theirs] = [intensity, theirs].map(|intensity| intensity.context);
+        let reason = format!("`{first}` was prepared with the neighbouring slices `{own}`, `{other}` with `{theirs}`");
+        let hint = "prepare the volumes of all classes with one `--context`, or train on one of them with a data root of its own";
+        return Err(Error::data(&manifest.root, reason, hint));
     }
     Ok(found)
 }
@@ -112,7 +139,12 @@ mod tests {
     fn a_file_is_read_as_it_was_written() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(Prepared::read(folder.path()).unwrap(), None);
-        let intensity = Intensity { axis: Axis::Coronal, window: "350/50".parse().unwrap() };
+        let window = "350/50".parse().unwrap();
+        let intensity = Intensity { axis: Axis::Coronal, window, context: Neighbours::Distance(2.5) };
+        assert_eq!(
+            intensity.to_string(),
+            "coronal slices with the window `350/50` and those 2.5 mm away as red and blue"
+        );
         let prepared = Prepared::new(intensity, BTreeMap::from([("liver".into(), "1,2".into())]));
         prepared.write(folder.path()).unwrap();
         assert_eq!(Prepared::read(folder.path()).unwrap(), Some(prepared));
@@ -120,6 +152,10 @@ mod tests {
         let text = std::fs::read_to_string(&path).unwrap();
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&json["axis"], &json["window"]), (&"coronal".into(), &"350/50".into()));
+        assert_eq!(json["context"], "2.5mm");
+        // a file of a version without neighbours
+        std::fs::write(&path, text.replace("\"context\": \"2.5mm\",", "")).unwrap();
+        assert!(Prepared::read(folder.path()).unwrap().unwrap().intensity.context.is_none());
         std::fs::write(&path, text.replace("\"format\": 1", "\"format\": 2")).unwrap();
         assert!(Prepared::read(folder.path()).unwrap_err().to_string().contains("has format 2"));
         std::fs::write(&path, "{").unwrap();

@@ -10,7 +10,7 @@ use crate::data::position::Zones;
 use crate::data::prepared::Intensity;
 use crate::data::split::Fold;
 use crate::data::text::{Prompt, TextTokenizer};
-use crate::data::volume::{Axis, Window};
+use crate::data::volume::{Axis, Neighbours, Window};
 use crate::hub::{self, Pinned};
 use crate::models::prsmed::{self, MASK_HEAD, PrsMed};
 use crate::nn::Quantization;
@@ -116,6 +116,11 @@ impl Description {
             axis = axis.filter(|axis| *axis == other.axis);
         }
         (window, axis)
+    }
+
+    /// Slices that the training images show beside their own.
+    pub fn context(&self) -> Neighbours {
+        self.intensity.values().next().map_or(Neighbours::None, |intensity| intensity.context)
     }
 
     /// A warning for each part that was trained with other weights of the hub than those at the given paths.
