@@ -9,13 +9,17 @@
 //!
 //! Masks keep what images lose: see [`StoredMask`].
 
+pub(crate) mod bmp;
 pub(crate) mod codec;
 mod content;
+pub(crate) mod gif;
 mod jpeg;
 mod png;
+pub(crate) mod pnm;
 pub(super) mod shared;
 pub(crate) mod tiff;
 mod unpack_lzw;
+pub(crate) mod webp;
 
 use std::io::ErrorKind;
 use std::path::Path;

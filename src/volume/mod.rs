@@ -44,9 +44,16 @@ pub mod window;
 pub mod write;
 
 mod colours;
+mod detached;
+mod gunzip;
 mod label_map;
 mod mask_file;
+mod meta_image;
+mod nrrd;
+mod numpy;
 mod photograph;
+mod stored;
+mod tiff_volume;
 mod transparency;
 
 #[cfg(test)]
