@@ -15,7 +15,7 @@ use prsmed_base::files;
 /// Most bytes of a header. Segmentations of 3D Slicer have some hundred bytes for each segment.
 const MAX_HEADER: u64 = 4 << 20;
 /// Most files with the voxels of one header.
-const MAX_FILES: usize = 1 << 16;
+const MAX_FILES: u16 = u16::MAX;
 /// Most characters of a number in text.
 const MAX_WORD: usize = 64;
 
@@ -96,7 +96,7 @@ pub(crate) fn names_of_pattern(header: &Path, text: &str) -> Result<Option<Vec<S
     let (format, suffix) = (&rest[..length], &rest[length + 1..]);
     let width: usize = if format.is_empty() { 0 } else { format.parse().map_err(|_| wrong("it has no `%d`"))? };
     let num = if step == 0 { -1 } else { last.saturating_sub(first) / step };
-    if num < 0 || num >= MAX_FILES as i64 || width > 20 || suffix.contains('%') || first < 0 || last < 0 {
+    if num < 0 || num >= i64::from(MAX_FILES) || width > 20 || suffix.contains('%') || first < 0 || last < 0 {
         return Err(wrong("the numbers give no files, or far too many"));
     }
     let name = |at: i64| {
@@ -152,7 +152,7 @@ pub(crate) fn attached(mut content: Content, length: u64, layout: Layout) -> Res
 /// The numbers of files that a header names. Each file has the same number of them.
 pub(crate) fn detached(header: &Path, names: &[String], layout: Layout) -> Result<Content> {
     let num_files = names.len();
-    if num_files == 0 || num_files > MAX_FILES || !layout.count.is_multiple_of(num_files) {
+    if num_files == 0 || num_files > MAX_FILES.into() || !layout.count.is_multiple_of(num_files) {
         let reason = format!("its header names {num_files} files for {} numbers", layout.count);
         return Err(Error::data(header, reason, "correct the list of files: each has the same number of voxels"));
     }

@@ -14,7 +14,7 @@ use super::limits::check_size;
 use super::modality::Modality;
 use super::path::number_of;
 use super::source::VolumeSource;
-use super::stored::{Content, Number, Part, StoredVolume, StoredVoxels, affine_of, chosen};
+use super::stored::{Content, Number, Part, StoredVolume, StoredVoxels, affine_of, check_affine, chosen};
 use prsmed_base::error::{Error, Result};
 
 pub(crate) const META_IMAGE: Format = Format {
@@ -24,7 +24,12 @@ pub(crate) const META_IMAGE: Format = Format {
     has_voxels_only: Some(|path| has_header(path, "mhd")),
     volume: Some(|path, choice| open(path, choice)?.volume()),
     labels: Some(|path, choice| open(path, choice)?.labels()),
-    write: Some(Writer { endings: &["mha"], is_on_page: false, check: |_, _| Ok(()), encode: write::encode }),
+    write: Some(Writer {
+        endings: &["mha"],
+        is_on_page: false,
+        check: |path, volume| check_affine(path, &volume.grid.affine),
+        encode: write::encode,
+    }),
     ..NO_FORMAT
 };
 

@@ -120,7 +120,7 @@ fn stored(path: &Path, selected: Option<u32>, geometry: Option<Geometry>) -> Res
     if is_apart {
         content = Content::open(of_voxels)?;
     }
-    content.path = path.to_owned();
+    path.clone_into(&mut content.path);
     let number = kind_of(path, &header)?;
     let (size, num_volumes) = dimensions(path, &header)?;
     let [x, y, z] = size;

@@ -15,18 +15,24 @@ use super::limits::check_size;
 use super::modality::Modality;
 use super::path::number_of;
 use super::source::VolumeSource;
-use super::stored::{Content, Number, Part, StoredVolume, StoredVoxels, affine_of, chosen};
+use super::stored::{Content, Number, Part, StoredVolume, StoredVoxels, affine_of, check_affine, chosen};
 use fields::Header;
 use prsmed_base::error::{Error, Result};
 
 pub(crate) const NRRD: Format = Format {
     name: "an NRRD file",
-    endings: &["nrrd", "nhdr"],
+    // a dot, so that the name of `a.seg.nrrd` is `a`
+    endings: &["nrrd", "seg.nrrd", "nhdr"],
     knows: |_, start| start.starts_with(b"NRRD0"),
     has_voxels_only: Some(|path| has_header(path, "nhdr")),
     volume: Some(|path, choice| NrrdFile::open(path)?.part(choice)?.volume()),
     labels: Some(labels),
-    write: Some(Writer { endings: &["nrrd"], is_on_page: false, check: |_, _| Ok(()), encode: write::encode }),
+    write: Some(Writer {
+        endings: &["nrrd"],
+        is_on_page: false,
+        check: |path, volume| check_affine(path, &volume.grid.affine),
+        encode: write::encode,
+    }),
     ..NO_FORMAT
 };
 
@@ -193,18 +199,16 @@ fn labels(path: &Path, choice: &Choice) -> Result<LabelMap> {
         .other
         .as_ref()
         .map(|(axis, _)| (file.axes.sizes[..*axis].iter().product::<usize>(), file.axes.sizes[*axis]));
-    let labels = match layers.filter(|(_, num)| *num > 1 && choice.selected.is_none() && !segments.is_empty()) {
-        Some((run, num)) => {
-            let size = file.axes.size();
-            let all = [size[0], size[1], size[2].saturating_mul(num)];
-            let stored = file.stored(all, Part::ALL)?;
-            segments::joined(path, stored.labels()?, size, [run, num], &segments)?
-        }
-        None => {
-            let layer = number_of(path, choice.selected)?.map_or(0, |layer| layer as usize);
-            let names = segments::names(&segments, layer);
-            LabelMap { names, ..file.part(choice)?.labels()? }
-        }
+    let is_joined = choice.selected.is_none() && !segments.is_empty();
+    let labels = if let Some((run, num)) = layers.filter(|(_, num)| is_joined && *num > 1) {
+        let size = file.axes.size();
+        let all = [size[0], size[1], size[2].saturating_mul(num)];
+        let stored = file.stored(all, Part::ALL)?;
+        segments::joined(path, stored.labels()?, size, [run, num], &segments)?
+    } else {
+        let layer = number_of(path, choice.selected)?.map_or(0, |layer| layer as usize);
+        let names = segments::names(&segments, layer);
+        LabelMap { names, ..file.part(choice)?.labels()? }
     };
     Ok(LabelMap { is_part, ..labels })
 }
@@ -257,23 +261,20 @@ fn geometry(path: &Path, header: &Header, spatial: &[usize], notes: &mut Vec<Str
     let factor = unit_factor(path, header, directions.is_some(), notes)?;
     let place =
         |vector: &[f64]| [0, 1, 2].map(|at| vector.get(at).map_or(0.0, |mm| mm * factor * signs.unwrap_or(LPS)[at]));
-    let steps = match &directions {
-        Some(directions) => {
-            spatial.iter().map(|axis| place(directions[*axis].as_deref().unwrap_or_default())).collect()
+    let steps = if let Some(directions) = &directions {
+        spatial.iter().map(|axis| place(directions[*axis].as_deref().unwrap_or_default())).collect()
+    } else {
+        let spacings: Vec<f64> = header.numbers(path, "spacings")?;
+        if spacings.is_empty() {
+            notes.push("the header has no voxel size: 1 mm is assumed".to_owned());
         }
-        None => {
-            let spacings: Vec<f64> = header.numbers(path, "spacings")?;
-            if spacings.is_empty() {
-                notes.push("the header has no voxel size: 1 mm is assumed".to_owned());
-            }
-            let unit = |(at, axis): (usize, &usize)| {
-                let mut vector = [0.0; 3];
-                // `nan` for an axis without spacing
-                vector[at] = spacings.get(*axis).copied().filter(|mm| !mm.is_nan()).unwrap_or(1.0);
-                place(&vector)
-            };
-            spatial.iter().enumerate().map(unit).collect()
-        }
+        let along = |(at, axis): (usize, &usize)| {
+            let mut vector = [0.0; 3];
+            // `nan` for an axis without spacing
+            vector[at] = spacings.get(*axis).copied().filter(|mm| !mm.is_nan()).unwrap_or(1.0);
+            place(&vector)
+        };
+        spatial.iter().enumerate().map(along).collect()
     };
     if signs.is_none() || directions.is_none() {
         let axes = if signs.is_none() || signs == Some(LPS) {

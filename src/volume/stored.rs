@@ -279,7 +279,7 @@ impl StoredVolume {
         let mut padding = VoxelSet::default();
         notes.extend(padding::add_undeclared(&voxels, &modality, &mut padding));
         let display = Display { padding, ..Display::default() };
-        Ok(Volume { display, notes, modality, ..Volume::new(voxels, Grid { size, affine }, source) })
+        Ok(Volume { modality, display, notes, ..Volume::new(voxels, Grid { size, affine }, source) })
     }
 
     /// Reads the voxels as labels.
@@ -307,11 +307,17 @@ pub(crate) fn affine_of(path: &Path, steps: &[[f64; 3]], origin: [f64; 3], notes
         _ => return Err(Error::data(path, "it is neither a flat image nor a volume", "save two or three axes")),
     };
     let affine = Affine::from_columns(steps, origin);
-    if affine.inverse().is_none() {
-        let reason = "the directions of its voxel axes are singular or not finite, or a spacing is 0";
-        return Err(Error::data(path, reason, "correct the header, or export the file again"));
-    }
+    check_affine(path, &affine)?;
     Ok(affine)
+}
+
+/// Refuses an affine that places no voxels.
+pub(crate) fn check_affine(path: &Path, affine: &Affine) -> Result<()> {
+    if affine.inverse().is_some() && affine.spacing().iter().all(|mm| mm.is_finite()) {
+        return Ok(());
+    }
+    let reason = "the directions of its voxel axes are singular or not finite, or a spacing is 0";
+    Err(Error::data(path, reason, "correct the header, or export the file again"))
 }
 
 fn is_identity([slope, intercept]: [f64; 2]) -> bool {

@@ -21,26 +21,21 @@ fn file(bytes: &[u8], palette: Palette) -> Result<Decoded, DecodeFailure> {
     let mut decoded = usual(bytes, ImageFormat::Pnm)?;
     if palette == Palette::Keep {
         let largest = PnmDecoder::new(Cursor::new(bytes))?.header().maximal_sample();
-        let stored = |scaled: u32, full: u32| (scaled * largest + full / 2) / full;
         match &mut decoded.image {
-            DynamicImage::ImageLuma8(grey) => {
-                grey.iter_mut().for_each(|value| *value = narrow(stored((*value).into(), 255)))
-            }
-            DynamicImage::ImageRgb8(rgb) => {
-                rgb.iter_mut().for_each(|value| *value = narrow(stored((*value).into(), 255)))
-            }
-            DynamicImage::ImageLuma16(grey) => {
-                grey.iter_mut().for_each(|value| *value = narrow(stored((*value).into(), 65535)))
-            }
-            DynamicImage::ImageRgb16(rgb) => {
-                rgb.iter_mut().for_each(|value| *value = narrow(stored((*value).into(), 65535)))
-            }
+            DynamicImage::ImageLuma8(grey) => unscale(grey, largest, 255),
+            DynamicImage::ImageRgb8(rgb) => unscale(rgb, largest, 255),
+            DynamicImage::ImageLuma16(grey) => unscale(grey, largest, 65535),
+            DynamicImage::ImageRgb16(rgb) => unscale(rgb, largest, 65535),
             _ => {}
         }
     }
     Ok(decoded)
 }
 
-fn narrow<T: TryFrom<u32> + Default>(value: u32) -> T {
-    T::try_from(value).unwrap_or_default()
+/// From the `full` range to values up to the `largest` one, which is smaller, so that each stored value has one scaled value.
+fn unscale<T: Copy + Into<u32> + TryFrom<u32>>(values: &mut [T], largest: u32, full: u32) {
+    for value in values {
+        let scaled: u32 = (*value).into();
+        *value = T::try_from((scaled * largest + full / 2) / full).unwrap_or(*value);
+    }
 }

@@ -1,6 +1,6 @@
 //! Segments of a segmentation of 3D Slicer (`.seg.nrrd`): names of labels, and layers of segments that overlap.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::super::grid::Grid;
@@ -52,11 +52,8 @@ pub(super) fn joined(
     [run, num_layers]: [usize; 2],
     segments: &[Segment],
 ) -> Result<LabelMap> {
-    let mut by_value = BTreeMap::new();
-    for segment in segments {
-        by_value.insert(segment.value, ());
-    }
-    let are_values_distinct = by_value.len() == segments.len();
+    let all_values: BTreeSet<u16> = segments.iter().map(|segment| segment.value).collect();
+    let are_values_distinct = all_values.len() == segments.len();
     let mut labels = BTreeMap::new();
     let mut names = BTreeMap::new();
     for (segment, number) in segments.iter().zip(1..=u16::MAX) {
