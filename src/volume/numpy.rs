@@ -105,13 +105,13 @@ impl Array {
         Ok(Self { content, number, is_big_endian, shape, is_fortran, spacing: None })
     }
 
-    /// Sides without those of one element that are no sides of an image, and whether each pixel has three or four values.
+    /// Sides without those of one element that are no sides of an image, and the number of values of each pixel: three of colours.
     fn sides(&self) -> Result<(Vec<usize>, usize)> {
         let mut sides = self.shape.clone();
         while sides.len() > 3 && sides[0] == 1 {
             sides.remove(0);
         }
-        let is_colour = matches!(sides[..], [_, _, 3 | 4]) && self.number == Number::U8 && !self.is_fortran;
+        let is_colour = matches!(sides[..], [_, _, 3]) && self.number == Number::U8 && !self.is_fortran;
         let num_values = if is_colour { sides.pop().unwrap_or(1) } else { 1 };
         if matches!(sides[..], [_, _, 1]) {
             sides.pop();
@@ -252,7 +252,8 @@ fn spacing(path: &Path, content: Content) -> Result<[f64; 3]> {
     let is_of_three = shape == [3];
     let array = Array { shape: vec![1, 3], ..array };
     let voxels = if is_of_three { array.stored()?.stored.voxels()? } else { Voxels::I16(Vec::new()) };
-    let sizes = [0, 1, 2].map(|axis| voxels.get(axis).map_or(0.0, f64::from));
+    // 0.7 is 0.7 also as a number of 32 bits
+    let sizes = [0, 1, 2].map(|axis| voxels.get(axis).map_or(0.0, |mm| mm.to_string().parse::<f64>().unwrap_or(0.0)));
     if sizes.iter().all(|size| *size > 0.0) {
         return Ok(sizes);
     }

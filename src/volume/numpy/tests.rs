@@ -46,7 +46,7 @@ fn arrays_of_medsam_are_found_by_their_names() {
     );
     let volume = open(&path).expect("a volume");
     assert_eq!((volume.grid.size, volume.voxels.get(23)), ([4, 3, 2], Some(23.0)));
-    assert_eq!(volume.grid.spacing(), [0.5, 0.7, 3.0].map(|mm: f32| f64::from(mm)));
+    assert_eq!(volume.grid.spacing(), [0.5, 0.7, 3.0]);
     assert_eq!(volume.grid.affine.orientation(), "LPS");
     assert!(volume.notes.iter().any(|note| note.contains("assumed to be left, posterior and superior")));
     let map = labels::open(&path).expect("labels");
