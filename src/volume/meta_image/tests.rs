@@ -2,7 +2,6 @@ use std::fs;
 use std::path::Path;
 
 use super::super::nrrd::tests::check_written;
-use super::*;
 use crate::fixture::checkout;
 use crate::{labels, open};
 

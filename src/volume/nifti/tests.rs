@@ -4,7 +4,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use super::*;
-use crate::{Axis, SegmentMask, Window, labels, write};
+use crate::{Axis, SegmentMask, Voxels, Window, labels, write};
 
 /// Number of voxels of the files that are made here.
 const COUNT: usize = 24;
