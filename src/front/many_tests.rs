@@ -180,9 +180,9 @@ fn zips_and_dicom_files_without_an_ending_are_named_for_a_folder_only() {
 fn images_of_other_formats_are_named() {
     let folder = folder(&[
         ("a.png", PNG),
-        ("b.bmp", b"BM"),
-        ("c.GIF", b"GIF89a"),
-        ("sub/d.webp", b"RIFF\0\0\0\0WEBP"),
+        ("b.avif", b"\0\0\0\x18ftypavif"),
+        ("c.HEIC", b"\0\0\0\x18ftypheic"),
+        ("sub/d.jp2", b"\0\0\0\x0cjP  "),
         ("e.jp2", b"\0\0\0\x0cjP  "),
         ("f.nii", NIFTI),
         ("notes.txt", b"x"),
@@ -195,10 +195,10 @@ fn images_of_other_formats_are_named() {
     );
     assert_eq!(
         notes[1],
-        "images of formats that cannot be read are left out (4): `b.bmp`, `c.GIF`, `e.jp2` and 1 more; convert them to PNG"
+        "images of formats that cannot be read are left out (4): `b.avif`, `c.HEIC`, `e.jp2` and 1 more; convert them to PNG"
     );
     std::fs::remove_file(folder.path().join("a.png")).expect("removed");
     let error = asked(folder.path()).0.expect_err("no image").to_string();
     assert!(error.contains("no file that ends in .png") && error.contains("left out (1)"), "{error}");
-    assert!(error.contains("left out (4): `b.bmp`"), "{error}");
+    assert!(error.contains("left out (4): `b.avif`"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Image decoding: PNG, JPEG and TIFF (of one page; also BigTIFF), 8 or 16 bits, grey or RGB, with or without alpha or
+//! Image decoding: PNG, JPEG, TIFF (of one page; also BigTIFF), BMP, GIF, WebP, PGM and PPM, 8 or 16 bits, grey or RGB, with or without alpha or
 //! palette.
 //!
 //! The result of an image equals Pillow's `exif_transpose` and `convert("RGB")`: the EXIF orientation is applied, alpha is
@@ -9,13 +9,17 @@
 //!
 //! Masks keep what images lose: see [`StoredMask`].
 
+pub(crate) mod bmp;
 pub(crate) mod codec;
 mod content;
+pub(crate) mod gif;
 mod jpeg;
 mod png;
+pub(crate) mod pnm;
 pub(super) mod shared;
 pub(crate) mod tiff;
 mod unpack_lzw;
+pub(crate) mod webp;
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -222,5 +226,7 @@ pub(crate) fn jpeg_components(bytes: &[u8], is_ybr: bool) -> std::result::Result
 
 #[cfg(test)]
 mod format_tests;
+#[cfg(test)]
+mod other_tests;
 #[cfg(test)]
 mod tests;

@@ -7,10 +7,19 @@ mod row;
 
 use std::path::Path;
 
+use super::decode::bmp::BMP;
+use super::decode::gif::GIF;
+use super::decode::pnm::{PNM, is_pnm};
+use super::decode::webp::WEBP;
 use super::decode::{codec, tiff};
 use super::dicom::{self, seg, segments};
+use super::meta_image::META_IMAGE;
 use super::nifti::{self, mask};
+use super::nrrd::NRRD;
+use super::numpy::{NPY, NPZ};
 use super::path::{has_ending, number_of, start_of, stem_length};
+use super::stored::GZIP;
+use super::tiff_volume::TIFF_VOLUME;
 use prsmed_base::error::{Error, Result};
 
 pub use row::Format;
@@ -24,7 +33,7 @@ const NIFTI: Format = Format {
     has_voxels_only: Some(nifti::is_voxels_of_pair),
     volume: Some(|path, choice| nifti::open(path, number_of(path, choice.selected)?, choice.geometry)),
     labels: Some(|path, choice| nifti::open_labels(path, number_of(path, choice.selected)?, choice.geometry)),
-    write: Some(Writer { endings: &["nii.gz", "nii"], check: mask::check, encode: mask::encode }),
+    write: Some(Writer { endings: &["nii.gz", "nii"], is_on_page: true, check: mask::check, encode: mask::encode }),
     ..NO_FORMAT
 };
 
@@ -39,6 +48,7 @@ pub const DICOM: Format = Format {
     labels: Some(|path, _| segments::read(path)),
     write: Some(Writer {
         endings: &["dcm"],
+        is_on_page: true,
         check: |path, volume| seg::check(path, volume).map(drop),
         encode: seg::encoded,
     }),
@@ -47,13 +57,11 @@ pub const DICOM: Format = Format {
 
 const OTHER_IMAGE: Format = Format {
     name: "an image in a format that is not read",
-    endings: &["bmp", "gif", "webp", "jp2", "heic", "avif", "pgm", "ppm"],
+    endings: &["jp2", "heic", "avif"],
     knows: |_, start| image::guess_format(start).is_ok(),
     ..NO_FORMAT
 };
 
-const SIMPLE_ITK: &str =
-    "3D Slicer, or in Python `SimpleITK.WriteImage(SimpleITK.ReadImage(\"FILE\"), \"FILE.nii.gz\")`";
 const MRI_CONVERT: &str =
     "`mri_convert FILE FILE.nii.gz`, or in Python `nibabel.save(nibabel.load(\"FILE\"), \"FILE.nii.gz\")`";
 const MNC2NII: &str = "`mnc2nii FILE FILE.nii` for MINC";
@@ -63,6 +71,8 @@ const MNC2NII: &str = "`mnc2nii FILE FILE.nii` for MINC";
 pub const FORMATS: &[Format] = &[
     NIFTI,
     DICOM,
+    NPZ,
+    NPY,
     Format {
         name: "a zip file",
         is_known_by_name: false,
@@ -71,22 +81,21 @@ pub const FORMATS: &[Format] = &[
         volume: Some(|path, choice| dicom::open(path, choice.selected.or(choice.series))),
         ..NO_FORMAT
     },
-    Format {
-        has_voxels_only: Some(|path| has_header(path, "nhdr")),
-        ..unreadable("an NRRD file", &["nrrd", "nhdr"], |_, start| start.starts_with(b"NRRD0"), SIMPLE_ITK)
-    },
-    Format {
-        has_voxels_only: Some(|path| has_header(path, "mhd")),
-        ..unreadable("a MetaImage file (`.mha`, `.mhd`)", &["mha", "mhd"], |_, start| is_meta_image(start), SIMPLE_ITK)
-    },
+    NRRD,
+    META_IMAGE,
     unreadable("a MINC file", &["mnc"], is_minc, "`mnc2nii FILE FILE.nii`"),
     unreadable("an HDF5 file, as MINC 2 is", &[], |_, start| is_hdf5(start), MNC2NII),
     unreadable("a netCDF file, as MINC 1 is", &[], |_, start| is_netcdf(start), MNC2NII),
     unreadable("an MGH file of FreeSurfer (`.mgh`, `.mgz`)", &["mgh", "mgz"], |_, start| is_mgh(start), MRI_CONVERT),
     unreadable("an AFNI file", &["brik"], |_, _| false, "`3dAFNItoNIFTI FILE`"),
+    TIFF_VOLUME,
     flat("a PNG image", &["png"], |_, start| start.starts_with(b"\x89PNG\r\n\x1a\n"), codec::PNG),
     flat("a JPEG image", &["jpg", "jpeg"], |_, start| start.starts_with(b"\xff\xd8\xff"), codec::JPEG),
     flat("a TIFF image", &["tif", "tiff"], |_, start| tiff::is_tiff(start), codec::TIFF),
+    flat("a BMP image", &["bmp"], |_, start| is_bmp(start), BMP),
+    flat("a GIF image", &["gif"], |_, start| start.starts_with(b"GIF8"), GIF),
+    flat("a WebP image", &["webp"], |_, start| start.starts_with(b"RIFF") && start.get(8..12) == Some(b"WEBP"), WEBP),
+    flat("a PGM or PPM image", &["pgm", "ppm"], |_, start| is_pnm(start), PNM),
     OTHER_IMAGE,
     #[cfg(test)]
     super::toy_format::TOY,
@@ -96,7 +105,7 @@ pub const FORMATS: &[Format] = &[
 fn find(path: &Path, start: &[u8]) -> Option<(&'static Format, bool)> {
     let knows = |start: &[u8]| FORMATS.iter().find(|format| (format.knows)(path, start));
     // of compressed files, only NIfTI files are read
-    let compressed = start.starts_with(nifti::GZIP).then(|| nifti::decompressed_start(path));
+    let compressed = start.starts_with(GZIP).then(|| nifti::decompressed_start(path));
     let inside = compressed.as_deref().and_then(knows).filter(|format| format.is_volume() && !format.is_series);
     let by_name = || FORMATS.iter().find(|format| format.is_known_by_name && format.has_ending(path));
     let by_content = knows(start).or(inside).map(|format| (format, false));
@@ -132,9 +141,10 @@ pub fn is_written(path: &Path) -> bool {
     writer(path).is_some()
 }
 
-/// The usual ending of each format in which masks of volumes are written.
+/// The usual ending of each format in which the page offers masks of volumes.
 pub fn usual_endings() -> impl Iterator<Item = &'static str> {
-    FORMATS.iter().filter_map(|format| Some(*format.write?.endings.first()?))
+    let writers = FORMATS.iter().filter_map(|format| format.write).filter(|writer| writer.is_on_page);
+    writers.filter_map(|writer| writer.endings.first().copied())
 }
 
 /// The endings of names of masks of volumes, for messages: `` `.nii.gz`, `.nii` or `.dcm` ``.
@@ -169,17 +179,15 @@ pub fn stem_of(name: &str) -> &str {
 }
 
 /// Whether a file of raw voxels has a header with this ending beside it.
-fn has_header(path: &Path, header: &str) -> bool {
+pub(crate) fn has_header(path: &Path, header: &str) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let stem = [".raw", ".raw.gz", ".zraw"].iter().find_map(|ending| name.strip_suffix(ending));
     stem.is_some_and(|stem| path.with_file_name(format!("{stem}.{header}")).is_file())
 }
 
-/// A text that begins with one of two keys and `=`.
-fn is_meta_image(start: &[u8]) -> bool {
-    let line = start.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    let key = std::str::from_utf8(line).ok().and_then(|line| line.split('=').next());
-    key.is_some_and(|key| ["ObjectType", "NDims"].contains(&key.trim()))
+/// `BM`, the size, four zeros.
+fn is_bmp(start: &[u8]) -> bool {
+    start.starts_with(b"BM") && start.get(6..10) == Some(&[0; 4])
 }
 
 fn is_hdf5(start: &[u8]) -> bool {
@@ -227,7 +235,15 @@ mod tests {
             ("a.nrrd", b"\x89PNG\r\n\x1a\n", "PNG"),
             ("a+orig.BRIK", b"", "AFNI"),
             ("a.png", b"\x89PNG\r\n\x1a\n", "PNG"),
-            ("a.png", b"GIF89a", "not read"),
+            ("a.png", b"GIF89a", "GIF"),
+            ("a.png", b"BM\x46\0\0\0\0\0\0\0", "BMP"),
+            ("a.txt", b"BMI of the patients", ""),
+            ("a.png", b"RIFF\x20\0\0\0WEBPVP8L", "WebP"),
+            ("a.png", b"P5\n64 64\n255\n", "PGM"),
+            ("a", b"\x93NUMPY\x01\0", "NPY"),
+            ("a", b"PK\x03\x04\x14\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x08\0\0\0imgs.npy", "NPZ"),
+            ("a.npz", b"PK\x03\x04", "a zip"),
+            ("a.jp2", b"", "not read"),
             ("a.nrrd", b"\x5c\x01\0\0", "NIfTI"),
             ("a.nii", b"", "NIfTI"),
             ("a.gz", b"\x1f\x8b\x08", "NIfTI"),
@@ -237,13 +253,13 @@ mod tests {
             assert!(found.contains(expected) && found.is_empty() == expected.is_empty(), "{name}: {found}");
         }
         let of = |start: &[u8]| {
-            let (format, is_by_name) = find(Path::new("a.nrrd"), start)?;
-            format.refusal(Path::new("a.nrrd"), is_by_name)
+            let (format, is_by_name) = find(Path::new("a.mnc"), start)?;
+            format.refusal(Path::new("a.mnc"), is_by_name)
         };
         let by_name = of(b"").expect("refused");
-        assert!(by_name.to_string().contains("by its name it is an NRRD file"), "{by_name}");
-        let error = of(b"NRRD0001").expect("refused");
-        assert!(error.to_string().contains("NRRD") && error.hint().contains("convert it to NIfTI"), "{error}");
+        assert!(by_name.to_string().contains("by its name it is a MINC file"), "{by_name}");
+        let error = of(b"CDF\x01").expect("refused");
+        assert!(error.to_string().contains("MINC") && error.hint().contains("convert it to NIfTI"), "{error}");
     }
 
     #[test]
@@ -260,6 +276,9 @@ mod tests {
             let path = Path::new(name);
             assert_eq!((stem_of(name), has_ending(path, &["nii.gz", "nii"])), (stem, is_nifti), "{name}");
         }
-        assert_eq!(image_endings().collect::<Vec<_>>(), ["png", "jpg", "jpeg", "tif", "tiff"]);
+        assert_eq!(
+            image_endings().collect::<Vec<_>>(),
+            ["png", "jpg", "jpeg", "tif", "tiff", "bmp", "gif", "webp", "pgm", "ppm"]
+        );
     }
 }

@@ -9,7 +9,7 @@ use super::path::split_selection;
 use prsmed_base::error::{Error, Result};
 use prsmed_base::panics::guard_file;
 
-/// Opens a label map: for example a NIfTI file of whole numbers from 0 to 65535, or a DICOM SEG with binary segments, whose
+/// Opens a label map: for example a NIfTI or NRRD file of whole numbers from 0 to 65535, or a DICOM SEG with binary segments, whose
 /// labels are the segment numbers. `PATH#N` chooses a volume of a 4-D NIfTI file.
 ///
 /// # Errors
@@ -27,7 +27,7 @@ pub fn open_with(path: &Path, geometry: Option<Geometry>) -> Result<LabelMap> {
     guard_file(path, hint, || {
         let (path, selected) = split_selection(path);
         let unknown = || {
-            let hint = "give a NIfTI file (`.nii.gz`) or a DICOM SEG (`.dcm`)";
+            let hint = "give a NIfTI file (`.nii.gz`), a DICOM SEG (`.dcm`), or an NRRD or MetaImage file";
             Error::data(&path, "it is not a label map that can be read", hint)
         };
         let read = format::reader(&path, |format| format.labels, unknown)?;

@@ -1,4 +1,4 @@
-//! Medical image files: NIfTI and DICOM volumes as voxels with a position in the patient, and flat images ([`decode`]).
+//! Medical image files: NIfTI, DICOM, NRRD, MetaImage and NumPy volumes as voxels with a position in the patient, and flat images ([`decode`]).
 //! It needs no libtorch.
 //!
 //! ```text
@@ -45,9 +45,16 @@ pub mod window;
 pub mod write;
 
 mod colours;
+mod detached;
+mod gunzip;
 mod label_map;
 mod mask_file;
+mod meta_image;
+mod nrrd;
+mod numpy;
 mod photograph;
+mod stored;
+mod tiff_volume;
 mod transparency;
 
 #[cfg(test)]
@@ -103,10 +110,10 @@ pub fn is_volume(path: &Path) -> Result<bool> {
     Ok(format::of_volume(&path)?.is_some())
 }
 
-/// Opens a volume or an image: a NIfTI file, a folder with nothing but one, a DICOM file, a folder of DICOM files, or a zip of
-/// them.
+/// Opens a volume or an image: a file of a format of [`format::FORMATS`], a folder with nothing but one, a folder of DICOM
+/// files, or a zip of them.
 ///
-/// `PATH#N` chooses one of several: volume N of a 4-D NIfTI file (from 0), the DICOM series with number N, or frame N
+/// `PATH#N` chooses one of several: volume N of a 4-D file (from 0), an array by its name, the DICOM series with number N, or frame N
 /// (from 1) of a DICOM file whose frames are not slices of a volume. A series is also chosen by its SeriesInstanceUID, by
 /// its description or a part of it, or as the `largest` one. A path that exists as it is written is not split.
 ///
@@ -133,7 +140,7 @@ pub fn open_chosen(path: &Path, series: Option<&str>, geometry: Option<Geometry>
             return dicom::open(&path, selected.or(series));
         }
         let unknown = || {
-            let hint = "give a DICOM file, a folder or zip of DICOM files, or a NIfTI file (`.nii`, `.nii.gz`)";
+            let hint = "give a DICOM file, a folder or zip of DICOM files, or a NIfTI, NRRD or MetaImage file";
             Error::data(&path, "it is not a medical image that can be read", hint)
         };
         let read = format::reader(&path, |format| format.volume, unknown)?;

@@ -19,6 +19,8 @@ impl fmt::Debug for Uid {
 pub enum VolumeSource {
     /// A NIfTI file, with its affines as they are stored.
     Nifti(Forms),
+    /// A file of another format, whose position is that of the grid.
+    Other,
     /// DICOM files.
     Dicom(Box<References>),
 }

@@ -45,8 +45,11 @@ struct ExpectedSlice {
 }
 
 fn expected() -> Vec<Expected> {
-    let text = fs::read_to_string(fixtures().join("expected.json")).expect("fixtures");
-    serde_json::from_str(&text).expect("the format of the script")
+    let of = |name: &str| -> Vec<Expected> {
+        let text = fs::read_to_string(fixtures().join(name)).expect("fixtures");
+        serde_json::from_str(&text).expect("the format of the script")
+    };
+    ["expected.json", "itk/expected.json"].into_iter().flat_map(of).collect()
 }
 
 fn numbers(voxels: &Voxels) -> Vec<f64> {
@@ -76,7 +79,7 @@ fn message(name: &str) -> String {
 }
 
 #[test]
-fn files_have_the_values_and_the_geometry_of_pydicom_and_nibabel() {
+fn files_have_the_values_and_the_geometry_of_pydicom_nibabel_and_simpleitk() {
     let all = expected();
     assert!(all.len() > 40, "only {} files", all.len());
     for wanted in all {

@@ -5,7 +5,6 @@ use std::path::Path;
 use super::format::{Format, NO_FORMAT, Writer};
 use super::grid::{Affine, Grid};
 use super::labels::LabelMap;
-use super::nifti::geometry::Forms;
 use super::voxels::{Volume, Voxels};
 use super::{VolumeSource, nifti};
 use prsmed_base::error::{Error, Result};
@@ -20,12 +19,12 @@ pub(crate) const TOY: Format = Format {
         for number in numbers {
             voxels.push(number.into());
         }
-        let source = VolumeSource::Nifti(Forms::of_grid(&grid));
-        Ok(Volume::new(voxels, grid, source))
+        Ok(Volume::new(voxels, grid, VolumeSource::Other))
     }),
     labels: Some(|path, _| read(path).map(|(numbers, grid)| LabelMap::new(numbers, grid, Vec::new()))),
     write: Some(Writer {
         endings: &["toy"],
+        is_on_page: false,
         check: |_, _| Ok(()),
         encode: |_, segments, volume| {
             let labels = nifti::mask::labels_of(segments, &volume.grid)?;

@@ -104,10 +104,14 @@ pub(crate) fn parts(bytes: &[u8], byte: u8, most: usize) -> impl Iterator<Item =
     bytes.splitn(most, move |&other| other == byte)
 }
 
-/// An image and a mask: PNG, JPEG or TIFF.
+/// An image and a mask: PNG, JPEG, TIFF, BMP, GIF, WebP, PGM or PPM.
 pub fn image(bytes: &[u8]) {
     let folder = folder();
     let path = file(&folder, "image", bytes);
+    if decode::is_tiff(bytes) {
+        // several pages are slices
+        read_volume(&path);
+    }
     limited(MAX_MEMORY, || {
         let Ok(image) = decode::image(&path) else { return };
         for offset in [PadOffset::Centre, PadOffset::CentrePlusOne] {
@@ -145,7 +149,7 @@ fn read_volume(path: &Path) {
             if grid.num_voxels() < 1 << 20 {
                 let folder = folder();
                 let mask = vec![1; grid.num_voxels()];
-                for name in ["mask.nii", "mask.dcm"] {
+                for name in ["mask.nii", "mask.dcm", "mask.nrrd", "mask.mha"] {
                     let out = folder.path().join(name);
                     let segment = SegmentMask { name: "lesion", mask: &mask };
                     if write::segments(&out, &[segment], &volume).is_ok() {
@@ -179,6 +183,27 @@ pub fn dicom(bytes: &[u8]) {
 pub fn nifti(bytes: &[u8]) {
     let folder = folder();
     let name = if bytes.starts_with(&[0x1f, 0x8b]) { "image.nii.gz" } else { "image.nii" };
+    read_volume(&file(&folder, name, bytes));
+}
+
+/// An NRRD file. A header without voxels may name the file `voxels.raw`.
+pub fn nrrd(bytes: &[u8]) {
+    let folder = folder();
+    file(&folder, "voxels.raw", &[1; 64]);
+    read_volume(&file(&folder, "image.nrrd", bytes));
+}
+
+/// A MetaImage file. A header without voxels may name the file `voxels.raw`.
+pub fn meta_image(bytes: &[u8]) {
+    let folder = folder();
+    file(&folder, "voxels.raw", &[1; 64]);
+    read_volume(&file(&folder, "image.mha", bytes));
+}
+
+/// Arrays of NumPy: an NPZ file, or an NPY file if it does not begin as a zip does.
+pub fn npz(bytes: &[u8]) {
+    let folder = folder();
+    let name = if bytes.starts_with(b"PK") { "image.npz" } else { "image.npy" };
     read_volume(&file(&folder, name, bytes));
 }
 

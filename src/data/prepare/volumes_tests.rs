@@ -411,7 +411,7 @@ fn folders_without_a_usable_volume_are_named() {
     patient_folders(&f, ["scans/*/ct.nii.gz", "maps/*.nii.gz"], ["A", "B"]);
     patient_folders(&f, ["scans/*/ct.nii", "maps/*.nii.gz"], ["C"; 2]);
     for (volume, other, text) in
-        [("scans/A/ct.nii.gz", "scans/A/ct.txt", "x"), ("scans/C/ct.nii", "scans/C/ct.nrrd", "NRRD0004\ntype: short\n")]
+        [("scans/A/ct.nii.gz", "scans/A/ct.txt", "x"), ("scans/C/ct.nii", "scans/C/ct.mnc", "CDF\u{1}")]
     {
         fs::remove_file(f.path(volume)).unwrap();
         fs::write(f.path(other), text).unwrap();
@@ -420,7 +420,7 @@ fn folders_without_a_usable_volume_are_named() {
     assert_eq!((found, reasons.len()), (BTreeSet::from(["B".to_owned()]), 2));
     let text = reasons.join("\n");
     assert!(text.contains("it has no DICOM images among its files (1, the first is `ct.txt`)"), "{text}");
-    assert!(text.contains("it is an NRRD file, which cannot be read (convert it to NIfTI"), "{text}");
+    assert!(text.contains("it is a MINC file, which cannot be read (convert it to NIfTI"), "{text}");
 }
 
 #[test]
@@ -554,8 +554,8 @@ fn voxels_of_a_header_in_another_format_are_no_volume_of_their_own() {
         }
     }
     let error = prepare(&plain_options(&f), &Silent).unwrap_err();
-    assert!(error.to_string().contains("P1.mhd: cannot be used: it is a MetaImage file"), "{error}");
-    assert!(error.to_string().contains("(convert it to NIfTI"), "{error}");
+    assert!(error.to_string().contains("P1.mhd: cannot be used: its header has NDims = 0"), "{error}");
+    assert!(error.to_string().contains("(export the file again"), "{error}");
     assert_eq!(error.hint(), "correct the files that are named");
     f.pair("P4", "P4");
     // a file of this ending without a header

@@ -10,9 +10,9 @@ use crate::metrics::lesions::components;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Notes of [`crate::data::volume::open`] contain this if the orientation of a NIfTI file is assumed: it has no affine, or
-/// two that differ and no choice between them.
-const ASSUMED: &str = "as in nibabel";
+/// Notes of [`crate::data::volume::open`] contain one of these if the orientation of a file is assumed: it has none, or a
+/// NIfTI file has two that differ and no choice between them.
+const ASSUMED: [&str; 2] = ["as in nibabel", "the voxel axes are assumed"];
 
 /// What a volume's sides refer to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -214,7 +214,9 @@ fn position(index: usize, size: [usize; 3]) -> [usize; 3] {
 /// False if the affine is assumed: of a NIfTI file by a rule of nibabel, of a DICOM image without a position.
 fn is_orientation_known(volume: &Volume) -> bool {
     match &volume.source {
-        VolumeSource::Nifti(_) => !volume.notes.iter().any(|note| note.contains(ASSUMED)),
+        VolumeSource::Nifti(_) | VolumeSource::Other => {
+            !volume.notes.iter().any(|note| ASSUMED.iter().any(|words| note.contains(words)))
+        }
         VolumeSource::Dicom(_) => {
             let ([x, y, _], is_single) = (volume.grid.spacing(), volume.grid.size[2] == 1);
             // such an image gets its pixels as they are stored, from the origin

@@ -22,13 +22,13 @@ pub(crate) struct Codec {
 
 pub(crate) const PNG: Codec = Codec {
     decode: png_file,
-    size: |bytes| Ok(ImageReader::with_format(Cursor::new(bytes), ImageFormat::Png).into_dimensions()?),
+    size: |bytes| size_of(bytes, ImageFormat::Png),
     orientation: |bytes| png::exif(bytes).and_then(Orientation::from_exif_chunk),
 };
 
 pub(crate) const JPEG: Codec = Codec {
     decode: |bytes, _| jpeg_file(bytes),
-    size: |bytes| Ok(ImageReader::with_format(Cursor::new(bytes), ImageFormat::Jpeg).into_dimensions()?),
+    size: |bytes| size_of(bytes, ImageFormat::Jpeg),
     orientation: |bytes| jpeg::header(bytes)?.exif.and_then(Orientation::from_exif_chunk),
 };
 
@@ -75,8 +75,13 @@ pub(super) fn tiff_page(bytes: &[u8], palette: Palette) -> Result<Decoded, Decod
     Ok(Decoded { noise: header.noise, ..decoded })
 }
 
+/// Width and height, by the `image` crate.
+pub(super) fn size_of(bytes: &[u8], format: ImageFormat) -> SizeResult {
+    Ok(ImageReader::with_format(Cursor::new(bytes), format).into_dimensions()?)
+}
+
 /// Decodes with the `image` crate.
-fn usual(bytes: &[u8], format: ImageFormat) -> Result<Decoded, DecodeFailure> {
+pub(super) fn usual(bytes: &[u8], format: ImageFormat) -> Result<Decoded, DecodeFailure> {
     let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
     let mut limits = ::image::Limits::default();
     (limits.max_image_width, limits.max_image_height) = (Some(MAX_SIDE), Some(MAX_SIDE));

@@ -8,10 +8,7 @@ const CONVERT: &str = "convert it to PNG";
 const COPY: &str = "copy the file again: its content was lost";
 
 /// First bytes, at a position, of a kind of files, with its name and a remedy. `?` is any byte.
-const KINDS: [(usize, &[u8], &str, &str); 31] = [
-    (0, b"RIFF????WEBP", "a WebP image", CONVERT),
-    (0, b"GIF8", "a GIF image", CONVERT),
-    (0, b"BM????\0\0\0\0", "a BMP image", CONVERT),
+const KINDS: [(usize, &[u8], &str, &str); 26] = [
     (4, b"ftypheic", "a HEIC image", CONVERT),
     (4, b"ftypheix", "a HEIC image", CONVERT),
     (4, b"ftypmif1", "a HEIC image", CONVERT),
@@ -22,10 +19,8 @@ const KINDS: [(usize, &[u8], &str, &str); 31] = [
     (0, b"\xff\x4f\xff\x51", "a JPEG 2000 image", CONVERT),
     (4, b"JXL \r\n", "a JPEG XL image", CONVERT),
     (0, b"\xff\x0a", "a JPEG XL image", CONVERT),
-    (0, b"P2\n", "a PGM image", CONVERT),
-    (0, b"P3\n", "a PPM image", CONVERT),
-    (0, b"P5\n", "a PGM image", CONVERT),
-    (0, b"P6\n", "a PPM image", CONVERT),
+    (0, b"P1\n", "a bitmap (PBM)", CONVERT),
+    (0, b"P4\n", "a bitmap (PBM)", CONVERT),
     (0, b"8BPS", "a Photoshop file", CONVERT),
     (0, b"%PDF", "a PDF file", "save its images as PNG"),
     (0, b"\x93NUMPY", "a NumPy array", "save it as a PNG of 8 or 16 bits"),
@@ -82,15 +77,11 @@ mod tests {
         let heic = [&24_u32.to_be_bytes()[..], b"ftypheic\0\0\0\0mif1heic"].concat();
         let dicom = [&[0; 128][..], b"DICM"].concat();
         let nifti = [&348_u32.to_le_bytes()[..], &[0; 340], b"n+1\0"].concat();
-        let bmp = [&b"BM"[..], &70_u32.to_le_bytes(), &[0; 4], &54_u32.to_le_bytes()].concat();
         for (bytes, kind, hint) in [
-            (&b"RIFF\x20\0\0\0WEBPVP8L"[..], " but a WebP image", CONVERT),
-            (b"RIFF\x20\0\0\0AVI LIST", " but a video", "save its frames as PNG"),
-            (b"GIF89a\x40\0\x40\0", " but a GIF image", CONVERT),
-            (&bmp, " but a BMP image", CONVERT),
+            (&b"RIFF\x20\0\0\0AVI LIST"[..], " but a video", "save its frames as PNG"),
             (&heic, " but a HEIC image", CONVERT),
             (b"\0\0\0\x0cjP  \r\n\x87\n", " but a JPEG 2000 image", CONVERT),
-            (b"P5\n64 64\n255\n", " but a PGM image", CONVERT),
+            (b"P4\n64 64\n", " but a bitmap (PBM)", CONVERT),
             (&dicom, " but a DICOM file", "give it the ending `.dcm`"),
             (&nifti, " but a NIfTI file", "give it the ending `.nii`"),
             (

@@ -34,7 +34,7 @@ const SAVE: &str = "save it as a PNG of 8 or 16 bits; an image windowed as neede
 /// Most pixels of an image's side.
 pub const MAX_SIDE: u32 = 1 << 17;
 /// Most bytes of an image's pixels, as they are stored in the file.
-pub(super) const MAX_PIXELS: usize = 256 << 20;
+pub(crate) const MAX_PIXELS: usize = 256 << 20;
 
 /// Indexes into a palette of red, green, blue and alpha.
 pub(super) struct Indexed {

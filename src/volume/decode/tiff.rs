@@ -1,7 +1,7 @@
 //! TIFF and BigTIFF files of one page, and why a file cannot be used.
 
 use std::collections::BTreeSet;
-use std::io::Cursor;
+use std::io::{Cursor, Read, Seek};
 
 use ::image::{DynamicImage, GrayAlphaImage, GrayImage, ImageBuffer};
 use tiff::decoder::{ChunkType, Decoder, DecodingResult, Limits};
@@ -54,9 +54,9 @@ pub(super) fn decoder(bytes: &[u8]) -> TiffResult<Decoder<Cursor<&[u8]>>> {
     Ok(Decoder::new(Cursor::new(bytes))?.with_limits(limits))
 }
 
-/// Number of pages without reduced copies of others, as thumbnails are. If the first page is reduced, all pages count.
-fn num_pages(bytes: &[u8]) -> TiffResult<usize> {
-    let mut decoder = decoder(bytes)?;
+/// The numbers of the pages, from 0, without reduced copies of others, as thumbnails are. If the first page is reduced, all
+/// pages count. The decoder is at the first page.
+pub(crate) fn pages<R: Read + Seek>(decoder: &mut Decoder<R>) -> Vec<usize> {
     let mut next = decoder.ifd_pointer();
     let (mut seen, mut are_reduced) = (BTreeSet::new(), Vec::new());
     while let Some(pointer) = next.filter(|pointer| seen.insert(pointer.0)) {
@@ -66,8 +66,8 @@ fn num_pages(bytes: &[u8]) -> TiffResult<usize> {
         are_reduced.push(kind.ok().flatten().is_some_and(|kind| kind & 1 == 1));
         next = directory.next();
     }
-    let counts = |is_reduced: &&bool| are_reduced.first() == Some(&true) || !**is_reduced;
-    Ok(are_reduced.iter().filter(counts).count())
+    let all = are_reduced.first() == Some(&true);
+    (0..are_reduced.len()).filter(|page| all || !are_reduced[*page]).collect()
 }
 
 pub(super) fn header(bytes: &[u8]) -> Result<TiffHeader, DecodeFailure> {
@@ -97,7 +97,7 @@ impl TiffHeader {
     pub(super) fn page(&self, bytes: &[u8], palette: Palette) -> Result<Option<Decoded>, DecodeFailure> {
         let Self { bits, samples, size: (width, height), .. } = *self;
         let refuse = |reason: String| Err(DecodeFailure::Unsupported(reason));
-        let num_pages = num_pages(bytes)?;
+        let num_pages = pages(&mut decoder(bytes)?).len();
         if num_pages > 1 {
             return Err(DecodeFailure::Pages(num_pages));
         }

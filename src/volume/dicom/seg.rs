@@ -35,8 +35,12 @@ pub struct SegmentMask<'a> {
 pub(crate) fn check<'a>(path: &Path, volume: &'a Volume) -> Result<(&'a References, &'a Uid)> {
     let no_series =
         |reason: &str| Error::data(path, reason, "write NIfTI instead: use a name that ends with `.nii.gz`");
-    let VolumeSource::Dicom(references) = &volume.source else {
-        return Err(no_series("a DICOM SEG refers to DICOM images, and the volume is a NIfTI file"));
+    let references = match &volume.source {
+        VolumeSource::Dicom(references) => references,
+        VolumeSource::Nifti(_) => {
+            return Err(no_series("a DICOM SEG refers to DICOM images, and the volume is a NIfTI file"));
+        }
+        VolumeSource::Other => return Err(no_series("a DICOM SEG refers to DICOM images, which the volume is not")),
     };
     let no_place = || no_series("a DICOM SEG needs positions in the patient, and the image has none");
     Ok((references, volume.frame_of_reference.as_ref().ok_or_else(no_place)?))

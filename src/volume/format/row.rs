@@ -29,6 +29,8 @@ pub(crate) struct Choice<'a> {
 pub(crate) struct Writer {
     /// Endings of the names of written files, the usual one first.
     pub(crate) endings: Endings,
+    /// The page offers masks in this format.
+    pub(crate) is_on_page: bool,
     /// Refuses a volume that the format cannot hold.
     pub(crate) check: fn(&Path, &Volume) -> Result<()>,
     /// The bytes of a file with the segments.

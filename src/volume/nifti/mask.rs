@@ -53,7 +53,7 @@ pub(crate) fn labels_of(segments: &[SegmentMask], grid: &Grid) -> Result<Vec<u8>
 fn header_like(path: &Path, volume: &Volume, kind: Kind) -> Result<[u8; HEADER]> {
     match &volume.source {
         VolumeSource::Nifti(forms) => header(path, &volume.grid, forms, kind),
-        VolumeSource::Dicom(_) => header(path, &volume.grid, &Forms::of_grid(&volume.grid), kind),
+        VolumeSource::Dicom(_) | VolumeSource::Other => header(path, &volume.grid, &Forms::of_grid(&volume.grid), kind),
     }
 }
 

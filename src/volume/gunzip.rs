@@ -5,13 +5,13 @@ use std::io::{self, BufRead, Read};
 use flate2::bufread::GzDecoder;
 
 /// Content of a gzip file. Bytes after a member that are neither zeros nor another member are an error.
-pub(super) struct Gunzip<R> {
+pub(crate) struct Gunzip<R> {
     /// `None` at the end of the file.
     member: Option<GzDecoder<R>>,
 }
 
 impl<R: BufRead> Gunzip<R> {
-    pub(super) fn new(reader: R) -> Self {
+    pub(crate) fn new(reader: R) -> Self {
         Self { member: Some(GzDecoder::new(reader)) }
     }
 }
