@@ -8,7 +8,7 @@ mod row;
 use std::path::Path;
 
 use super::decode::{codec, tiff};
-use super::dicom::{self, seg, segments};
+use super::dicom::{self, segments};
 use super::nifti::{self, mask};
 use super::path::{has_ending, number_of, start_of, stem_length};
 use prsmed_base::error::{Error, Result};
@@ -31,16 +31,16 @@ const NIFTI: Format = Format {
 /// DICOM images, segmentations and other objects.
 pub const DICOM: Format = Format {
     name: "a DICOM file",
-    endings: &["dcm", "ima"],
+    endings: &["dcm", "ima", dicom::RTSTRUCT_ENDING],
     is_known_by_name: false,
     knows: |_, start| dicom::is_dicom(start),
     is_series: true,
     volume: Some(|path, choice| dicom::open(path, choice.selected)),
-    labels: Some(|path, _| segments::read(path)),
+    labels: Some(|path, choice| segments::read(path, choice.volume)),
     write: Some(Writer {
-        endings: &["dcm"],
-        check: |path, volume| seg::check(path, volume).map(drop),
-        encode: seg::encoded,
+        endings: &["dcm", dicom::RTSTRUCT_ENDING],
+        check: dicom::check_written,
+        encode: dicom::encoded,
     }),
     ..NO_FORMAT
 };
