@@ -256,6 +256,7 @@ mod tests {
             (".nii.gz", ".nii", false),
             ("a.hdr.gz", "a", false),
             ("a.dcm", "a", false),
+            ("a.rtstruct.dcm", "a", false),
         ] {
             let path = Path::new(name);
             assert_eq!((stem_of(name), has_ending(path, &["nii.gz", "nii"])), (stem, is_nifti), "{name}");

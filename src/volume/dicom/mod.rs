@@ -131,8 +131,10 @@ pub(crate) const RTSTRUCT_ENDING: &str = "rtstruct.dcm";
 
 /// Refuses a volume that is no DICOM series with positions, whose masks cannot be written as SEG or RTSTRUCT.
 pub(crate) fn check_written(path: &Path, volume: &Volume) -> Result<()> {
-    let kind = if has_ending(path, &[RTSTRUCT_ENDING]) { rtstruct::RTSTRUCT } else { seg::SEG };
-    kind.check(path, volume).map(drop)
+    if has_ending(path, &[RTSTRUCT_ENDING]) {
+        return rtstruct::check(path, volume).map(drop);
+    }
+    seg::SEG.check(path, volume).map(drop)
 }
 
 /// The bytes of a SEG, or of an RTSTRUCT for a name with its ending.

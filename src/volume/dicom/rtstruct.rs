@@ -27,7 +27,7 @@ use fill::{Polygon, fill};
 use place::{Placed, Slices};
 use prsmed_base::error::{Error, Result};
 
-pub(super) use write::{RTSTRUCT, encoded};
+pub(super) use write::{RTSTRUCT, check, encoded};
 
 /// What to do about contours whose series is not there.
 const WITH_SERIES: &str = "give it as the label map of its DICOM series to `data prepare`, or fill the contours with another \

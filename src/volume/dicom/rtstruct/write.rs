@@ -6,12 +6,12 @@ use dicom_core::VR;
 use dicom_dictionary_std::{tags, uids};
 use dicom_object::InMemDicomObject;
 
-use super::super::super::grid::swap_lps_ras;
+use super::super::super::grid::{Grid, corners, length, swap_lps_ras};
 use super::super::super::source::{References, Uid};
 use super::super::super::voxels::Volume;
 use super::super::derived::{Kind, SegmentMask, group, image_of_slice, images, item, now, sequence, text};
 use super::trace::trace;
-use prsmed_base::error::Result;
+use prsmed_base::error::{Error, Result};
 
 /// Explicit value representations would limit a contour to 64 KiB.
 pub(in super::super) const RTSTRUCT: Kind =
@@ -25,11 +25,10 @@ const COLOURS: [&str; 7] =
 /// series with positions. Contours are 1/16 of a pixel within the borders of their pixels.
 ///
 /// # Errors
-/// [`Error::Shape`](prsmed_base::Error::Shape) for a mask of another size; [`Error::Data`](prsmed_base::Error::Data) for a
-/// volume that is not a DICOM series.
+/// [`Error::Shape`] for a mask of another size; [`Error::Data`] as [`check`].
 pub(in super::super) fn encoded(path: &Path, segments: &[SegmentMask], volume: &Volume) -> Result<Vec<u8>> {
     segments.iter().try_for_each(|segment| volume.grid.check(segment.mask.len()))?;
-    let (references, frame_of_reference) = RTSTRUCT.check(path, volume)?;
+    let (references, frame_of_reference, digits) = check(path, volume)?;
     let mut object = RTSTRUCT.object(references, frame_of_reference);
     let [date, clock] = now();
     let numbered = || segments.iter().zip(1_usize..).map(|(segment, number)| (segment, number.to_string()));
@@ -59,7 +58,7 @@ pub(in super::super) fn encoded(path: &Path, segments: &[SegmentMask], volume: &
                     text(tags::ROI_DISPLAY_COLOR, VR::IS, colour),
                     text(tags::REFERENCED_ROI_NUMBER, VR::IS, &number),
                 ]);
-                let contours = contours(segment.mask, volume, references);
+                let contours = contours(segment.mask, volume, references, digits);
                 // an empty sequence would say that contours are unknown
                 roi.extend((!contours.is_empty()).then(|| sequence(tags::CONTOUR_SEQUENCE, contours)));
                 roi
@@ -97,10 +96,9 @@ fn series(references: &References, frame_of_reference: &Uid) -> InMemDicomObject
     ])
 }
 
-/// The contours of a mask on all slices.
-fn contours(mask: &[u8], volume: &Volume, references: &References) -> Vec<InMemDicomObject> {
+/// The contours of a mask on all slices, with so many decimal digits.
+fn contours(mask: &[u8], volume: &Volume, references: &References, digits: usize) -> Vec<InMemDicomObject> {
     let [width, height, _] = volume.grid.size;
-    let digits = digits(volume.grid.spacing());
     let slices = mask.chunks_exact(width * height).enumerate();
     let contours = slices.flat_map(|(slice, mask)| {
         trace(mask, [width, height]).into_iter().map(move |points| {
@@ -119,23 +117,45 @@ fn contours(mask: &[u8], volume: &Volume, references: &References) -> Vec<InMemD
     contours.collect()
 }
 
-/// Decimal digits of coordinates in mm: thousandths of the smallest distance of voxels. A decimal string has at most 16
-/// characters, of which a sign, a point and up to 5 digits are before them.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 9")]
-fn digits(spacing: [f64; 3]) -> usize {
-    let smallest = spacing.into_iter().fold(f64::MAX, f64::min);
-    (3.0 - smallest.log10()).ceil().clamp(0.0, 9.0) as usize
+/// Characters of a decimal string.
+const MAX_DECIMAL: usize = 16;
+
+/// Fails for a volume that is no DICOM series with positions, or whose positions need more digits than RTSTRUCT has.
+pub(in super::super) fn check<'a>(path: &Path, volume: &'a Volume) -> Result<(&'a References, &'a Uid, usize)> {
+    let (references, frame_of_reference) = RTSTRUCT.check(path, volume)?;
+    let digits = digits(&volume.grid).ok_or_else(|| {
+        let reason =
+            format!("the positions of the volume have more digits than RTSTRUCT can hold ({MAX_DECIMAL} characters)");
+        Error::data(path, reason, "write NIfTI instead: use a name that ends with `.nii.gz`")
+    })?;
+    Ok((references, frame_of_reference, digits))
+}
+
+/// Decimal digits of coordinates in mm that are exact to a thousandth of the distance of pixels and slices; `None` if they
+/// do not fit into a decimal string.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 16")]
+fn digits(grid: &Grid) -> Option<usize> {
+    let [x, y, z] = grid.affine.inverse()?.0.map(|row| length([row[0], row[1], row[2]]));
+    let digits = (3.0 + x.max(y).max(z).log10()).ceil().clamp(0.0, MAX_DECIMAL as f64) as usize;
+    let fits = |mm: f64| format!("{mm:.digits$}").len() <= MAX_DECIMAL;
+    // the borders of the outer pixels are beyond their centres
+    corners(grid.size).all(|corner| grid.affine.apply(corner).iter().all(|mm| fits(-10.0 * mm.abs()))).then_some(digits)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::super::grid::Affine;
     use super::*;
 
     #[test]
     fn coordinates_are_exact_to_a_thousandth_of_a_voxel() {
-        assert_eq!(digits([0.7, 0.7, 3.0]), 4);
-        assert_eq!(digits([1.0, 1.0, 1.0]), 3);
-        assert_eq!(digits([0.01, 0.5, 0.5]), 5);
-        assert_eq!(digits([1e-12, 1.0, 1.0]), 9);
+        let of = |[x, y, z]: [f64; 3], origin: f64| {
+            let steps = [[x, 0.0, 0.0], [0.0, y, 0.0], [0.0, 0.0, z]];
+            digits(&Grid { size: [9; 3], affine: Affine::from_columns(steps, [origin; 3]) })
+        };
+        assert_eq!(of([0.7, 0.7, 3.0], 500.0), Some(4));
+        assert_eq!(of([1.0, 1.0, 1.0], 1e8), Some(3));
+        assert_eq!(of([0.01, 0.5, 0.5], 0.0), Some(5));
+        assert_eq!([of([1e-14, 1.0, 1.0], 0.0), of([0.01, 0.01, 0.01], 1e10)], [None; 2]);
     }
 }
