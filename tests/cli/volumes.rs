@@ -148,8 +148,8 @@ fn wrong_flags_are_refused_before_the_model_is_loaded() {
     );
     refused(
         &mut predict(&series, &["--out", "mask.png"]),
-        "error: `--out`: `mask.png` has the wrong file extension\nhint: use a file name that ends with `.nii.gz`, `.nii` \
-         or `.dcm`",
+        "error: `--out`: `mask.png` has the wrong file extension\nhint: use a file name that ends with `.nii.gz`, `.nii`, \
+         `.dcm` or `.rtstruct.dcm`",
     );
     refused(
         &mut predict(&series, &["--out", "mask.nii", "--probabilities", "p.png"]),

@@ -258,10 +258,7 @@ fn truncated_and_oversized_files_are_refused() {
         let error = read_for(&bytes[..end], &scan).expect_err("cut");
         assert!(!error.to_string().contains("panic"), "{end}: {error}");
     }
-    // a comb over a row each, and more numbers than are read
-    let comb: Vec<String> = (0..3_000_000).map(|at| format!("1\\{}\\1", at % 2)).collect();
-    let error = read(structure_set(vec![("1", vec![closed(&comb.join("\\"))])])).expect_err("too many edges");
-    assert!(error.to_string().ends_with("ROI 1 has too many edges on slice 2"), "{error}");
+    // more numbers than are read
     let mut many = bytes;
     many.resize(many.len() + (1 << 26), b'\\');
     let error = read_for(&many, &scan).expect_err("too many numbers");
