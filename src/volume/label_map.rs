@@ -22,8 +22,8 @@ const TOLERANCE: f64 = 0.1;
 /// Labels of all voxels; 0 is the background.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LabelMap {
-    /// The first axis of [`Grid::size`] is contiguous. Where segments of a DICOM SEG or ROIs of an RTSTRUCT overlap, the
-    /// label of the last one: see [`LabelMap::has`].
+    /// The first axis of [`Grid::size`] is contiguous. Where segments of a DICOM SEG or ROIs of an RTSTRUCT overlap,
+    /// the label of the last one: see [`LabelMap::has`].
     pub values: Vec<u16>,
     /// The voxels of a label where `values` has another one.
     pub(crate) hidden: BTreeMap<u16, VoxelSet>,

@@ -10,9 +10,9 @@ use super::voxels::Volume;
 use prsmed_base::error::{Error, Result};
 use prsmed_base::panics::guard_file;
 
-/// Opens a label map: for example a NIfTI file of whole numbers from 0 to 65535, or a DICOM SEG with binary segments, whose
-/// labels are the segment numbers. `PATH#N` chooses a volume of a 4-D NIfTI file. Contours (DICOM RTSTRUCT) need the voxels
-/// of their series: see [`open_for`].
+/// Opens a label map: for example a NIfTI file of whole numbers from 0 to 65535, or a DICOM SEG with binary segments,
+/// whose labels are the segment numbers. `PATH#N` chooses a volume of a 4-D NIfTI file. Contours (DICOM RTSTRUCT) need
+/// the voxels of their series: see [`open_for`].
 ///
 /// # Errors
 /// [`Error::Data`] for other files and values; [`Error::Io`].
@@ -28,8 +28,8 @@ pub fn open_with(path: &Path, geometry: Option<Geometry>) -> Result<LabelMap> {
     opened(path, geometry, None)
 }
 
-/// As [`open_with`], also for contours (DICOM RTSTRUCT), which are filled on the grid of `volume`, their series. Their labels
-/// are the numbers of the ROIs. Other label maps keep their grid.
+/// As [`open_with`], also for contours (DICOM RTSTRUCT), which are filled on the grid of `volume`, their series. Their
+/// labels are the numbers of the ROIs. Other label maps keep their grid.
 ///
 /// # Errors
 /// As [`open`]; [`Error::Data`] for contours of another series than `volume`.

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use dicom_core::value::{DataSetSequence, PrimitiveValue};
 use dicom_core::{DataElement, Tag, VR};
-use dicom_dictionary_std::{tags, uids};
+use dicom_dictionary_std::tags;
 use dicom_object::mem::InMemElement;
 use dicom_object::{FileMetaTableBuilder, InMemDicomObject};
 

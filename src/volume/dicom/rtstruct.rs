@@ -1,8 +1,8 @@
 //! DICOM RT Structure Sets (RTSTRUCT): closed planar contours as labels on the voxels of their series.
 //!
-//! Source: DICOM PS3.3, C.8.8.5 (Structure Set) and C.8.8.6 (ROI Contour). Contours are in mm in the patient; the series
-//! has the grid. [`fill`] has the rule for pixels. Not read: points and open contours, contours in other planes than
-//! those of slices, colours.
+//! Source: DICOM PS3.3, C.8.8.5 (Structure Set) and C.8.8.6 (ROI Contour). Contours are in mm in the patient; the
+//! series has the grid. [`fill`] has the rule for pixels. Not read: points and open contours, contours in other planes
+//! than those of slices, colours.
 
 mod fill;
 mod place;
@@ -30,9 +30,9 @@ use prsmed_base::error::{Error, Result};
 pub(super) use write::{RTSTRUCT, check, encoded};
 
 /// What to do about contours whose series is not there.
-const WITH_SERIES: &str = "give it as the label map of its DICOM series to `data prepare`, or fill the contours with another \
-                           program, for example `dcmrtstruct2nii convert -r RTSTRUCT.dcm -d SERIES -o MASKS` (PyPI) or \
-                           `plastimatch convert`, and give a NIfTI mask of the result";
+const WITH_SERIES: &str = "give it as the label map of its DICOM series to `data prepare`, or fill the contours with \
+                           another program, for example `dcmrtstruct2nii convert -r RTSTRUCT.dcm -d SERIES -o MASKS` \
+                           (PyPI) or `plastimatch convert`, and give a NIfTI mask of the result";
 const OWN_SERIES: &str =
     "give the RTSTRUCT of this series, or the series that the contours were drawn on (a folder or zip of DICOM files)";
 /// Bytes of a file of which the first have the class of the object.
@@ -49,7 +49,7 @@ const MAX_FILLED: usize = 1 << 32;
 pub(super) fn check_count(path: &Path, bytes: &[u8]) -> Result<()> {
     let class = uids::RT_STRUCTURE_SET_STORAGE.as_bytes();
     let is_rtstruct = bytes[..bytes.len().min(START)].windows(class.len()).any(|part| part == class);
-    if is_rtstruct && bytes.iter().filter(|byte| **byte == b'\\').count() > MAX_NUMBERS {
+    if is_rtstruct && bytes.split(|byte| *byte == b'\\').count() > MAX_NUMBERS {
         let reason = format!("it has more than {MAX_NUMBERS} numbers, the most of a DICOM RTSTRUCT that can be read");
         return Err(Error::data(path, reason, "export fewer ROIs, or ROIs with fewer points"));
     }
@@ -70,12 +70,12 @@ struct Roi<'a> {
     contours: Vec<&'a InMemDicomObject>,
 }
 
-/// Reads an RTSTRUCT as labels on the grid of `volume`, the series that the contours were drawn on. Labels are the numbers
-/// of the ROIs.
+/// Reads an RTSTRUCT as labels on the grid of `volume`, the series that the contours were drawn on. Labels are the
+/// numbers of the ROIs.
 ///
 /// # Errors
-/// [`Error::Data`] with what is wrong and what to do: no volume, one of another frame of reference or another series, and
-/// contours that do not lie on its slices.
+/// [`Error::Data`] with what is wrong and what to do: no volume, one of another frame of reference or another series,
+/// and contours that do not lie on its slices.
 pub(super) fn read(path: &Path, object: &Object, volume: Option<&Volume>) -> Result<LabelMap> {
     let Some(volume) = volume else {
         let reason = "it is a DICOM RTSTRUCT, whose contours can only be filled on the voxels of their series";
@@ -115,8 +115,8 @@ pub(super) fn read(path: &Path, object: &Object, volume: Option<&Volume>) -> Res
 /// Refuses a volume without a frame of reference, and another series than those that the contours refer to.
 fn check_series(path: &Path, object: &Object, volume: &Volume) -> Result<()> {
     if volume.frame_of_reference.is_none() {
-        let reason = "it is a DICOM RTSTRUCT, and its volume has no frame of reference, as a DICOM series has: whether the \
-                      contours were drawn on it cannot be checked";
+        let reason = "it is a DICOM RTSTRUCT, and its volume has no frame of reference, as a DICOM series has: whether \
+                      the contours were drawn on it cannot be checked";
         return Err(Error::data(path, reason, OWN_SERIES));
     }
     let VolumeSource::Dicom(references) = &volume.source else { return Ok(()) };
@@ -205,7 +205,9 @@ fn filled(path: &Path, roi: &Roi, slices: &mut Slices) -> Result<VoxelSet> {
             Error::data(path, reason, "export ROIs with fewer points")
         })?;
         let start = slice * width * height;
-        runs.into_iter().for_each(|run| set.push_run(start + run.start..start + run.end));
+        for run in runs {
+            set.push_run(start + run.start..start + run.end);
+        }
         if set.num_runs() > MAX_RUNS {
             let reason = format!("ROI {} has too many parts", roi.number);
             return Err(Error::data(path, reason, "export ROIs with fewer points"));

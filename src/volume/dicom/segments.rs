@@ -1,5 +1,5 @@
-//! Reading of DICOM label maps: Segmentation objects (SEG) with binary segments, whose frames may lack empty slices, and
-//! RTSTRUCT.
+//! Reading of DICOM label maps: Segmentation objects (SEG) with binary segments, whose frames may lack empty slices,
+//! and RTSTRUCT.
 //!
 //! Source: DICOM PS3.3, C.8.20. Not read: fractional segmentations, label map segmentations, compressed ones.
 

@@ -1,7 +1,8 @@
 //! Filling of polygons on the pixels of a slice.
 //!
-//! A pixel is inside if its centre is inside an odd number of the polygons (even-odd rule). A centre on a border is inside
-//! if the polygon continues towards larger columns and rows, so that polygons that share a border share no pixel.
+//! A pixel is inside if its centre is inside an odd number of the polygons (even-odd rule). A centre on a border is
+//! inside if the polygon continues towards larger columns and rows, so that polygons that share a border share no
+//! pixel.
 
 use std::ops::Range;
 
@@ -32,8 +33,8 @@ pub(super) fn fill(polygons: &[Polygon], [width, height]: [usize; 2]) -> Option<
     Some(runs.filter(|run| !run.is_empty()).collect())
 }
 
-/// The edges of polygons from the smaller row to the larger one, so that the two directions of a keyhole cross rows in the
-/// same places.
+/// The edges of polygons from the smaller row to the larger one, so that the two directions of a keyhole cross rows in
+/// the same places.
 fn edges(polygons: &[Polygon]) -> impl Iterator<Item = [[f64; 2]; 2]> + '_ {
     polygons.iter().flat_map(|polygon| {
         let ends = polygon.iter().skip(1).chain(polygon.first());

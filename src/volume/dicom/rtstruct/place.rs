@@ -2,21 +2,25 @@
 
 use std::path::Path;
 
+use dicom_core::Tag;
 use dicom_dictionary_std::tags;
 use dicom_object::InMemDicomObject;
+use dicom_object::mem::InMemElement;
 
-use super::super::super::grid::{Affine, Grid, length, swap_lps_ras};
+use super::super::super::grid::{Affine, Grid, swap_lps_ras};
 use super::super::numbers::{integer, text, wrong};
 use super::fill::Polygon;
 use prsmed_base::error::{Error, Result};
 
-/// Largest distance from a slice, as a share of the distance of slices. Contours half-way between two slices would be put on
-/// either of them by rounding.
+/// Largest distance from a slice, as a share of the distance of slices. Contours half-way between two slices would be
+/// put on either of them by rounding.
 const MAX_OFFSET: f64 = 0.45;
 /// Larger distances, between the points of a contour or the contours of a slice, are no rounding.
 const FLAT: f64 = 0.1;
 /// Points that are further outside of the image, in voxels, are no positions.
 const FAR: f64 = 1e6;
+/// ContourOffsetVector, which the standard has retired.
+const OFFSET: Tag = Tag(0x3006, 0x0045);
 const ON_SLICES: &str = "give the series that the contours were drawn on, with all of its slices";
 
 /// A contour on a slice.
@@ -63,7 +67,8 @@ impl<'a> Slices<'a> {
         })
     }
 
-    /// The place of a contour; `None` for one without an area, which is left out. `name` is that of the contour, for messages.
+    /// The place of a contour; `None` for one without an area, which is left out. `name` is that of the contour, for
+    /// messages.
     pub(super) fn place(&mut self, contour: &InMemDicomObject, name: &str) -> Result<Option<Placed>> {
         match text(contour, tags::CONTOUR_GEOMETRIC_TYPE).as_deref() {
             Some("CLOSED_PLANAR" | "CLOSEDPLANAR_XOR") => {}
@@ -86,7 +91,7 @@ impl<'a> Slices<'a> {
 
     /// The points of a contour in voxels.
     fn points(&self, contour: &InMemDicomObject, name: &str) -> Result<Vec<[f64; 3]>> {
-        let offset = contour.get(tags::CONTOUR_OFFSET_VECTOR).map(|element| element.to_multi_float64());
+        let offset = contour.get(OFFSET).map(InMemElement::to_multi_float64);
         if offset.is_some_and(|offset| offset.is_ok_and(|offset| offset.iter().any(|mm| *mm != 0.0))) {
             let hint = "export the contours without ContourOffsetVector, which the standard has retired";
             return Err(Error::data(self.path, format!("{name} is shifted by ContourOffsetVector"), hint));
@@ -152,8 +157,8 @@ impl<'a> Slices<'a> {
             return Ok(());
         }
         let reason = format!(
-            "{name} is {:.2} mm above or below another one of the same ROI, and slices are {:.2} mm apart: they were drawn on \
-             other slices than those of this series",
+            "{name} is {:.2} mm above or below another one of the same ROI, and slices are {:.2} mm apart: they were drawn \
+             on other slices than those of this series",
             apart * self.spacing[2],
             self.spacing[2]
         );

@@ -4,9 +4,9 @@
 /// pixels under their border (OpenCV, rt-utils) would add a layer of pixels to contours on the border itself.
 const INSET: f64 = 1.0 / 16.0;
 
-/// Closed contours of a mask of `[width, height]` pixels: column and row of each corner, with whole numbers at the centres
-/// of pixels. A hole is a contour too. Pixels that touch at a corner only have contours of their own, so that no contour
-/// touches itself or another one. The first point is not repeated.
+/// Closed contours of a mask of `[width, height]` pixels: column and row of each corner, with whole numbers at the
+/// centres of pixels. A hole is a contour too. Pixels that touch at a corner only have contours of their own, so that
+/// no contour touches itself or another one. The first point is not repeated.
 pub(super) fn trace(mask: &[u8], [width, height]: [usize; 2]) -> Vec<Vec<[f64; 2]>> {
     let mask = Mask { mask, size: [width.cast_signed(), height.cast_signed()] };
     let mut is_traced = vec![false; width * height];
@@ -37,8 +37,8 @@ impl Mask<'_> {
         (0..self.size[0]).contains(&x) && (0..self.size[1]).contains(&y) && self.mask[self.index(x, y)] != 0
     }
 
-    /// Follows the border from the upper left corner of a pixel, with the mask on the right-hand side. Corner `[x, y]` is the
-    /// upper left one of that pixel. Marks the pixels whose upper borders it passes.
+    /// Follows the border from the upper left corner of a pixel, with the mask on the right-hand side. Corner `[x, y]`
+    /// is the upper left one of that pixel. Marks the pixels whose upper borders it passes.
     fn contour(&self, start: [isize; 2], is_traced: &mut [bool]) -> Vec<[f64; 2]> {
         let mut points = Vec::new();
         let ([mut x, mut y], [mut dx, mut dy]) = (start, [1, 0]);

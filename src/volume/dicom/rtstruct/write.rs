@@ -17,6 +17,9 @@ use prsmed_base::error::{Error, Result};
 pub(in super::super) const RTSTRUCT: Kind =
     Kind { modality: "RTSTRUCT", class: uids::RT_STRUCTURE_SET_STORAGE, syntax: uids::IMPLICIT_VR_LITTLE_ENDIAN };
 
+/// Detached Study Management, the class that the standard asks for although it is retired.
+const STUDY: &str = "1.2.840.10008.3.1.2.3.1";
+
 /// Colours of targets in their order, which also people with colour blindness can tell apart (Okabe and Ito, 2008).
 const COLOURS: [&str; 7] =
     ["230\\159\\0", "86\\180\\233", "0\\158\\115", "240\\228\\66", "0\\114\\178", "213\\94\\0", "204\\121\\167"];
@@ -86,7 +89,7 @@ fn series(references: &References, frame_of_reference: &Uid) -> InMemDicomObject
         sequence(tags::CONTOUR_IMAGE_SEQUENCE, images(references)),
     ];
     let study = [
-        text(tags::REFERENCED_SOP_CLASS_UID, VR::UI, uids::DETACHED_STUDY_MANAGEMENT),
+        text(tags::REFERENCED_SOP_CLASS_UID, VR::UI, STUDY),
         text(tags::REFERENCED_SOP_INSTANCE_UID, VR::UI, &references.study),
         group(tags::RT_REFERENCED_SERIES_SEQUENCE, series),
     ];
@@ -131,8 +134,8 @@ pub(in super::super) fn check<'a>(path: &Path, volume: &'a Volume) -> Result<(&'
     Ok((references, frame_of_reference, digits))
 }
 
-/// Decimal digits of coordinates in mm that are exact to a thousandth of the distance of pixels and slices; `None` if they
-/// do not fit into a decimal string.
+/// Decimal digits of coordinates in mm that are exact to a thousandth of the distance of pixels and slices; `None` if
+/// they do not fit into a decimal string.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 16")]
 fn digits(grid: &Grid) -> Option<usize> {
     let [x, y, z] = grid.affine.inverse()?.0.map(|row| length([row[0], row[1], row[2]]));

@@ -176,7 +176,7 @@ fn damaged_contours_are_refused_by_name() {
         (changed(&|c| set(c, tags::NUMBER_OF_CONTOUR_POINTS, "5")), "has 12 numbers, and should have 5 points"),
         (changed(&|c| set(c, tags::NUMBER_OF_CONTOUR_POINTS, "-4")), "should have -4 points"),
         (contour("CURVED", &square), "has no known ContourGeometricType"),
-        (changed(&|c| set(c, tags::CONTOUR_OFFSET_VECTOR, "0\\0\\5")), "is shifted by ContourOffsetVector"),
+        (changed(&|c| set(c, Tag(0x3006, 0x0045), "0\\0\\5")), "is shifted by ContourOffsetVector"),
     ] {
         let text = refused_contour(contour, |_| {});
         assert!(text.contains(part) && !text.contains("Smith") && !text.contains("CURVED"), "{text}");
