@@ -37,8 +37,8 @@ const OWN_SERIES: &str =
     "give the RTSTRUCT of this series, or the series that the contours were drawn on (a folder or zip of DICOM files)";
 /// Bytes of a file of which the first have the class of the object.
 const START: usize = 4096;
-/// Most numbers of a file: 22 million points. The parser needs about 50 bytes for each.
-const MAX_NUMBERS: usize = 1 << 26;
+/// Most numbers of a file: 11 million points. The parser needs about 70 bytes for each.
+const MAX_NUMBERS: usize = 1 << 25;
 /// Most voxels of all labels together.
 const MAX_FILLED: usize = 1 << 32;
 
