@@ -1,12 +1,16 @@
-"""Checks of medical files against pydicom, highdicom and nibabel, for the tests.
+"""Checks of medical files against pydicom, highdicom, nibabel and rt-utils, for the tests.
 
     medical_check.py samples OUT            values of the samples that pydicom and nibabel install: OUT/index.json
     medical_check.py nifti FILE             header and values of a mask, as JSON
     medical_check.py seg FILE FOLDER MASKS  compares a DICOM SEG with its series and with raw masks, one per segment
+    medical_check.py draw OUT               for each of several orientations in OUT: a series, `mask.raw`, and an RTSTRUCT
+                                            `drawn.dcm` with its mask `drawn.raw` by OpenCV
+    medical_check.py contours OUT           compares `mask.rtstruct.dcm` and `mask.dcm` in these folders with `mask.raw`
 
 Run with `PYTHONPATH=.tools/medical .venv/bin/python`.
 """
 
+import copy
 import json
 import sys
 import warnings
@@ -122,12 +126,131 @@ def seg(path, folder, masks):
     print(json.dumps(report))
 
 
+# Rows and columns of a square slice (rt-utils mixes them up in others), slices, and directions of a row and a column.
+SIDE, SLICES = 32, 6
+ORIENTATIONS = {
+    "supine": ([1, 0, 0], [0, 1, 0]),
+    "prone": ([-1, 0, 0], [0, -1, 0]),
+    "feet first": ([-1, 0, 0], [0, 1, 0]),
+    "decubitus left": ([0, -1, 0], [1, 0, 0]),
+    "decubitus right": ([0, 1, 0], [-1, 0, 0]),
+    "sagittal": ([0, 1, 0], [0, 0, -1]),
+    "coronal": ([1, 0, 0], [0, 0, -1]),
+    "oblique": ([0.88, 0.384, 0.28], [-0.4, 0.9165151389911680, 0.0]),
+}
+
+
+def series(folder, row, column):
+    """Writes a CT series from its last slice to its first one."""
+    folder.mkdir(parents=True)
+    row, column = numpy.array(row, dtype=float), numpy.array(column, dtype=float)
+    column -= row * numpy.dot(row, column) / numpy.dot(row, row)
+    row, column = row / numpy.linalg.norm(row), column / numpy.linalg.norm(column)
+    study, series, frame = (pydicom.uid.generate_uid() for _ in range(3))
+    for index in range(SLICES):
+        dataset = pydicom.Dataset()
+        dataset.file_meta = pydicom.dataset.FileMetaDataset()
+        dataset.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+        dataset.SOPClassUID, dataset.SOPInstanceUID = pydicom.uid.CTImageStorage, pydicom.uid.generate_uid()
+        dataset.StudyInstanceUID, dataset.SeriesInstanceUID, dataset.FrameOfReferenceUID = study, series, frame
+        dataset.Modality, dataset.PatientName, dataset.PatientID = "CT", "SECRET^NAME", "SECRET"
+        dataset.PatientBirthDate = dataset.StudyDate = dataset.StudyTime = dataset.PatientSex = ""
+        dataset.StudyID = dataset.AccessionNumber = "SECRET"
+        dataset.SeriesNumber, dataset.InstanceNumber = 1, SLICES - index
+        position = numpy.array([-20.3, 30.7, 101.25]) + numpy.cross(row, column) * 2.5 * index
+        dataset.ImagePositionPatient = [f"{value:.9f}"[:16] for value in position]
+        dataset.ImageOrientationPatient = [f"{value:.12f}"[:16] for value in [*row, *column]]
+        dataset.PixelSpacing, dataset.SliceThickness = [0.75, 0.75], 2.5
+        dataset.Rows = dataset.Columns = SIDE
+        dataset.BitsAllocated = dataset.BitsStored = 16
+        dataset.HighBit, dataset.PixelRepresentation, dataset.SamplesPerPixel = 15, 0, 1
+        dataset.PhotometricInterpretation, dataset.RescaleSlope, dataset.RescaleIntercept = "MONOCHROME2", 1, -1024
+        dataset.PixelData = bytes(2 * SIDE * SIDE)
+        dataset.save_as(folder / f"{index}.dcm", enforce_file_format=True)
+
+
+def draw(out):
+    import cv2
+    import rt_utils
+
+    z, y, x = numpy.mgrid[0:SLICES, 0:SIDE, 0:SIDE]
+    distance = numpy.sqrt((x - 15.3) ** 2 + (y - 14.1) ** 2 + ((z - 2.6) * 3.3) ** 2)
+    # a shell with a ball in it, pixels that touch at corners, and borders of the image
+    mask = ((distance < 14) & (distance > 8)) | (distance < 4) | ((x + y + z) % 9 == 0) & (y < 6)
+    for name, (row, column) in ORIENTATIONS.items():
+        folder = out / name
+        series(folder / "series", row, column)
+        mask.astype("u1").tofile(folder / "mask.raw")
+        builder = rt_utils.RTStructBuilder.create_new(str(folder / "series"))
+        builder.add_roi(numpy.ones((SIDE, SIDE, SLICES), dtype=bool), name="rings")
+        to_patient = rt_utils.image_helper.get_pixel_to_patient_transformation_matrix(builder.series_data)
+        drawn, contours = numpy.zeros(mask.shape, dtype="u1"), []
+        for index, original in enumerate(builder.ds.ROIContourSequence[0].ContourSequence):
+            # nested ellipses, the first one partly outside
+            for radius in [19.37, 9.71, 5.13, 2.29]:
+                angle = numpy.linspace(0, 2 * numpy.pi, 41)[:-1] + 0.01
+                points = numpy.stack([14.2 + radius * numpy.cos(angle), 16.9 + radius / 1.31 * numpy.sin(angle)], axis=1)
+                points += 0.37 * index
+                polygon = points.astype(numpy.float32).reshape(-1, 1, 2)
+                centres = numpy.ndindex(SIDE, SIDE)
+                inside = [cv2.pointPolygonTest(polygon, (float(j), float(i)), False) > 0 for i, j in centres]
+                drawn[index] ^= numpy.array(inside, dtype="u1").reshape(SIDE, SIDE)
+                contour = copy.deepcopy(original)
+                planes = numpy.full((len(points), 1), index)
+                places = rt_utils.image_helper.apply_transformation_to_3d_points(
+                    numpy.concatenate([points, planes], axis=1), to_patient
+                )
+                contour.ContourData = [f"{value:.6f}" for value in places.ravel()]
+                contour.NumberOfContourPoints = len(points)
+                contours.append(contour)
+        builder.ds.ROIContourSequence[0].ContourSequence = pydicom.Sequence(contours)
+        builder.ds.save_as(folder / "drawn.dcm", enforce_file_format=True)
+        drawn.tofile(folder / "drawn.raw")
+    print(json.dumps(list(ORIENTATIONS)))
+
+
+def contours(out):
+    from rt_utils import RTStructBuilder, image_helper
+
+    report = {}
+    for name in ORIENTATIONS:
+        folder = out / name
+        mask = numpy.fromfile(folder / "mask.raw", dtype="u1").reshape(SLICES, SIDE, SIDE)
+        builder = RTStructBuilder.create_from(str(folder / "series"), str(folder / "mask.rtstruct.dcm"))
+        read = builder.get_roi_mask_by_name("liver")
+        differing = int((numpy.moveaxis(read, 2, 0) != mask).sum())
+        to_pixel = image_helper.get_patient_to_pixel_transformation_matrix(builder.series_data)
+        area, border = 0.0, 0.0
+        for contour in builder.ds.ROIContourSequence[0].ContourSequence:
+            places = numpy.reshape(contour.ContourData, (-1, 3))
+            x, y, _ = image_helper.apply_transformation_to_3d_points(places, to_pixel).T
+            area += 0.5 * float(numpy.sum(x * numpy.roll(y, -1) - numpy.roll(x, -1) * y))
+            border += float(numpy.sum(numpy.hypot(x - numpy.roll(x, -1), y - numpy.roll(y, -1))))
+        segmentation = highdicom.seg.segread(folder / "mask.dcm")
+        uids = [source.SOPInstanceUID for source in builder.series_data]
+        frames = segmentation.get_pixels_by_source_instance(uids, assert_missing_frames_are_empty=True)
+        report[name] = {
+            "names": builder.get_roi_names(),
+            "differing": differing,
+            "voxels": int(mask.sum()),
+            "area": abs(area),
+            "half_layer": border / 2,
+            "seg_differs": bool((frames[..., 0] != mask).any()),
+            "patient": [str(builder.ds.PatientName), builder.ds.PatientID, builder.ds.StudyID],
+        }
+    print(json.dumps(report))
+
+
 def main():
     command, arguments = sys.argv[1], [Path(argument) for argument in sys.argv[2:]]
     if command == "samples":
         samples(arguments[0])
     elif command == "nifti":
         nifti(arguments[0])
+    elif command == "draw":
+        draw(arguments[0])
+    elif command == "contours":
+        contours(arguments[0])
     elif command == "seg":
         seg(arguments[0], arguments[1], arguments[2:])
     else:

@@ -15,8 +15,9 @@ use std::time::Instant;
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Volumes (NIfTI, DICOM)")]
 pub(super) struct VolumeArgs {
-    /// Write the mask of a volume on its grid: NIfTI (`.nii.gz`, `.nii`), NRRD (`.nrrd`), MetaImage (`.mha`) or DICOM
-    /// SEG (`.dcm`, for a DICOM series). With `--images` the folder of the results
+    /// Write the mask of a volume on its grid: NIfTI (`.nii.gz`, `.nii`), NRRD (`.nrrd`), MetaImage (`.mha`), or for a
+    /// DICOM series DICOM SEG (`.dcm`) or the contours of an RTSTRUCT (`.rtstruct.dcm`). With `--images` the folder of
+    /// the results
     #[arg(long, value_name = "FILE|DIR")]
     pub(super) out: Option<PathBuf>,
     /// Write what was done as JSON: settings, versions, names of files, results by slice, seconds

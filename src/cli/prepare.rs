@@ -20,9 +20,9 @@ use std::path::PathBuf;
 /// into train, val and test, and writes questions and answers about the location of the mask.
 ///
 /// Volumes are NIfTI files, DICOM files, folders of a DICOM series, zips of one, or a folder of such volumes; `PATH#N`
-/// chooses one of several in a file or folder, and `--series` a DICOM series of every folder. Label maps are NIfTI files
-/// or DICOM SEG. All slices with the target become PNG images, after an intensity window was applied to the full depth
-/// of the voxels (`--window`). Each volume is a patient, unless `--group` or `--patients` says otherwise. The window is
+/// chooses one of several in a file or folder, and `--series` a DICOM series of every folder. Label maps are NIfTI files,
+/// DICOM SEG, or RTSTRUCT of a DICOM series. All slices with the target become PNG images, after an intensity window was
+/// applied to the full depth of the voxels (`--window`). Each volume is a patient, unless `--group` or `--patients` says otherwise. The window is
 /// stored in `DATA/MODALITY/prepared.json`; a training copies it, and `prsmed predict` on a volume uses it.
 ///
 /// Give the patients with `--group` or `--patients` if several images show the same patient: their images are then in

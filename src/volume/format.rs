@@ -12,7 +12,7 @@ use super::decode::gif::GIF;
 use super::decode::pnm::{PNM, is_pnm};
 use super::decode::webp::WEBP;
 use super::decode::{codec, tiff};
-use super::dicom::{self, seg, segments};
+use super::dicom::{self, segments};
 use super::meta_image::META_IMAGE;
 use super::nifti::{self, mask};
 use super::nrrd::NRRD;
@@ -40,17 +40,17 @@ const NIFTI: Format = Format {
 /// DICOM images, segmentations and other objects.
 pub const DICOM: Format = Format {
     name: "a DICOM file",
-    endings: &["dcm", "ima"],
+    endings: &["dcm", "ima", dicom::RTSTRUCT_ENDING],
     is_known_by_name: false,
     knows: |_, start| dicom::is_dicom(start),
     is_series: true,
     volume: Some(|path, choice| dicom::open(path, choice.selected)),
-    labels: Some(|path, _| segments::read(path)),
+    labels: Some(|path, choice| segments::read(path, choice.volume)),
     write: Some(Writer {
-        endings: &["dcm"],
+        endings: &["dcm", dicom::RTSTRUCT_ENDING],
         is_on_page: true,
-        check: |path, volume| seg::check(path, volume).map(drop),
-        encode: seg::encoded,
+        check: dicom::check_written,
+        encode: dicom::encoded,
     }),
     ..NO_FORMAT
 };
@@ -272,6 +272,7 @@ mod tests {
             (".nii.gz", ".nii", false),
             ("a.hdr.gz", "a", false),
             ("a.dcm", "a", false),
+            ("a.rtstruct.dcm", "a", false),
         ] {
             let path = Path::new(name);
             assert_eq!((stem_of(name), has_ending(path, &["nii.gz", "nii"])), (stem, is_nifti), "{name}");

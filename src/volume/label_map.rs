@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -13,26 +14,28 @@ use super::voxel_set::VoxelSet;
 use crate::foreground::Labels;
 use prsmed_base::error::{Error, Result};
 
+/// Most runs of voxels that lie below those of other labels, of 8 bytes each.
+pub(crate) const MAX_RUNS: usize = 1 << 26;
 /// Largest distance in voxels at a corner for grids that count as the same.
 const TOLERANCE: f64 = 0.1;
 
 /// Labels of all voxels; 0 is the background.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LabelMap {
-    /// The first axis of [`Grid::size`] is contiguous. Where segments of a DICOM SEG overlap, the label of one of them: see
-    /// [`LabelMap::has`].
+    /// The first axis of [`Grid::size`] is contiguous. Where segments of a DICOM SEG or ROIs of an RTSTRUCT overlap,
+    /// the label of the last one: see [`LabelMap::has`].
     pub values: Vec<u16>,
     /// The voxels of a label where `values` has another one.
     pub(crate) hidden: BTreeMap<u16, VoxelSet>,
     /// Size and position in the patient.
     pub grid: Grid,
-    /// Names of the segments of a DICOM SEG; empty for NIfTI.
+    /// Names of the segments of a DICOM SEG or the ROIs of an RTSTRUCT; empty for NIfTI.
     pub names: LabelNames,
     /// What was assumed, in sentences for the user.
     pub notes: Vec<String>,
     /// True for a DICOM SEG, whose grid has no slices before the first segment and after the last one.
     pub(crate) is_part: bool,
-    /// Identifies the coordinate system of a DICOM SEG: positions of two systems cannot be compared.
+    /// Identifies the coordinate system of a DICOM SEG or RTSTRUCT: positions of two systems cannot be compared.
     pub frame_of_reference: Option<Uid>,
 }
 
@@ -48,6 +51,43 @@ impl LabelMap {
             is_part: false,
             frame_of_reference: None,
         }
+    }
+
+    /// Labels of which each has its voxels, which may overlap. No label is there twice.
+    ///
+    /// # Errors
+    /// [`Error::Data`] for more than [`MAX_RUNS`] runs of voxels below others.
+    pub(crate) fn of_sets(path: &Path, sets: &[(u16, VoxelSet)], grid: Grid, notes: Vec<String>) -> Result<Self> {
+        let mut map = Self::new(vec![0; grid.num_voxels()], grid, notes);
+        for (label, voxels) in sets {
+            voxels.runs().for_each(|run| map.values[run].fill(*label));
+        }
+        let mut num_runs = 0;
+        for (label, voxels) in sets {
+            let mut below = VoxelSet::default();
+            for voxel in voxels.runs().flatten().filter(|voxel| map.values[*voxel] != *label) {
+                below.push(voxel);
+                if num_runs + below.num_runs() > MAX_RUNS {
+                    let hint = "write one file for each segment";
+                    return Err(Error::data(path, "its segments overlap in too many places", hint));
+                }
+            }
+            num_runs += below.num_runs();
+            if !below.is_empty() {
+                map.hidden.insert(*label, below);
+            }
+        }
+        let mut runs: Vec<Range<usize>> = map.hidden.values().flat_map(VoxelSet::runs).collect();
+        runs.sort_unstable_by_key(|run| run.start);
+        let (mut end, mut num_overlaps) = (0, 0);
+        for run in runs {
+            num_overlaps += run.end.saturating_sub(run.start.max(end));
+            end = end.max(run.end);
+        }
+        if num_overlaps > 0 {
+            map.notes.push(format!("segments overlap in {num_overlaps} voxels, which belong to each of them"));
+        }
+        Ok(map)
     }
 
     /// The labels except 0, with their numbers of voxels.

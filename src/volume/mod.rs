@@ -4,14 +4,14 @@
 //! ```text
 //! NIfTI file                                  window
 //!            \                                   v
-//!             Volume (16 bits, grid in mm) -> slices (8 bits, radiological) -> mask of the volume -> NIfTI, DICOM SEG
+//!             Volume (16 bits, grid in mm) -> slices (8 bits, radiological) -> mask of the volume -> NIfTI, DICOM SEG, RTSTRUCT
 //!            /                                                                    ^
 //! DICOM file, folder, zip                     label map on the volume's grid -----+
 //! ```
 //!
 //! [`open`] reads all formats; a new one is a row of [`format::FORMATS`]. Voxels keep their full depth until a [`Window`] is applied. Nothing that identifies a
-//! patient is kept: no name, id, date, institution or accession number. UIDs that a DICOM SEG must refer to are in
-//! [`References`], which is never printed or serialised.
+//! patient is kept: no name, id, date, institution or accession number. UIDs that a DICOM SEG or RTSTRUCT must refer to
+//! are in [`References`], which is never printed or serialised.
 //!
 //! ```no_run
 //! use prsmed_volume::{Axis, Window, open};
@@ -144,7 +144,7 @@ pub fn open_chosen(path: &Path, series: Option<&str>, geometry: Option<Geometry>
             Error::data(&path, "it is not a medical image that can be read", hint)
         };
         let read = format::reader(&path, |format| format.volume, unknown)?;
-        read(&path, &Choice { selected, series, geometry })
+        read(&path, &Choice { selected, series, geometry, volume: None })
     })
 }
 

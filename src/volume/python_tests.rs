@@ -1,5 +1,5 @@
-//! Volumes and masks compared with pydicom, highdicom and nibabel: their sample files, real scans, and files that this
-//! program writes. `scripts/setup --checks` installs the packages in `.tools/medical`.
+//! Volumes and masks compared with pydicom, highdicom, nibabel and rt-utils: their sample files, real scans, and files
+//! that this program writes. `scripts/setup --checks` installs the packages in `.tools/medical`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -182,6 +182,37 @@ fn python_reads_our_dicom_segmentations() {
     let mask = vec![1; nifti.grid.num_voxels()];
     let error = write::segments(Path::new("a.dcm"), &[SegmentMask { name: "a", mask: &mask }], &nifti).unwrap_err();
     assert!(error.to_string().contains("the volume is a NIfTI file") && error.hint().contains(".nii.gz"), "{error}");
+}
+
+#[test]
+#[ignore = "needs scripts/setup --checks"]
+fn python_fills_contours_as_we_do() {
+    let out = tempfile::tempdir().unwrap();
+    let names: Vec<String> = serde_json::from_str(&python(&[Path::new("draw"), out.path()])).unwrap();
+    assert!(names.len() >= 8, "{names:?}");
+    for name in &names {
+        let at = |file: &str| out.path().join(name).join(file);
+        let volume = open(&at("series")).unwrap();
+        // nested contours with corners between the centres of voxels, filled by OpenCV
+        let labels = labels::open_for(&at("drawn.dcm"), None, &volume).unwrap();
+        assert_eq!(labels.mask(1), fs::read(at("drawn.raw")).unwrap(), "{name}");
+        assert!(labels.notes.iter().any(|note| note.contains("beyond the image")), "{name}: {:?}", labels.notes);
+        let mask = fs::read(at("mask.raw")).unwrap();
+        for file in ["mask.rtstruct.dcm", "mask.dcm"] {
+            write::segments(&at(file), &[SegmentMask { name: "liver", mask: &mask }], &volume).unwrap();
+            assert!(!fs::read(at(file)).unwrap().windows(6).any(|text| text == b"SECRET"), "{name}: an identifier");
+        }
+    }
+    let report = json(&python(&[Path::new("contours"), out.path()]));
+    for name in &names {
+        let found = &report[name];
+        assert_eq!(found["names"], serde_json::json!(["liver"]), "{name}");
+        assert_eq!((&found["differing"], &found["seg_differs"]), (&0.into(), &false.into()), "{name}: {found}");
+        assert_eq!(found["patient"], serde_json::json!(["", "", ""]), "{name}");
+        // half a layer of voxels, of which contours are 1/8 of that within the borders
+        let number = |key: &str| found[key].as_f64().unwrap();
+        assert!((number("area") - number("voxels")).abs() < number("half_layer"), "{name}: {found}");
+    }
 }
 
 /// Mean value in a label, and its number of voxels.

@@ -1,4 +1,4 @@
-//! Where a volume comes from, and the UIDs that a DICOM SEG of it must refer to.
+//! Where a volume comes from, and the UIDs that a DICOM SEG or RTSTRUCT of it must refer to.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ pub enum VolumeSource {
     Dicom(Box<References>),
 }
 
-/// What a DICOM SEG must refer to. Never printed or serialised.
+/// What a DICOM SEG or RTSTRUCT must refer to. Never printed or serialised.
 #[derive(Clone)]
 pub struct References {
     pub(crate) study: String,

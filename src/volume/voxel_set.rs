@@ -13,11 +13,16 @@ pub struct VoxelSet {
 impl VoxelSet {
     /// Adds a voxel, whose index is larger than those before.
     pub(crate) fn push(&mut self, index: usize) {
-        let Ok(index) = u32::try_from(index) else { return };
-        self.count += 1;
+        self.push_run(index..index + 1);
+    }
+
+    /// Adds neighbouring voxels, whose indices are larger than those before.
+    pub(crate) fn push_run(&mut self, Range { start, end }: Range<usize>) {
+        let (Ok(first), Ok(after)) = (u32::try_from(start), u32::try_from(end)) else { return };
+        self.count += end - start;
         match self.runs.last_mut() {
-            Some(run) if run[1] == index => run[1] += 1,
-            _ => self.runs.push([index, index + 1]),
+            Some(run) if run[1] == first => run[1] = after,
+            _ => self.runs.push([first, after]),
         }
     }
 
@@ -64,8 +69,11 @@ mod tests {
         let mut set = VoxelSet::default();
         assert!(set.is_empty() && !set.contains(0));
         assert!(set.others(0..5).eq(std::iter::once(0..5)));
-        for index in [0, 1, 4, 5, 6, 9] {
+        for index in [0, 1] {
             set.push(index);
+        }
+        for run in [4..5, 5..7, 9..10] {
+            set.push_run(run);
         }
         assert_eq!((set.len(), set.runs().collect::<Vec<_>>()), (6, vec![0..2, 4..7, 9..10]));
         let found: Vec<usize> = (0..12).filter(|index| set.contains(*index)).collect();

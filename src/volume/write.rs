@@ -26,7 +26,7 @@ fn format_of(path: &Path) -> Result<Writer> {
 }
 
 /// Writes segments on the grid of `volume`: as NIfTI with the values 1, 2, ... for the segments in their order (a later
-/// segment wins where they overlap), or as DICOM SEG.
+/// segment wins where they overlap), or as DICOM SEG or RTSTRUCT.
 ///
 /// # Errors
 /// As [`check`]; [`Error::Shape`] for a mask of another size; [`Error::Io`].

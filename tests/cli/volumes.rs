@@ -149,7 +149,7 @@ fn wrong_flags_are_refused_before_the_model_is_loaded() {
     refused(
         &mut predict(&series, &["--out", "mask.png"]),
         "error: `--out`: `mask.png` has the wrong file extension\nhint: use a file name that ends with `.nii.gz`, `.nii`, \
-         `.dcm`, `.nrrd` or `.mha`",
+         `.dcm`, `.rtstruct.dcm`, `.nrrd` or `.mha`",
     );
     refused(
         &mut predict(&series, &["--out", "mask.nii", "--probabilities", "p.png"]),

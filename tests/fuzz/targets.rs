@@ -19,7 +19,7 @@ use prsmed_data::image::{Fit, MaskMode, PadOffset, mask_pixels, tower_pixels};
 use prsmed_data::manifest::{Manifest, OpenOptions};
 use prsmed_data::text::clip_bpe::PromptTokenizer;
 use prsmed_data::text::{Prompt, TextTokenizer, training_prompt};
-use prsmed_data::volume::{self, Axis, Levels, SegmentMask, Window, labels, write};
+use prsmed_data::volume::{self, Axis, Levels, SegmentMask, Volume, Window, labels, write};
 use prsmed_data::{annotation, decode};
 use prsmed_hub::{self as hub, Files, HubOptions, Timeouts};
 
@@ -149,11 +149,11 @@ fn read_volume(path: &Path) {
             if grid.num_voxels() < 1 << 20 {
                 let folder = folder();
                 let mask = vec![1; grid.num_voxels()];
-                for name in ["mask.nii", "mask.dcm", "mask.nrrd", "mask.mha"] {
+                for name in ["mask.nii", "mask.dcm", "mask.rtstruct.dcm", "mask.nrrd", "mask.mha"] {
                     let out = folder.path().join(name);
                     let segment = SegmentMask { name: "lesion", mask: &mask };
                     if write::segments(&out, &[segment], &volume).is_ok() {
-                        let read = labels::open(&out).expect("a mask that was written can be read");
+                        let read = labels::open_for(&out, None, &volume).expect("a mask that was written can be read");
                         assert_eq!(read.values.iter().filter(|value| **value == 1).count(), mask.len());
                     }
                 }
@@ -177,6 +177,34 @@ fn no_abort() {
 pub fn dicom(bytes: &[u8]) {
     let folder = folder();
     read_volume(&file(&folder, "image", bytes));
+}
+
+/// An RTSTRUCT of the series `tests/fixtures/volumes/axial.zip`.
+pub fn rtstruct(bytes: &[u8]) {
+    static SERIES: OnceLock<Volume> = OnceLock::new();
+    let folder = folder();
+    let series = SERIES.get_or_init(|| {
+        let series = file(&folder, "series.zip", include_bytes!("../fixtures/volumes/axial.zip"));
+        volume::open(&series).expect("a series")
+    });
+    let path = file(&folder, "contours.dcm", bytes);
+    limited(MAX_MEMORY, || {
+        let Ok(map) = labels::open_for(&path, None, series) else { return };
+        assert_eq!(map.values.len(), map.grid.num_voxels());
+        let found: Vec<(Vec<u8>, usize)> =
+            map.labels().into_iter().take(16).map(|(label, count)| (map.mask(label), count)).collect();
+        if map.grid != series.grid || found.is_empty() {
+            return;
+        }
+        let segments: Vec<_> = found.iter().map(|(mask, _)| SegmentMask { name: "lesion", mask }).collect();
+        let out = folder.path().join("mask.rtstruct.dcm");
+        write::segments(&out, &segments, series).expect("the masks of a series can be written");
+        let read = labels::open_for(&out, None, series).expect("contours that were written can be read");
+        for ((mask, count), number) in found.iter().zip(1..) {
+            assert_eq!(mask.iter().filter(|value| **value == 1).count(), *count);
+            assert_eq!(&read.mask(number), mask);
+        }
+    });
 }
 
 /// A NIfTI file, also compressed.

@@ -86,7 +86,7 @@ impl Opened {
                 }
                 labels.on_grid(path, &volume.grid, resample)
             };
-            let mut labels = labels::open_with(path, geometry).and_then(on_grid).map_err(|error| {
+            let mut labels = labels::open_for(path, geometry, &volume).and_then(on_grid).map_err(|error| {
                 // such as skipped files, without which the volume has another size
                 let skipped = unusable(path, &error);
                 let notes = volume.notes.iter().map(|note| format!("of its volume: {note}"));

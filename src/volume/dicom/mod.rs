@@ -7,12 +7,14 @@
 mod archive;
 mod assemble;
 mod copies;
+mod derived;
 mod element;
 mod encoding;
 mod header;
 mod numbers;
 mod object;
 mod pixels;
+mod rtstruct;
 pub mod seg;
 pub(crate) mod segments;
 mod series;
@@ -32,7 +34,7 @@ pub use structure::is_dicom;
 
 use super::format::DICOM;
 use super::limits::MAX_FILE;
-use super::path::{first_names, number_of, start_of};
+use super::path::{first_names, has_ending, number_of, start_of};
 use super::source::Uid;
 use super::voxels::Volume;
 use archive::Container;
@@ -122,6 +124,23 @@ pub fn series_of(path: &Path) -> Option<Uid> {
     let bytes = files::read(path, MAX_FILE).ok()?;
     let HeaderObject { object, .. } = HeaderObject::parse(path, &bytes).ok()?;
     numbers::text(&object, tags::SERIES_INSTANCE_UID).filter(|uid| !uid.is_empty()).map(Uid)
+}
+
+/// Ending of the names of RTSTRUCT that are written; other DICOM files with masks are SEG.
+pub(crate) const RTSTRUCT_ENDING: &str = "rtstruct.dcm";
+
+/// Refuses a volume that is no DICOM series with positions, whose masks cannot be written as SEG or RTSTRUCT.
+pub(crate) fn check_written(path: &Path, volume: &Volume) -> Result<()> {
+    if has_ending(path, &[RTSTRUCT_ENDING]) {
+        return rtstruct::check(path, volume).map(drop);
+    }
+    seg::SEG.check(path, volume).map(drop)
+}
+
+/// The bytes of a SEG, or of an RTSTRUCT for a name with its ending.
+pub(crate) fn encoded(path: &Path, segments: &[seg::SegmentMask], volume: &Volume) -> Result<Vec<u8>> {
+    let encode = if has_ending(path, &[RTSTRUCT_ENDING]) { rtstruct::encoded } else { seg::encoded };
+    encode(path, segments, volume)
 }
 
 /// The name of a file below a folder or zip, or without folders.

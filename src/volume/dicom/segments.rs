@@ -1,35 +1,33 @@
-//! Reading of DICOM Segmentation objects (SEG) with binary segments as label maps. Frames may lack empty slices.
+//! Reading of DICOM label maps: Segmentation objects (SEG) with binary segments, whose frames may lack empty slices,
+//! and RTSTRUCT.
 //!
 //! Source: DICOM PS3.3, C.8.20. Not read: fractional segmentations, label map segmentations, compressed ones.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use dicom_core::Tag;
 use dicom_dictionary_std::{tags, uids};
 use dicom_object::InMemDicomObject;
 
 use super::super::grid::{Affine, Grid, cross, dot, length, scale, subtract, swap_lps_ras, unit};
-use super::super::label_map::{LabelMap, LabelNames};
+use super::super::label_map::{LabelMap, LabelNames, MAX_RUNS};
 use super::super::limits::{MAX_FILE, check_size};
 use super::super::source::Uid;
 use super::super::voxel_set::VoxelSet;
+use super::super::voxels::Volume;
 use super::header::Groups;
 use super::numbers::{items, text};
 use super::object::{Object, parse};
+use super::rtstruct;
 use super::series::placed;
 use super::syntax;
 use prsmed_base::error::{Error, Result};
 use prsmed_base::files;
 
-/// What to do about contours.
-const CONTOURS: &str = "fill the contours with another program, which also needs the series, for example \
-                        `dcmrtstruct2nii convert -r RTSTRUCT.dcm -d SERIES -o MASKS` (PyPI) or `plastimatch convert`, and give \
-                        a NIfTI mask of the result";
 const HINT: &str = "convert it to a NIfTI label map, for example with dcmqi's `segimage2itkimage`";
 /// Most frames of a file.
 const MAX_FRAMES: i64 = 1 << 16;
-/// Most runs of voxels that lie below other segments, of 8 bytes each.
-const MAX_RUNS: usize = 1 << 26;
 
 /// Segment and position of a frame.
 struct Frame {
@@ -37,20 +35,28 @@ struct Frame {
     position: [f64; 3],
 }
 
-/// Reads a SEG: the number of the segment for each voxel. The grid is from the first to the last frame, a part of the
-/// series.
+/// Reads a SEG, or an RTSTRUCT on the grid of `volume`.
 ///
 /// # Errors
 /// [`Error::Data`] with what is wrong and what to do; [`Error::Io`].
-pub(crate) fn read(path: &Path) -> Result<LabelMap> {
-    let wrong = |reason: &str| Error::data(path, reason, HINT);
+pub(crate) fn read(path: &Path, volume: Option<&Volume>) -> Result<LabelMap> {
     let bytes = files::read(path, MAX_FILE).map_err(Error::io(path, "read"))?;
+    rtstruct::check_count(path, &bytes)?;
     let (object, encoding) = parse(path, &bytes)?;
     drop(bytes);
-    if text(&object, tags::MODALITY).as_deref() != Some("SEG") {
-        return Err(other_kind(path, &object));
+    let mut labels =
+        if rtstruct::is_rtstruct(&object) { rtstruct::read(path, &object, volume)? } else { read_seg(path, &object)? };
+    labels.notes.splice(0..0, encoding.map(str::to_owned));
+    Ok(labels)
+}
+
+/// The number of the segment for each voxel. The grid is from the first to the last frame, a part of the series.
+fn read_seg(path: &Path, object: &Object) -> Result<LabelMap> {
+    let wrong = |reason: &str| Error::data(path, reason, HINT);
+    if text(object, tags::MODALITY).as_deref() != Some("SEG") {
+        return Err(other_kind(path, object));
     }
-    if text(&object, tags::SEGMENTATION_TYPE).as_deref() != Some("BINARY") {
+    if text(object, tags::SEGMENTATION_TYPE).as_deref() != Some("BINARY") {
         return Err(wrong("it is a DICOM SEG with fractions or labels; binary segments can be read"));
     }
     if !syntax::is_native(object.meta().transfer_syntax()) {
@@ -63,19 +69,18 @@ pub(crate) fn read(path: &Path) -> Result<LabelMap> {
     let count = object.get(tags::NUMBER_OF_FRAMES).and_then(|element| element.to_int::<i64>().ok()).unwrap_or(1);
     let count = usize::try_from(count.clamp(0, MAX_FRAMES)).unwrap_or(0);
     check_size(path, [width, height, count])?;
-    let (frames, grid) = arrange(path, &object, [width, height, count])?;
+    let (frames, grid) = arrange(path, object, [width, height, count])?;
     let pixels = object.get(tags::PIXEL_DATA).and_then(|element| element.to_bytes().ok());
     let pixels = pixels.filter(|pixels| pixels.len() >= (width * height * count).div_ceil(8));
     let Some(pixels) = pixels else { return Err(wrong("it is truncated: frames have no pixels")) };
-    let mut notes: Vec<String> = encoding.map(str::to_owned).into_iter().collect();
-    let (values, hidden) = filled(path, &frames, &pixels, grid.size, &mut notes)?;
-    let frame_of_reference = text(&object, tags::FRAME_OF_REFERENCE_UID).map(Uid);
-    Ok(LabelMap { values, hidden, grid, names: LabelNames(names(&object)), notes, is_part: true, frame_of_reference })
+    let sets = sets(path, &frames, &pixels, grid.size)?;
+    let frame_of_reference = text(object, tags::FRAME_OF_REFERENCE_UID).map(Uid);
+    let labels = LabelMap::of_sets(path, &sets, grid, Vec::new())?;
+    Ok(LabelMap { names: LabelNames(names(object)), is_part: true, frame_of_reference, ..labels })
 }
 
 /// Class and modality of objects that are no SEG, and what they are. A space stands for several classes.
-const KINDS: [(&str, &str, &str); 6] = [
-    (uids::RT_STRUCTURE_SET_STORAGE, "RTSTRUCT", "a DICOM RTSTRUCT with contours"),
+const KINDS: [(&str, &str, &str); 5] = [
     (uids::RT_DOSE_STORAGE, "RTDOSE", "a DICOM RTDOSE with doses"),
     (uids::RT_PLAN_STORAGE, "RTPLAN", "a DICOM RTPLAN"),
     (uids::SURFACE_SEGMENTATION_STORAGE, "", "a DICOM surface segmentation"),
@@ -89,9 +94,6 @@ fn other_kind(path: &Path, object: &Object) -> Error {
     let modality = text(object, tags::MODALITY).unwrap_or_default();
     let is_of = |(uid, code, _): &&(&str, &str, &str)| *uid == class || *code == modality;
     let kind = match KINDS.iter().find(is_of) {
-        Some(&(uids::RT_STRUCTURE_SET_STORAGE, ..)) => {
-            return Error::data(path, "it is a DICOM RTSTRUCT with contours, which are not read", CONTOURS);
-        }
         Some(&(.., kind)) => kind,
         None if object.get(tags::ROWS).is_some() => "a DICOM image",
         None => "a DICOM file",
@@ -100,59 +102,46 @@ fn other_kind(path: &Path, object: &Object) -> Error {
     Error::data(path, format!("it is {kind}, not a segmentation (SEG)"), hint)
 }
 
-type Hidden = BTreeMap<u16, VoxelSet>;
-
-/// The segment of each voxel, that of the later frame where several overlap, and the voxels of the others there.
-fn filled(
+/// The voxels of each segment. At most one bit of a frame is read for each.
+fn sets(
     path: &Path,
     frames: &[(Frame, usize)],
     pixels: &[u8],
-    [width, height, slices]: [usize; 3],
-    notes: &mut Vec<String>,
-) -> Result<(Vec<u16>, Hidden)> {
+    [width, height, _]: [usize; 3],
+) -> Result<Vec<(u16, VoxelSet)>> {
     let area = width * height;
-    let mut values = vec![0; area * slices];
-    let (mut hidden, mut num_overlaps) = (Hidden::new(), 0_usize);
-    let mut by_slice = vec![Vec::new(); slices];
-    frames.iter().enumerate().for_each(|(index, (frame, slice))| by_slice[*slice].push((index, frame.segment)));
-    for (slice, of_slice) in by_slice.into_iter().enumerate() {
-        let values: &mut [u16] = &mut values[slice * area..(slice + 1) * area];
-        let mut below: BTreeMap<u16, Vec<bool>> = BTreeMap::new();
-        for (index, segment) in of_slice {
-            for (pixel, value) in values.iter_mut().enumerate() {
-                let bit = index * area + pixel;
-                if pixels[bit / 8] >> (bit % 8) & 1 == 1 {
-                    if *value != 0 && *value != segment {
-                        below.entry(*value).or_insert_with(|| vec![false; area])[pixel] = true;
-                    }
-                    *value = segment;
-                }
+    let numbered = frames.iter().enumerate();
+    let mut order: Vec<_> = numbered.map(|(index, (frame, slice))| (frame.segment, *slice, index)).collect();
+    order.sort_unstable();
+    let (mut sets, mut num_runs) = (Vec::new(), 0);
+    for of_segment in order.chunk_by(|a, b| a.0 == b.0) {
+        let mut set = VoxelSet::default();
+        for of_slice in of_segment.chunk_by(|a, b| a.1 == b.1) {
+            let start = of_slice[0].1 * area;
+            let is_set = |bit: usize| pixels[bit / 8] >> (bit % 8) & 1 == 1;
+            let is_in = |pixel: &usize| of_slice.iter().any(|(.., index)| is_set(index * area + pixel));
+            (0..area).filter(is_in).for_each(|pixel| set.push(start + pixel));
+            if num_runs + set.num_runs() > MAX_RUNS {
+                return Err(Error::data(path, "its segments have too many parts", HINT));
             }
         }
-        num_overlaps += (0..area).filter(|pixel| below.values().any(|mask| mask[*pixel])).count();
-        for (segment, mask) in below {
-            let set = hidden.entry(segment).or_default();
-            let is_hidden = |pixel: &usize| mask[*pixel] && values[*pixel] != segment;
-            (0..area).filter(is_hidden).for_each(|pixel| set.push(slice * area + pixel));
-        }
-        if hidden.values().map(VoxelSet::num_runs).sum::<usize>() > MAX_RUNS {
-            return Err(Error::data(path, "its segments overlap in too many places", HINT));
-        }
+        num_runs += set.num_runs();
+        sets.push((of_segment[0].0, set));
     }
-    if num_overlaps > 0 {
-        notes.push(format!("segments overlap in {num_overlaps} voxels, which belong to each of them"));
-    }
-    Ok((values, hidden))
+    Ok(sets)
 }
 
 fn names(object: &Object) -> BTreeMap<u16, String> {
     let name = |item: &InMemDicomObject| {
         let number = item.get(tags::SEGMENT_NUMBER)?.to_int::<u16>().ok()?;
-        // shown in messages
-        let name: String = text(item, tags::SEGMENT_LABEL)?.chars().filter(|c| !c.is_control()).take(64).collect();
-        Some((number, name))
+        Some((number, shown_name(item, tags::SEGMENT_LABEL)?))
     };
     items(object, tags::SEGMENT_SEQUENCE).iter().filter_map(name).collect()
+}
+
+/// The name of a segment, which is shown in messages.
+pub(super) fn shown_name(item: &InMemDicomObject, tag: Tag) -> Option<String> {
+    Some(text(item, tag)?.chars().filter(|c| !c.is_control()).take(64).collect())
 }
 
 /// The frames with their slices, and the grid from the first to the last slice.

@@ -4,6 +4,7 @@ mod colours;
 mod cut;
 mod encodings;
 mod kinds;
+mod rtstruct;
 mod segments;
 mod series;
 mod unknown;

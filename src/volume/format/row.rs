@@ -22,6 +22,8 @@ pub(crate) struct Choice<'a> {
     pub(crate) series: Option<&'a str>,
     /// The affine that counts where a NIfTI file has two that differ.
     pub(crate) geometry: Option<Geometry>,
+    /// The volume that a label map belongs to, for contours, which have no voxels of their own.
+    pub(crate) volume: Option<&'a Volume>,
 }
 
 /// How masks are written on the grid of a volume.

@@ -308,14 +308,6 @@ fn objects_that_are_no_segmentations_are_named_with_a_remedy_that_fits() {
         set(&mut object, tags::MODALITY, modality);
         std::fs::write(&path, bytes_of(object)).expect("written");
     };
-    for (class, modality) in
-        [(uids::RT_STRUCTURE_SET_STORAGE, "RTSTRUCT"), (uids::RT_STRUCTURE_SET_STORAGE, "OT"), ("", "RTSTRUCT")]
-    {
-        write(class, modality);
-        let error = labels::open(&path).expect_err("contours");
-        assert!(error.to_string().ends_with("it is a DICOM RTSTRUCT with contours, which are not read"), "{error}");
-        assert!(error.hint().contains("dcmrtstruct2nii convert") && !error.hint().contains("segimage"), "{modality}");
-    }
     for (class, modality, kind) in [
         (uids::RT_DOSE_STORAGE, "RTDOSE", "a DICOM RTDOSE with doses"),
         (uids::RT_PLAN_STORAGE, "RTPLAN", "a DICOM RTPLAN"),
@@ -330,23 +322,4 @@ fn objects_that_are_no_segmentations_are_named_with_a_remedy_that_fits() {
     std::fs::write(&path, bytes_of(slice(0))).expect("written");
     let error = labels::open(&path).expect_err("an image");
     assert!(error.to_string().ends_with("it is a DICOM image, not a segmentation (SEG)"), "{error}");
-}
-
-#[test]
-fn contours_as_the_mask_of_a_series_are_named_by_data_prepare() {
-    let home = tempfile::tempdir().expect("a folder");
-    let at = |name: &str| home.path().join(name);
-    let mut contours = item(&[(tags::SOP_CLASS_UID, uids::RT_STRUCTURE_SET_STORAGE), (tags::MODALITY, "RTSTRUCT")]);
-    set(&mut contours, tags::SOP_INSTANCE_UID, "1.2.9");
-    std::fs::create_dir_all(at("scans/p1")).expect("a folder");
-    std::fs::create_dir_all(at("labels")).expect("a folder");
-    for index in 0..3 {
-        std::fs::write(at(&format!("scans/p1/{index}.dcm")), bytes_of(slice(index))).expect("written");
-    }
-    std::fs::write(at("labels/p1.dcm"), bytes_of(contours)).expect("written");
-    let options = PrepareOptions::new(at("scans"), at("labels"), "ct", at("out"));
-    let error = prepare(&options, &Silent).expect_err("contours");
-    let text = format!("{error} {}", error.hint());
-    assert!(text.contains("a DICOM RTSTRUCT with contours") && text.contains("dcmrtstruct2nii"), "{text}");
-    assert!(!text.contains("segimage2itkimage"), "{text}");
 }
