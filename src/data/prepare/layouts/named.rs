@@ -20,13 +20,11 @@ pub(super) const ISIC: Layout = Layout {
     name: "isic",
     about: "`ISIC_0000000.jpg`, `ISIC_0000000_segmentation.png`, `ISIC_0000000_attribute_globules.png`",
     masks: &[
-        r"(?i)(^|/)(ISIC[-_0-9a-z]*?_)?(?<split>training|validation|test)?[^/]*/?(?<id>ISIC_\d+)_segmentation\.png$",
-        r"(?i)(^|/)(ISIC[-_0-9a-z]*?_)?(?<split>training|validation|test)?[^/]*/?(?<id>ISIC_\d+)_attribute_(?<target>[a-z_]+)\.png$",
+        r"(?i)^(.*?(?<split>training|validation|test)[^/]*/)?(.*/)?(?<id>ISIC_\d+)_segmentation\.png$",
+        r"(?i)^(.*?(?<split>training|validation|test)[^/]*/)?(.*/)?(?<id>ISIC_\d+)_attribute_(?<target>[a-z_]+)\.png$",
     ],
     others: &[(r"(?i)ISIC_\d+_superpixels\.png$", "regions of similar colour, which are no target")],
-    images: &[
-        r"(?i)(^|/)(ISIC[-_0-9a-z]*?_)?(?<split>training|validation|test)?[^/]*/?(?<id>ISIC_\d+)\.(jpg|jpeg|png)$",
-    ],
+    images: &[r"(?i)^(.*?(?<split>training|validation|test)[^/]*/)?(.*/)?(?<id>ISIC_\d+)\.(jpg|jpeg|png)$"],
     ..NO_LAYOUT
 };
 

@@ -31,7 +31,7 @@ fn tree(names: &[&str]) -> Root {
                     .unwrap()
             }
             (_, true, false) => {
-                let values: Vec<i16> = (0..90).map(|at| at * 3 + i16::from(tint)).collect();
+                let values: Vec<i16> = (0..90).map(|at| (at * (2 + i16::from(tint))) % 89).collect();
                 nifti_i16(&path, &values, &grid).unwrap();
             }
             (_, _, is_mask) => fs::write(&path, png(is_mask, tint, 12)).unwrap(),
