@@ -302,10 +302,14 @@ fn names_of(rows: &[Pair]) -> Vec<String> {
         all.iter().all(|parts| parts.len() > 1 && of(parts) == of(&all[0]))
     };
     while are_equal(&all, |parts| parts.first()) {
-        all.iter_mut().for_each(|parts| drop(parts.remove(0)));
+        for parts in &mut all {
+            parts.remove(0);
+        }
     }
     if all.len() > 1 && are_equal(&all, |parts| parts.last()) {
-        all.iter_mut().for_each(|parts| drop(parts.pop()));
+        for parts in &mut all {
+            parts.pop();
+        }
     }
     all.into_iter().map(|parts| parts.join("_")).collect()
 }

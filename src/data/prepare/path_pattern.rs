@@ -15,7 +15,9 @@ pub(super) fn files(folder: &Path, pattern: &str) -> Result<Vec<(PathBuf, Vec<St
     let mut found = vec![(folder.to_owned(), Vec::new())];
     for part in Path::new(pattern).components() {
         let Some(part) = part.as_os_str().to_str().filter(|part| part.contains('*')) else {
-            found.iter_mut().for_each(|(path, _)| path.push(part));
+            for (path, _) in &mut found {
+                path.push(part);
+            }
             found.retain(|(path, _)| path.exists());
             continue;
         };

@@ -45,6 +45,7 @@ fn without_word<'a>(name: &'a str, words: &[&str]) -> Option<&'a str> {
 }
 
 /// What the name of a file says.
+#[expect(clippy::struct_excessive_bools, reason = "independent facts")]
 struct Named {
     file: usize,
     is_mask: bool,

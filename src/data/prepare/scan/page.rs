@@ -60,10 +60,11 @@ pub(super) fn page(report: &ScanReport) -> String {
         if lines.is_empty() {
             return String::new();
         }
-        let items: String = lines.iter().take(MAX_LISTED).map(|line| format!("<li>{}</li>\n", escaped(line))).collect();
+        let items = lines.iter().take(MAX_LISTED).map(|line| format!("<li>{}</li>", escaped(line)));
+        let items = items.collect::<Vec<_>>().join("\n");
         let more = lines.len().saturating_sub(MAX_LISTED);
         let more = if more > 0 { format!("<p>and {more} more, see scan.json</p>\n") } else { String::new() };
-        format!("<h2>{name}</h2>\n<ul>\n{items}</ul>\n{more}")
+        format!("<h2>{name}</h2>\n<ul>\n{items}\n</ul>\n{more}")
     };
     let path = |path: &Path| path.strip_prefix(&report.root).unwrap_or(path).display().to_string();
     let skipped =

@@ -73,7 +73,9 @@ impl Found {
             let labels = pair.labels.iter().map(|(name, _)| name.to_owned());
             let targets = pair.masks.iter().filter_map(|(target, _)| target.clone());
             let all: BTreeSet<String> = labels.chain(targets).collect();
-            all.into_iter().for_each(|name| *report.structures.entry(name).or_default() += 1);
+            for name in all {
+                *report.structures.entry(name).or_default() += 1;
+            }
             if let Some(split) = pair.split {
                 *report.splits.entry(split.name().to_owned()).or_default() += 1;
             }

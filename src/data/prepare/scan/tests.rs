@@ -7,7 +7,7 @@ use image::{GrayImage, ImageFormat, Luma, Rgb, RgbImage};
 
 use super::*;
 use crate::fixture::Root;
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, Split};
 use crate::prepare::{PrepareOptions, prepare_classes, read_pairs};
 use crate::volume::write::{nifti_i16, nifti_labels};
 use crate::volume::{Affine, Grid};
@@ -24,12 +24,11 @@ fn tree(names: &[&str]) -> Root {
             size: [6, 5, 3],
             affine: Affine::from_columns([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 2.0]], [0.0; 3]),
         };
-        match (name.ends_with(".json") || name.ends_with(".txt"), name.contains(".nii"), is_mask) {
+        let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
+        let labels = || (0..90_u8).map(|at| u8::from(at > 35 && at < 50)).collect::<Vec<_>>();
+        match (["json", "txt"].contains(&ending), name.contains(".nii"), is_mask) {
             (true, ..) => fs::write(&path, "{}").unwrap(),
-            (_, true, true) => {
-                nifti_labels(&path, &(0..90_u8).map(|at| u8::from(at > 35 && at < 50)).collect::<Vec<_>>(), &grid)
-                    .unwrap()
-            }
+            (_, true, true) => nifti_labels(&path, &labels(), &grid).unwrap(),
             (_, true, false) => {
                 let values: Vec<i16> = (0..90).map(|at| (at * (2 + i16::from(tint))) % 89).collect();
                 nifti_i16(&path, &values, &grid).unwrap();
@@ -350,7 +349,7 @@ fn the_layouts_of_data_sets_are_recognised() {
 #[test]
 fn splits_are_those_of_folders_only_if_there_are_several() {
     let split = |report: &ScanReport| -> Vec<Option<&str>> {
-        report.table.rows.iter().map(|pair| pair.split.map(|split| split.name())).collect()
+        report.table.rows.iter().map(|pair| pair.split.map(Split::name)).collect()
     };
     let report = scanned(&tree(CASES[6].1));
     assert_eq!(split(&report), [Some("test"), Some("train")]);
