@@ -6,6 +6,7 @@ use super::context::Context;
 use super::next;
 use super::prepare::{PrepareArgs, prepare_root};
 use super::report::{CommandEnd, CommandResult};
+use super::scan::{ScanCommandArgs, scan_folder};
 use crate::Result;
 use crate::data::annotation;
 use crate::data::check::{self, CheckReport, ModalityCounts};
@@ -21,6 +22,7 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
     Check(CheckArgs),
+    Scan(ScanCommandArgs),
     Prepare(Box<PrepareArgs>),
     Compare(CompareArgs),
     Phantom(PhantomArgs),
@@ -29,6 +31,7 @@ pub(super) enum Command {
 pub(super) fn run(command: &Command, context: &Context) -> CommandResult {
     match command {
         Command::Check(args) => check_root(args, context),
+        Command::Scan(args) => scan_folder(args, context),
         Command::Prepare(args) => prepare_root(args, context),
         Command::Compare(args) => compare_masks(args, context),
         Command::Phantom(args) => make_phantoms(args, context),

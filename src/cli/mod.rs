@@ -24,6 +24,7 @@ mod prepare;
 mod preset;
 mod ranks;
 mod reference;
+mod scan;
 mod serve;
 mod solve;
 mod train;

@@ -27,6 +27,7 @@ pub(super) fn role(command: &str, argument: &str) -> Option<OutputRole> {
     Some(match (command, argument) {
         ("train" | "augment finetune", "out") => OutputRole::Writes(Written::Run),
         ("data prepare", "out") => parts(&["annotations"]),
+        ("data scan", "out") => parts(&["pairs.csv", "scan.json", "scan.html"]),
         ("augment filter", "extra") => parts(&["annotations", "rejected", "manifest.jsonl", "report.html"]),
         ("merge", "out") => OutputRole::Writes(Written::New),
         ("augment filter", "filter_models") | (_, "out") => OutputRole::Writes(Written::Folder),
@@ -39,8 +40,8 @@ pub(super) fn role(command: &str, argument: &str) -> Option<OutputRole> {
         }
         (
             _,
-            "annotations" | "image" | "images" | "mask_in" | "masks" | "patients" | "templates" | "loras" | "sample"
-            | "predictions" | "truths",
+            "annotations" | "dir" | "pairs" | "image" | "images" | "mask_in" | "masks" | "patients" | "templates"
+            | "loras" | "sample" | "predictions" | "truths",
         ) => OutputRole::Reads(Read::Files),
         (_, "config" | "sets") => OutputRole::Settings,
         _ => return None,

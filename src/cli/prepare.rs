@@ -7,17 +7,21 @@ use crate::data::labels::Labels;
 use crate::data::manifest::Split;
 use crate::data::volume::Neighbours;
 use crate::data::prepare::{
-    self, NamedLabels, Negatives, Patients, PrepareOptions, PrepareReport, Several, SliceOptions,
+    self, NamedLabels, Negatives, PairTable, Patients, PrepareOptions, PrepareReport, ScanOptions, Several,
+    SliceOptions,
 };
 use crate::shell::ShellCommand;
 use crate::units::counted;
 use crate::{Error, Result};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Prepare a data root from images and masks, or from DICOM and NIfTI volumes and their label maps
 ///
-/// Matches images and masks by name (a mask's name may end in `_mask`, `_seg`, `_labels` or `_Segmentation`), divides them
-/// into train, val and test, and writes questions and answers about the location of the mask.
+/// Finds out which images and masks belong together, divides them into train, val and test, and writes questions and answers
+/// about the location of the mask. The files are those of a folder in any layout that `prsmed data scan` knows (DIR), of a table
+/// (`--pairs`), or of a folder of images and one of masks with equal names (`--images`, `--masks`; a mask's name may end in
+/// `_mask`, `_seg`, `_labels` or `_Segmentation`). If files of DIR are ambiguous, nothing is written: see `prsmed data scan`.
 ///
 /// Volumes are NIfTI files, DICOM files, folders of a DICOM series, zips of one, or a folder of such volumes; `PATH#N`
 /// chooses one of several in a file or folder, and `--series` a DICOM series of every folder. Label maps are NIfTI files,
@@ -30,24 +34,38 @@ use std::path::PathBuf;
 /// volumes, at most as many slices as there are slices with the target.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
+  prsmed data prepare downloads/BUSI --modality ultrasound --target tumor --out data
+  prsmed data prepare --pairs scan-BUSI/pairs.csv --modality ultrasound --target tumor --out data
   prsmed data prepare --images scans --masks labels --modality skin --target nevus --out data
   prsmed data prepare --images scans --masks labels --modality skin --out data --group '^(P[0-9]+)_' --negatives
   prsmed data prepare --images ct/ --masks labels/ --labels 1=liver,2=tumour --modality abdomen_CT --out data \\
       --window soft-tissue --every 2 --negatives
   prsmed data prepare --images dicom_folder --masks labels.nii.gz --target spleen --modality abdomen_CT --out data
   prsmed data prepare --images new --masks new_labels --modality skin --target nevus --out data --append")]
-#[command(override_usage = "prsmed data prepare [OPTIONS] --images PATH --masks PATH --modality NAME --out DIR")]
+#[command(override_usage = "prsmed data prepare [OPTIONS] DIR --modality NAME --out DIR
+       prsmed data prepare [OPTIONS] --pairs CSV --out DIR
+       prsmed data prepare [OPTIONS] --images PATH --masks PATH --modality NAME --out DIR")]
 #[expect(clippy::struct_excessive_bools, reason = "independent switches")]
 pub(super) struct PrepareArgs {
+    /// Folder with images and masks, in a layout that `prsmed data scan` knows
+    #[arg(value_name = "DIR", conflicts_with_all = ["images", "masks", "pairs"])]
+    dir: Option<PathBuf>,
+    #[command(flatten)]
+    scan: ScanArgs,
+    /// CSV file of pairs, as `prsmed data scan` writes it: columns `image`, `mask` or `mask.NAME`, and if needed `patient`,
+    /// `split`, `class`, `labels`, `target`, `question`, `answer`
+    #[arg(long, value_name = "CSV", conflicts_with_all = ["images", "masks", "layout", "channel"])]
+    pairs: Option<PathBuf>,
     /// Folder of images (PNG, JPEG or TIFF), or volumes: files, DICOM folders, or a folder of them
-    #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
+    #[arg(long, value_name = "PATH", num_args = 1.., required_unless_present_any = ["dir", "pairs"], requires = "masks",
+        conflicts_with_all = ["layout", "channel"])]
     images: Vec<PathBuf>,
     /// Folder of masks (background 0, one label), or label maps of volumes; for several labels see `--labels`
-    #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
+    #[arg(long, value_name = "PATH", num_args = 1.., required_unless_present_any = ["dir", "pairs"], requires = "images")]
     masks: Vec<PathBuf>,
-    /// Modality: class and folder name of these images
-    #[arg(long, value_name = "NAME")]
-    modality: String,
+    /// Modality: class and folder name of these images. With `--pairs`, of those without a class
+    #[arg(long, value_name = "NAME", required_unless_present = "pairs")]
+    modality: Option<String>,
     /// Output data root; may already contain other modalities
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
@@ -133,9 +151,69 @@ fn negatives(text: &str) -> Result<Negatives, String> {
     text.parse().map(Negatives::PerPositive).map_err(|_| "give a number above 0, for example 1".to_owned())
 }
 
+/// Which files of a folder are used.
+#[derive(Debug, clap::Args)]
+pub(super) struct ScanArgs {
+    /// Layout of DIR, for example `busi` or `nnunet` [default: the one that explains most files]
+    #[arg(long, value_name = "NAME")]
+    layout: Option<String>,
+    /// Sequence, phase or channel to use where DIR has several for a mask, for example `flair`
+    #[arg(long, value_name = "NAME")]
+    channel: Option<String>,
+}
+
+impl ScanArgs {
+    pub(super) fn options(&self) -> ScanOptions {
+        ScanOptions { layout: self.layout.clone(), channel: self.channel.clone() }
+    }
+}
+
 pub(super) fn prepare_root(args: &PrepareArgs, context: &Context) -> CommandResult {
-    let report = prepare::prepare(&options(args)?, context.progress.as_ref())?;
-    for text in warnings(&report, args) {
+    let options = options(args)?;
+    let reports = match table(args, context)? {
+        Some(table) => prepare::prepare_classes(table, &options, context.progress.as_ref())?,
+        None => vec![(options.modality.clone(), prepare::prepare(&options, context.progress.as_ref())?)],
+    };
+    for (class, report) in &reports {
+        print_report(class, reports.len() > 1, report, args, context)?;
+    }
+    if reports.iter().any(|(_, report)| report.images > 0) {
+        context.output.line(format!("next: {}", ShellCommand::new("prsmed data check").path(&args.out)))?;
+    }
+    match reports.as_slice() {
+        [(_, report)] => context.output.record(report)?,
+        several => {
+            let classes: BTreeMap<&String, &PrepareReport> =
+                several.iter().map(|(class, report)| (class, report)).collect();
+            context.output.record(&serde_json::json!({ "classes": classes }))?;
+        }
+    }
+    Ok(CommandEnd::Done)
+}
+
+/// The pairs of a folder or a table; `None` for folders of images and of masks.
+fn table(args: &PrepareArgs, context: &Context) -> Result<Option<PairTable>> {
+    if let Some(pairs) = &args.pairs {
+        return prepare::read_pairs(pairs).map(Some);
+    }
+    let Some(dir) = &args.dir else { return Ok(None) };
+    let scanned = prepare::scan(dir, &args.scan.options(), context.progress.as_ref())?;
+    for layout in &scanned.layouts {
+        let images = counted(layout.images, "image");
+        context.runtime.note(format!("{} has the layout `{}` ({images})", dir.display(), layout.name));
+    }
+    scanned.into_table().map(Some)
+}
+
+/// Prints warnings, notes and numbers of a modality, which is named if there are several.
+fn print_report(
+    class: &str,
+    is_named: bool,
+    report: &PrepareReport,
+    args: &PrepareArgs,
+    context: &Context,
+) -> Result<()> {
+    for text in warnings(report, args) {
         context.runtime.warn(text);
     }
     if report.absent_left_out > 0 {
@@ -149,18 +227,14 @@ pub(super) fn prepare_root(args: &PrepareArgs, context: &Context) -> CommandResu
     let patients = report.patients.map_or_else(String::new, |count| format!(" of {}", counted(count, "patient")));
     let absent = if report.absent > 0 { format!(", {} masks without target", report.absent) } else { String::new() };
     let known = if report.known > 0 { format!(", {} images were there before", report.known) } else { String::new() };
+    let class = if is_named { format!("{class}: ") } else { String::new() };
     context.output.line(format!(
-        "{} images{patients}, {} questions in {}; {} files skipped{absent}{known}",
+        "{class}{} images{patients}, {} questions in {}; {} files skipped{absent}{known}",
         report.images,
         report.rows,
         args.out.display(),
         report.skipped.len()
-    ))?;
-    if report.images > 0 {
-        context.output.line(format!("next: {}", ShellCommand::new("prsmed data check").path(&args.out)))?;
-    }
-    context.output.record(&report)?;
-    Ok(CommandEnd::Done)
+    ))
 }
 
 fn warnings(report: &PrepareReport, args: &PrepareArgs) -> Vec<String> {
@@ -237,10 +311,15 @@ fn options(args: &PrepareArgs) -> Result<PrepareOptions> {
             geometry: args.geometry.geometry,
             context: args.context,
         },
-        images: args.images.clone(),
-        masks: args.masks.clone(),
-        ..PrepareOptions::new("", "", &args.modality, &args.out)
+        images: files(args, &args.images),
+        masks: files(args, &args.masks),
+        ..PrepareOptions::new("", "", args.modality.as_deref().unwrap_or_default(), &args.out)
     })
+}
+
+/// The files of `--images` or `--masks`, or what is given instead of both.
+fn files(args: &PrepareArgs, given: &[PathBuf]) -> Vec<PathBuf> {
+    args.dir.iter().chain(&args.pairs).chain(given).cloned().collect()
 }
 
 /// Labels of one target, or named labels.

@@ -40,6 +40,7 @@ mod reference;
 mod resident;
 mod resume;
 mod runs;
+mod scan;
 mod scores;
 mod settings;
 mod soak;

@@ -135,6 +135,13 @@ const CASES: [Case; 14] = [
         outputs: &["--out"],
         rest: &["--modality", "ct"],
     },
+    Case {
+        command: "data prepare",
+        inputs: &[("--pairs", "table.csv")],
+        outputs: &["--out"],
+        rest: &["--modality", "ct"],
+    },
+    Case { command: "data scan", inputs: &[("DIR", "scans")], outputs: &["--out"], rest: &[] },
 ];
 
 /// Commands whose files are inputs only, or that have outputs only.
@@ -239,8 +246,13 @@ fn every_output_of_every_command_is_refused_where_links_of_an_input_lead() {
     let before = tree(&store);
     let files = ["--mask-out", "--overlay-out", "--probabilities", "--record-out", "--timeline"];
     // folders of which parts are written, which these links do not lead to
-    let parts =
-        [("train", "--out"), ("augment finetune", "--out"), ("augment filter", "--extra"), ("data prepare", "--out")];
+    let parts = [
+        ("train", "--out"),
+        ("augment finetune", "--out"),
+        ("augment filter", "--extra"),
+        ("data prepare", "--out"),
+        ("data scan", "--out"),
+    ];
     let mut tried = 0;
     for Case { command, inputs, outputs, rest } in &CASES {
         for output in outputs.iter().filter(|output| !parts.contains(&(command, output))) {

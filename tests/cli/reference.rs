@@ -37,7 +37,7 @@ fn flags_and_settings_stay_few() {
     let titles = commands.lines().filter(|line| line.trim_start_matches('#').starts_with(" prsmed")).count();
     let declared = settings.lines().filter(|line| line.starts_with("### `")).count();
     assert!(flags > 200 && titles > 20 && declared > 100, "{flags} {titles} {declared}: the files have another form");
-    assert!(titles <= 26, "{titles} commands");
-    assert!(flags <= 260, "{flags} flags");
+    assert!(titles <= 27, "{titles} commands");
+    assert!(flags <= 266, "{flags} flags");
     assert!(declared <= 120, "{declared} settings");
 }

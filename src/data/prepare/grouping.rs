@@ -26,27 +26,6 @@ pub(super) fn example(names: &[String]) -> String {
     pattern(names).map(|pattern| format!(", for example the argument `group='{pattern}'`")).unwrap_or_default()
 }
 
-/// The pattern for files that got the name of their folder and `_` before their own.
-pub(super) fn pattern_of_folders(folders: &[(String, Vec<String>)]) -> Option<String> {
-    let names: Vec<String> =
-        folders.iter().flat_map(|(folder, files)| files.iter().map(move |file| format!("{folder}_{file}"))).collect();
-    // folders of several kinds of images have the patients in the names of their files
-    if folders.iter().all(|(folder, _)| !folder.chars().any(|c| c.is_ascii_digit() || c == '_')) {
-        let files: BTreeSet<&String> = folders.iter().flat_map(|(_, files)| files).collect();
-        let files: Vec<String> = files.into_iter().cloned().collect();
-        if let Some(inner) = pattern(&files) {
-            let pattern = format!("^[^_]+_{}", inner.strip_prefix('^')?);
-            return (groups(&pattern, &names)?.len() > 1).then_some(pattern);
-        }
-    }
-    let wanted: BTreeSet<&str> = folders.iter().map(|(folder, _)| folder.as_str()).collect();
-    let mut all = (1..=MAX_PARTS).map(|count| format!("^({})_", first_parts('_', count)));
-    let is_right = |pattern: &String| {
-        groups(pattern, &names).is_some_and(|groups| groups.keys().map(String::as_str).eq(wanted.iter().copied()))
-    };
-    all.find(|pattern| wanted.len() > 1 && is_right(pattern))
-}
-
 /// `[^_]+_[^_]+` for two parts.
 fn first_parts(separator: char, count: usize) -> String {
     vec![format!("[^{separator}]+"); count].join(&separator.to_string())
@@ -103,21 +82,5 @@ mod tests {
         ] {
             assert_eq!(pattern(&names(files)), None, "{files:?}");
         }
-    }
-
-    #[test]
-    fn folders_are_patients_unless_their_files_name_them() {
-        let of = |folders: &[(&str, &[&str])]| {
-            let folders: Vec<_> = folders.iter().map(|(name, files)| ((*name).to_owned(), names(files))).collect();
-            pattern_of_folders(&folders)
-        };
-        let files = &["a.png", "b_1.png"][..];
-        assert_eq!(of(&[("P1", files), ("P2", files)]).as_deref(), Some("^([^_]+)_"));
-        assert_eq!(of(&[("PAT_01", files), ("PAT_02", files)]).as_deref(), Some("^([^_]+_[^_]+)_"));
-        assert_eq!(of(&[("anna", files), ("bert", files)]).as_deref(), Some("^([^_]+)_"));
-        assert_eq!(of(&[("PAT_01", files), ("PAT02", files)]), None);
-        assert_eq!(of(&[("P1", files)]), None);
-        let scans = &["PAT_01_a.png", "PAT_01_b.png", "PAT_02_a.png"][..];
-        assert_eq!(of(&[("us", scans), ("ct", scans), ("mr", scans)]).as_deref(), Some("^[^_]+_([^_]+_[^_]+)_"));
     }
 }

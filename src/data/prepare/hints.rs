@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::grouping;
 use super::item::{EMPTY, IS_A, ITS_IMAGE, NO_IMAGE, NO_MASK, NOT_AN_IMAGE, OTHER_IMAGE, Skipped, by_kind};
 use super::layouts::without_suffix;
 use super::patients::file_name;
@@ -60,7 +59,7 @@ pub(super) fn refuse_folders_of_images(paths: &[PathBuf]) -> Result<()> {
         [first, _, ..] if paths.iter().all(|path| path.is_dir() && !images_in(path).is_empty()) => {
             let reason = format!("is the first of {} folders of images, and one folder is read", paths.len());
             let root = first.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            Err(Error::data(first, reason, one_folder(root, paths)))
+            Err(Error::data(first, reason, as_it_is(root)))
         }
         _ => Ok(()),
     }
@@ -96,7 +95,7 @@ pub(super) fn folders_in(folder: &Path) -> Option<String> {
     let named: Vec<String> = folders.iter().take(2 * MAX_NAMED).map(|path| format!("`{}`", path.display())).collect();
     let in_folders = format!("its images are in folders of it: {}", named.join(", "));
     if !are_below && folders.len() > 1 && are_of_patients(&folders) {
-        return Some(format!("{in_folders}; {}", one_folder(folder, &folders)));
+        return Some(format!("{in_folders}; {}", as_it_is(folder)));
     }
     Some(format!("{in_folders}; give the folder of images and the folder of masks"))
 }
@@ -128,40 +127,17 @@ fn is_mask(path: &Path) -> bool {
     is_image(path) && without_suffix(&format!("a_{stem}")).is_some()
 }
 
-/// The commands that copy the files of patients' folders into one folder of images and one of masks.
-fn one_folder(root: &Path, folders: &[PathBuf]) -> String {
-    let quoted = |path: &Path| format!("'{}'", path.display().to_string().replace('\'', r"'\''"));
-    let (masks, scans): (Vec<_>, Vec<_>) = images_in(&folders[0]).into_iter().partition(|path| is_mask(path));
-    let ending = |path: &Path| path.extension().unwrap_or_default().to_string_lossy().into_owned();
-    let root = quoted(root);
-    if let ([mask], [scan]) = (masks.as_slice(), scans.as_slice()) {
-        let (mask_end, scan_end) = (ending(mask), ending(scan));
-        return format!(
-            "copy them into one folder of images and one of masks, named after their folders: `mkdir images masks; for d in \
-             {root}/*/; do n=$(basename \"$d\"); cp \"$d\"{} images/\"$n\".{scan_end}; cp \"$d\"{} masks/\"$n\".{mask_end}; \
-             done`",
-            quoted(Path::new(&file_name(scan))),
-            quoted(Path::new(&file_name(mask)))
-        );
-    }
-    let ending = scans.first().or(masks.first()).map_or("png".to_owned(), |path| ending(path));
+/// The commands for a folder whose images are in folders of patients.
+fn as_it_is(root: &Path) -> String {
+    let root = shell_quoted(root);
     format!(
-        "copy them into one folder, with the name of their folder before their own: `mkdir flat; for f in \
-         {root}/*/*.{ending}; do cp \"$f\" flat/\"$(basename \"$(dirname \"$f\")\")_$(basename \"$f\")\"; done`, the masks \
-         in the same way, and give the patients with {}",
-        patients_of(folders)
+        "such a folder is read as it is: `prsmed data scan {root}` lists its pairs, and `prsmed data prepare {root}` with the \
+         arguments `modality` and `out` prepares them"
     )
 }
 
-/// The flag that says the patients of files that got the name of their folder before their own.
-fn patients_of(folders: &[PathBuf]) -> String {
-    let images = |folder: &PathBuf| images_in(folder).iter().map(|path| file_name(path)).collect();
-    let folders: Vec<(String, Vec<String>)> =
-        folders.iter().map(|folder| (file_name(folder), images(folder))).collect();
-    match grouping::pattern_of_folders(&folders) {
-        Some(pattern) => format!("the argument `group='{pattern}'`"),
-        None => "the argument `patients=TABLE.csv`, a table with the columns `file` and `patient`".to_owned(),
-    }
+fn shell_quoted(path: &Path) -> String {
+    format!("'{}'", path.display().to_string().replace('\'', r"'\''"))
 }
 
 #[cfg(test)]
@@ -179,50 +155,19 @@ mod tests {
     }
 
     #[test]
-    fn folders_of_patients_become_folders_of_images_and_masks_by_the_printed_commands() {
-        for (files, made) in [
-            (
-                &["P 1/image.png", "P 1/mask.png", "P2/image.png", "P2/mask.png"][..],
-                &["images/P 1.png", "images/P2.png", "masks/P 1.png", "masks/P2.png"][..],
-            ),
-            (&["P1/scan.jpg", "P1/scan_seg.png", "P2/scan.jpg", "P2/scan_seg.png"], &["images/P1.jpg", "masks/P2.png"]),
-            (&["P1/a.png", "P1/b.png", "P2/a.png", "P2/b.png"], &["flat/P1_a.png", "flat/P2_b.png"]),
-            (&["P1/a.png", "P1/a_mask.png", "P1/b.png", "P2/a.png", "P2/a_mask.png"], &["flat/P2_a_mask.png"]),
+    fn folders_of_patients_are_read_as_they_are() {
+        for files in [
+            &["P 1/image.png", "P 1/mask.png", "P2/image.png", "P2/mask.png"][..],
+            &["P1/scan.jpg", "P1/scan_seg.png", "P2/scan.jpg", "P2/scan_seg.png"],
+            &["P1/a.png", "P1/b.png", "P2/a.png", "P2/b.png"],
+            &["P1/a.png", "P1/a_mask.png", "P1/b.png", "P2/a.png", "P2/a_mask.png"],
         ] {
             let home = folder(files);
+            let command = format!("`prsmed data scan '{}'`", home.path().display());
             let text = folders_in(home.path()).expect("patients");
-            let script = text.split('`').find(|part| part.starts_with("mkdir")).expect("commands");
-            let to = tempfile::tempdir().expect("a folder");
-            let ran = std::process::Command::new("bash").args(["-c", script]).current_dir(to.path()).status();
-            assert!(ran.expect("bash").success(), "{script}");
-            for name in made {
-                assert!(to.path().join(name).is_file(), "{name} by {script}");
-            }
-            let paths: Vec<PathBuf> = entries(home.path());
-            let error = refuse_folders_of_images(&paths).expect_err("several folders");
-            assert!(error.hint().contains(script), "{}", error.hint());
-        }
-    }
-
-    #[test]
-    fn the_patients_of_copied_files_are_those_of_their_folders() {
-        for (files, flag) in [
-            (&["P1/a.png", "P1/b.png", "P2/a.png", "P2/b.png"][..], "the argument `group='^([^_]+)_'`"),
-            (
-                &["PAT_01/a.png", "PAT_01/b.png", "PAT_02/a.png", "PAT_02/b.png"],
-                "the argument `group='^([^_]+_[^_]+)_'`",
-            ),
-            (
-                &["us_1_x/a.png", "us_1_x/b.png", "us_2_x/a.png", "us_2_x/b.png"],
-                "the argument `group='^([^_]+_[^_]+_[^_]+)_'`",
-            ),
-            (
-                &["P_1/a.png", "P_1/b.png", "P_2/a.png", "P_2/b.png", "P3/a.png", "P3/b.png"],
-                "the argument `patients=TABLE.csv`",
-            ),
-        ] {
-            let text = folders_in(folder(files).path()).expect("folders");
-            assert!(text.contains(&format!("give the patients with {flag}")), "{files:?}: {text}");
+            assert!(text.contains(&command), "{text}");
+            let error = refuse_folders_of_images(&entries(home.path())).expect_err("several folders");
+            assert!(error.hint().contains(&command), "{}", error.hint());
         }
     }
 

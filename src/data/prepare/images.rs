@@ -80,12 +80,15 @@ fn read_pair(pair: &Pair, work: &Preparation) -> Result<UsablePair, Skipped> {
     findings.add_image(&pair.image, &image);
     let expected = (image.pixels.width(), image.pixels.height());
     let mut masks = Vec::new();
-    for (_, path) in &pair.masks {
-        let mask = decode::stored_mask(path).map_err(|error| unreadable(path, &error))?;
+    for (number, (_, path)) in pair.masks.iter().enumerate() {
+        let mask = stored(path, expected).map_err(|error| unreadable(path, &error))?;
         let found = mask.dimensions();
         if found != expected {
             let turned = decode::turned_by_90(found, expected);
             let reason = format!("is {} x {}{ITS_IMAGE}{} x {}{turned}", found.0, found.1, expected.0, expected.1);
+            return Err(skip(path, reason));
+        }
+        if let Some(reason) = pair.unknown_label(number, mask.labels().into_iter()) {
             return Err(skip(path, reason));
         }
         findings.add_stored(path, &mask);
@@ -107,8 +110,9 @@ fn read_pair(pair: &Pair, work: &Preparation) -> Result<UsablePair, Skipped> {
             findings.add_mask(path, &mask);
         }
         let mask = png(&DynamicImage::ImageLuma8(mask)).map_err(|reason| skip(path, reason))?;
-        let (image, target) = (pair.name.clone(), structure.name);
-        items.push((MaskItem { image, stem, target, location, pixels, ..pair.item() }, ItemMask::Png(mask)));
+        let (image, of_pair) = (pair.name.clone(), pair.item(&structure.name));
+        let item = MaskItem { image, stem, target: structure.name, location, pixels, ..of_pair };
+        items.push((item, ItemMask::Png(mask)));
     }
     if is_joined {
         findings.add(format!("images with {} mask files, which were joined", masks.len()), &pair.image);
@@ -118,6 +122,11 @@ fn read_pair(pair: &Pair, work: &Preparation) -> Result<UsablePair, Skipped> {
     }
     let source = UsableSource { path: pair.image.clone(), range: image.range, volume: None };
     Ok((source, items, findings))
+}
+
+/// The mask of an image of this size. A mask that is drawn, such as polygons of an annotation file, is made here.
+fn stored(path: &Path, _size: (u32, u32)) -> Result<StoredMask> {
+    decode::stored_mask(path)
 }
 
 /// The foreground of all mask files of a structure.

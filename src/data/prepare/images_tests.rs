@@ -494,7 +494,7 @@ fn files_of_annotation_programs_are_named_and_the_remedy_is_to_export_masks() {
 }
 
 #[test]
-fn images_in_folders_of_patients_get_commands_that_work() {
+fn images_in_folders_of_patients_are_read_as_they_are() {
     let f = folders();
     for patient in ["P1", "P2", "P3"] {
         fs::create_dir(f.images.join(patient)).unwrap();
@@ -503,11 +503,11 @@ fn images_in_folders_of_patients_get_commands_that_work() {
     }
     let both = PrepareOptions { masks: vec![f.images.clone()], ..f.options() };
     let error = prepare(&both, &Silent).unwrap_err();
-    assert!(error.hint().contains("named after their folders: `mkdir images masks; for d in"), "{}", error.hint());
+    assert!(error.hint().contains("such a folder is read as it is: `prsmed data scan '"), "{}", error.hint());
     let listed: Vec<PathBuf> = ["P1", "P2"].map(|name| f.images.join(name)).to_vec();
     let error = prepare(&PrepareOptions { images: listed.clone(), masks: listed, ..f.options() }, &Silent).unwrap_err();
     assert!(
-        error.to_string().contains("is the first of 2 folders of images") && error.hint().contains("mkdir"),
+        error.to_string().contains("is the first of 2 folders of images") && error.hint().contains("read as it is"),
         "{error}"
     );
     // one folder after the other, with equal names

@@ -78,8 +78,8 @@ pub(super) struct MaskItem {
     pub(super) patient: Option<String>,
     /// Split, if the table of pairs gives it.
     pub(super) split: Option<Split>,
-    /// Question and answer, if the table of pairs gives them.
-    pub(super) text: Option<(String, String)>,
+    /// Questions and answers that the table of pairs gives.
+    pub(super) texts: Vec<(String, String)>,
     /// Name of the structure.
     pub(super) target: String,
     /// `None` if the structure is not in the image.

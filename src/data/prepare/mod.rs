@@ -19,8 +19,11 @@ mod item;
 mod layouts;
 mod location;
 mod options;
+mod pairs_csv;
+mod path_pattern;
 mod patients;
 mod rows;
+mod scan;
 mod splits;
 mod structures;
 mod table;
@@ -38,11 +41,13 @@ use self::found::FoundItems;
 use self::item::{IS_A, MaskItem, NO_MASK, OTHER_IMAGE};
 pub use self::item::{Skipped, by_kind};
 pub use self::options::{MASK_SUFFIXES, Negatives, PrepareOptions, Several, SliceOptions};
+pub use self::pairs_csv::read_pairs;
 use self::patients::Finder;
 pub use self::patients::Patients;
+pub use self::scan::{LayoutRow, ScanOptions, ScanReport, layouts, scan, write_scan};
 use self::splits::KnownSplits;
 pub use self::structures::NamedLabels;
-pub use self::table::{Pair, PairKind, PairTable};
+pub use self::table::{Pair, PairKind, PairTable, PairText};
 use self::work::Preparation;
 use crate::annotation::is_image;
 use crate::bit_depth::DepthReport;
@@ -110,7 +115,7 @@ pub struct PrepareReport {
 /// [`Error::Config`] for options out of range or an invalid template file, [`Error::Data`] when the modality exists
 /// in `out`, a stem is ambiguous or no pair is usable, [`Error::Io`] when a folder cannot be read or written.
 pub fn prepare(options: &PrepareOptions, observer: &dyn Observer) -> Result<PrepareReport> {
-    Preparation::new(options, observer)?.run(layouts::table(options)?)
+    Preparation::new(options, observer)?.run(layouts::by_name(options)?)
 }
 
 /// As [`prepare`], for the pairs of a table instead of those in `options.images` and `options.masks`, which only messages
@@ -119,7 +124,33 @@ pub fn prepare(options: &PrepareOptions, observer: &dyn Observer) -> Result<Prep
 /// # Errors
 /// As [`prepare`].
 pub fn prepare_pairs(table: PairTable, options: &PrepareOptions, observer: &dyn Observer) -> Result<PrepareReport> {
-    Preparation::new(options, observer)?.run(table)
+    Preparation { is_table: true, ..Preparation::new(options, observer)? }.run(table)
+}
+
+/// As [`prepare_pairs`], with a modality for each class of the table; pairs without a class have that of the options. Names of
+/// modalities come with their reports, in order.
+///
+/// # Errors
+/// As [`prepare`]. What can be known of all classes is checked before the first file is written. If a later class fails,
+/// [`PrepareOptions::append`] continues.
+pub fn prepare_classes(
+    table: PairTable,
+    options: &PrepareOptions,
+    observer: &dyn Observer,
+) -> Result<Vec<(String, PrepareReport)>> {
+    let mut classes = Vec::new();
+    for (class, table) in table.by_class(&options.modality)? {
+        let options = PrepareOptions { modality: class, ..options.clone() };
+        options::check_class(&options.modality)?;
+        table.check()?;
+        Existing::read(&options)?;
+        classes.push((table, options));
+    }
+    let prepared = |(table, options): (PairTable, PrepareOptions)| {
+        let report = prepare_pairs(table, &options, observer)?;
+        Ok((options.modality, report))
+    };
+    classes.into_iter().map(prepared).collect()
 }
 
 impl<'a> Preparation<'a> {
@@ -133,6 +164,7 @@ impl<'a> Preparation<'a> {
             existing: Existing::read(options)?,
             structures: structures::structures(&options.named_labels, &options.target, options.labels),
             observer,
+            is_table: false,
         })
     }
 }
@@ -313,6 +345,10 @@ impl Preparation<'_> {
         let needs = format!("{mask}, optionally with one of {}", MASK_SUFFIXES.join(", "));
         let first = report.skipped.iter().find(|skip| skip.reason.starts_with(IS_A)).or(report.skipped.first());
         let first = first.map_or_else(String::new, |s| format!("; first: {}: {}", s.path.display(), s.reason));
+        if self.is_table {
+            let remedy = hints::remedy(&report.skipped).unwrap_or("correct the table of pairs, or the files");
+            return Err(Error::data(images, format!("no usable pair of {pair}{first}"), remedy));
+        }
         let folders = [images, masks].into_iter().find_map(|folder| hints::folders_in(folder));
         let is_other = report.skipped.iter().any(|skip| skip.reason.starts_with(OTHER_IMAGE));
         let is_one_folder = images == masks && kind == PairKind::Images && !is_other;

@@ -175,7 +175,7 @@ pub(super) fn check(options: &PrepareOptions, templates: &Templates) -> Result<(
 }
 
 /// Refuses a class whose folder is none, or has another meaning in a data root or on Windows.
-fn check_class(name: &str) -> Result<()> {
+pub(super) fn check_class(name: &str) -> Result<()> {
     let hint = "use letters, digits, `_`, `-` and `.`, as in `lung_CT`";
     let refuse = |reason: String| Err(Error::config("modality", reason, hint));
     let legal = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
@@ -220,11 +220,18 @@ fn check_words(options: &PrepareOptions, templates: &Templates) -> Result<()> {
     let named = options.named_labels.iter().map(|(name, _)| ("labels", name));
     let words = [("target", options.target.as_str()), ("image_word", &options.image_word)];
     for (key, word) in words.into_iter().chain(named) {
-        if word.trim().is_empty() || word.contains(['{', '}', '\n']) || first_location(word).is_some() {
-            let reason = format!("`{word}` cannot be used in a sentence about a position");
-            let hint = "give a short noun phrase without a location, for example `lung tumor`";
+        if let Some((reason, hint)) = word_problem(word) {
             return Err(Error::config(key, reason, hint));
         }
     }
     Ok(())
+}
+
+/// Reason and remedy if a word cannot be the name of a target or an image.
+pub(super) fn word_problem(word: &str) -> Option<(String, &'static str)> {
+    let is_bad = word.trim().is_empty() || word.contains(['{', '}', '\n']) || first_location(word).is_some();
+    is_bad.then(|| {
+        let hint = "give a short noun phrase without a location, for example `lung tumor`";
+        (format!("`{word}` cannot be used in a sentence about a position"), hint)
+    })
 }

@@ -74,8 +74,8 @@ fn questions(
     templates: &Templates,
     rng: &mut ChaCha8Rng,
 ) -> Vec<(String, String)> {
-    if let Some(text) = &item.text {
-        return vec![text.clone()];
+    if !item.texts.is_empty() {
+        return item.texts.clone();
     }
     let drawn = templates::draw(&templates.one, options.rows_per_image, rng);
     let words = Words { target: &item.target, image: &options.image_word, ..Words::default() };

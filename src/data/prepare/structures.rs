@@ -1,22 +1,48 @@
 //! Structures that questions ask about, and the labels of masks that show them.
 
+use std::fmt;
 use std::str::FromStr;
 
 use crate::labels::Labels;
 
-/// The structures of a label map: `1=liver,2=tumour`. Several labels of one structure are joined by `+`: `1+2=kidneys`.
+/// The name of labels that are no structure.
+const BACKGROUND: &str = "background";
+
+/// The structures of a label map: `1=liver,2=tumour`. Several labels of one structure are joined by `+`: `1+2=kidneys`. Labels
+/// named `background` are no structure.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct NamedLabels(Vec<(String, Labels)>);
+pub struct NamedLabels {
+    structures: Vec<(String, Labels)>,
+    background: Vec<Labels>,
+}
 
 impl NamedLabels {
     /// Name and labels of each structure, in the order of the text.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Labels)> {
-        self.0.iter().map(|(name, labels)| (name.as_str(), *labels))
+        self.structures.iter().map(|(name, labels)| (name.as_str(), *labels))
     }
 
     /// True without structures.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.structures.is_empty()
+    }
+
+    /// True for a label that has a name, or is background by name.
+    pub(super) fn is_known(&self, label: u16) -> bool {
+        let named = self.structures.iter().map(|(_, labels)| labels).chain(&self.background);
+        label == 0 || named.into_iter().any(|labels| labels.contains(label))
+    }
+}
+
+impl fmt::Display for NamedLabels {
+    /// The text that is read.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let background = self.background.iter().map(|labels| (BACKGROUND, *labels));
+        let all = self
+            .iter()
+            .chain(background)
+            .map(|(name, labels)| format!("{}={name}", labels.to_string().replace(',', "+")));
+        f.write_str(&all.collect::<Vec<_>>().join(","))
     }
 }
 
@@ -25,6 +51,7 @@ impl FromStr for NamedLabels {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let mut named: Vec<(String, Labels)> = Vec::new();
+        let mut background = Vec::new();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
             let Some((labels, name)) = part.split_once('=') else {
                 return Err(format!("`{part}` has no name; write `LABEL=NAME`"));
@@ -34,12 +61,16 @@ impl FromStr for NamedLabels {
             if labels.is_empty() || name.is_empty() {
                 return Err(format!("`{part}` is not `LABEL=NAME`"));
             }
+            if name.eq_ignore_ascii_case(BACKGROUND) {
+                background.push(labels);
+                continue;
+            }
             if named.iter().any(|(known, _)| suffix(known) == suffix(&name)) {
                 return Err(format!("the name `{name}` occurs twice; join its labels as `1+2={name}`"));
             }
             named.push((name, labels));
         }
-        Ok(Self(named))
+        Ok(Self { structures: named, background })
     }
 }
 
@@ -80,6 +111,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_background_is_named_and_no_structure() {
+        let text = "1=liver,2+3=lung,7=background";
+        let named: NamedLabels = text.parse().unwrap();
+        assert_eq!((named.to_string().as_str(), named.iter().count()), (text, 2));
+        assert_eq!([0, 1, 3, 4, 7].map(|label| named.is_known(label)), [true, true, true, false, true]);
+    }
+
+    #[test]
     fn names_belong_to_one_label_or_several() {
         let named: NamedLabels = "1=liver, 2+3=Left lung".parse().unwrap();
         let found = structures(&named, "unused", Labels::NONE);
@@ -91,6 +130,7 @@ mod tests {
             ("1=liver,2", "`2` has no name"),
             ("=liver", "is not `LABEL=NAME`"),
             ("1=", "is not `LABEL=NAME`"),
+            ("2", "`2` has no name"),
             ("0=air", "label 0 is the background"),
             ("1=liver,2=Liver", "occurs twice"),
         ] {

@@ -1,11 +1,10 @@
 //! Pairs of images and masks: what a layout finds in the files of a user, and all that a preparation needs of it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use super::item::{MaskItem, Skipped};
-use super::options::PrepareOptions;
-use super::structures::Structure;
+use super::structures::{NamedLabels, Structure, structures};
 use crate::annotation::is_image;
 use crate::labels::Labels;
 use crate::manifest::Split;
@@ -30,10 +29,23 @@ pub struct Pair {
     pub patient: Option<String>,
     /// Split; `None` if it is to be drawn.
     pub split: Option<Split>,
-    /// The question about all its targets, with `answer`, instead of the templates.
-    pub question: Option<String>,
-    /// The answer to `question`.
-    pub answer: Option<String>,
+    /// Modality; `None` for that of the options.
+    pub class: Option<String>,
+    /// The labels of the masks without a name; empty for the labels of the options.
+    pub labels: NamedLabels,
+    /// Questions with answers, instead of the templates.
+    pub texts: Vec<PairText>,
+}
+
+/// A question about an image, with its answer.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PairText {
+    /// The target that it is about; `None` for all targets of the image.
+    pub target: Option<String>,
+    /// The question.
+    pub question: String,
+    /// The answer.
+    pub answer: String,
 }
 
 impl Pair {
@@ -43,10 +55,31 @@ impl Pair {
         Self { name: name.into(), source: image.clone(), image, masks: vec![(None, mask.into())], ..Self::default() }
     }
 
-    /// What the table says about all its items.
-    pub(super) fn item(&self) -> MaskItem {
-        let text = self.question.clone().zip(self.answer.clone());
-        MaskItem { patient: self.patient.clone(), split: self.split, text, ..MaskItem::default() }
+    /// What the table says about its items of a target.
+    pub(super) fn item(&self, target: &str) -> MaskItem {
+        let texts = self.texts.iter().filter(|text| text.target.as_ref().is_none_or(|of| of == target));
+        let texts = texts.map(|text| (text.question.clone(), text.answer.clone())).collect();
+        MaskItem { patient: self.patient.clone(), split: self.split, texts, ..MaskItem::default() }
+    }
+
+    /// Says so if a mask without a name has a label that the pair does not name. Without labels of its own, any may be.
+    pub(super) fn unknown_label(&self, mask: usize, found: impl Iterator<Item = (u16, u64)>) -> Option<String> {
+        if self.labels.is_empty() || self.masks[mask].0.is_some() {
+            return None;
+        }
+        let unknown: Vec<String> = found
+            .filter(|(label, _)| !self.labels.is_known(*label))
+            .map(|(label, count)| format!("{label} ({count})"))
+            .collect();
+        let text = |first: &String| {
+            let label = first.split(' ').next().unwrap_or_default();
+            format!(
+                "it has labels that are not among `{}`: {}; add `{label}=NAME` or `{label}=background` to the labels of the table",
+                self.labels,
+                unknown.join(", ")
+            )
+        };
+        unknown.first().map(text)
     }
 
     /// True for an image file, false for a volume, whose slices become images.
@@ -58,6 +91,8 @@ impl Pair {
     /// each name of a mask.
     pub(super) fn structures(&self, of_unnamed: &[Structure]) -> Vec<(Structure, Vec<usize>)> {
         let unnamed: Vec<usize> = (0..self.masks.len()).filter(|index| self.masks[*index].0.is_none()).collect();
+        let own = structures(&self.labels, "", Labels::NONE);
+        let of_unnamed = if self.labels.is_empty() { of_unnamed } else { &own };
         let of_unnamed = of_unnamed.iter().filter(|_| !unnamed.is_empty());
         let mut found: Vec<_> = of_unnamed.map(|structure| (structure.clone(), unnamed.clone())).collect();
         for (index, (name, _)) in self.masks.iter().enumerate() {
@@ -105,19 +140,41 @@ pub struct PairTable {
 }
 
 impl PairTable {
-    /// Refuses pairs without a mask, of one name, and with a question or an answer alone.
+    /// The pairs of each class; those without one are of `usual`. What is left over belongs to the first class.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a pair has no class, and `usual` is empty.
+    pub(super) fn by_class(self, usual: &str) -> Result<Vec<(String, Self)>> {
+        if let Some(pair) = self.rows.iter().find(|pair| pair.class.is_none()).filter(|_| usual.is_empty()) {
+            let reason = format!("`{}` has no class in the table of pairs", pair.image.display());
+            return Err(Error::argument("modality", reason, "give the argument, or fill the column `class`"));
+        }
+        let mut classes: BTreeMap<String, Self> = BTreeMap::new();
+        let Self { rows, skipped, notes, kind } = self;
+        for pair in rows {
+            let class = pair.class.clone().unwrap_or_else(|| usual.to_owned());
+            classes.entry(class).or_insert_with(|| Self { kind, ..Self::default() }).rows.push(pair);
+        }
+        let first = if classes.is_empty() {
+            classes.entry(usual.to_owned()).or_default()
+        } else {
+            classes.first_entry().expect("a class").into_mut()
+        };
+        (first.skipped, first.notes) = (skipped, notes);
+        Ok(classes.into_iter().collect())
+    }
+
+    /// Refuses pairs without a mask, and of one name.
     ///
     /// # Errors
     /// [`Error::Data`] that names the image.
     pub(super) fn check(&self) -> Result<()> {
         let mut names = BTreeSet::new();
-        for Pair { name, image, masks, question, answer, .. } in &self.rows {
+        for Pair { name, image, masks, .. } in &self.rows {
             let (reason, hint) = if masks.is_empty() {
                 ("has no mask in the table of pairs".to_owned(), "name its mask, or leave it out of the table")
             } else if !names.insert(name) {
                 (format!("is a second image of the name `{name}`"), "give each pair a name of its own")
-            } else if question.is_some() != answer.is_some() {
-                ("has a question without an answer, or an answer alone".to_owned(), "give both, or none of them")
             } else {
                 continue;
             };
@@ -125,12 +182,4 @@ impl PairTable {
         }
         Ok(())
     }
-}
-
-/// A layout: how images and their masks lie in the folders of a user.
-pub(super) struct FileLayout {
-    /// Whether the files of the options lie as this layout says.
-    pub(super) knows: fn(&PrepareOptions) -> bool,
-    /// The pairs.
-    pub(super) table: fn(&PrepareOptions) -> Result<PairTable>,
 }

@@ -576,7 +576,9 @@ fn toy_layout_goes_through_prepare() {
         GrayImage::new(60, 40).save(folder.join(format!("{name}.scan.png"))).unwrap();
         mask(255, &[(2, 2, 9, 9)]).save(folder.join(format!("{name}.spot.png"))).unwrap();
     }
-    let report = prepare(&f.options(), &Silent).unwrap();
+    let scanned = scan(&f.images, &ScanOptions::default(), &Silent).unwrap();
+    assert_eq!(scanned.layouts[0].name, "toy");
+    let report = prepare_pairs(scanned.into_table().unwrap(), &f.options(), &Silent).unwrap();
     assert_eq!((report.images, report.patients, report.skipped), (4, Some(3), Vec::new()));
     let manifest = Manifest::open(&f.out, None).unwrap();
     for (patient, split, name) in files {
@@ -599,9 +601,15 @@ fn tables_that_contradict_themselves_are_refused() {
     };
     assert!(refused(vec![Pair { masks: Vec::new(), ..pair.clone() }]).contains("has no mask in the table"));
     assert!(refused(vec![pair.clone(), pair.clone()]).contains("is a second image of the name `a`"));
-    let asked = Pair { question: Some("Where is it?".into()), ..pair };
-    assert!(refused(vec![asked.clone()]).contains("has a question without an answer"));
-    let table = PairTable { rows: vec![Pair { answer: Some("There.".into()), ..asked }], ..PairTable::default() };
-    assert_eq!(prepare_pairs(table, &f.options(), &Silent).unwrap().rows, 1);
+    let text = |target: Option<&str>, question: &str| PairText {
+        target: target.map(str::to_owned),
+        question: question.into(),
+        answer: "There.".into(),
+    };
+    let texts =
+        vec![text(None, "Where is it?"), text(Some("lesion"), "And the lesion?"), text(Some("cyst"), "The cyst?")];
+    let table = PairTable { rows: vec![Pair { texts, ..pair }], ..PairTable::default() };
+    assert_eq!(prepare_pairs(table, &f.options(), &Silent).unwrap().rows, 2);
     assert_eq!(f.rows()[0][1..3], ["Where is it?", "There."].map(str::to_owned));
+    assert_eq!(f.rows()[1][1], "And the lesion?");
 }

@@ -93,6 +93,10 @@ impl Opened {
                 let reason = once(skipped.reason).chain(notes).collect::<Vec<_>>().join("; ");
                 Skipped { reason, ..skipped }
             })?;
+            let found = labels.labels().into_iter().map(|(label, count)| (label, count as u64));
+            if let Some(reason) = pair.unknown_label(number, found) {
+                return Err(Skipped { path: path.clone(), reason });
+            }
             let is_chosen = shown().all(|structure| !structure.labels.is_empty());
             if let Some(reason) = several_labels(&labels).filter(|_| !is_chosen) {
                 return Err(Skipped { path: path.clone(), reason });
@@ -224,7 +228,7 @@ fn read_slice(
             slice: Some((file_name(&pair.source), slice)),
             // a volume is a patient
             patient: Some(pair.patient.as_ref().unwrap_or(&pair.name).clone()),
-            ..pair.item()
+            ..pair.item(name)
         };
         items.push((item, ItemMask::Structure(number)));
     }

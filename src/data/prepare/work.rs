@@ -23,6 +23,8 @@ pub(super) struct Preparation<'a> {
     pub(super) existing: Existing,
     pub(super) structures: Vec<Structure>,
     pub(super) observer: &'a dyn Observer,
+    /// The pairs are from a table, not from the files of the options.
+    pub(super) is_table: bool,
 }
 
 impl Preparation<'_> {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::super::hints;
 use super::super::item::{IS_A, NO_IMAGE, NO_MASK, NOT_AN_IMAGE, NOT_UTF8, Skipped};
 use super::super::options::{MASK_SUFFIXES, PrepareOptions, SliceOptions};
-use super::super::table::{FileLayout, Pair, PairKind, PairTable, SAME_NAMES};
+use super::super::table::{Pair, PairKind, PairTable, SAME_NAMES};
 use super::names::{Named, unique, without_number, without_suffix};
 use super::volumes;
 use crate::annotation::is_image;
@@ -17,9 +17,11 @@ use crate::names;
 use prsmed_base::files::visible_entries;
 use prsmed_base::{Error, Result};
 
-pub(super) const BY_NAME: FileLayout = FileLayout { knows: |_| true, table };
-
-fn table(options: &PrepareOptions) -> Result<PairTable> {
+/// The pairs of `--images` and `--masks`.
+///
+/// # Errors
+/// [`Error::Data`] for an ambiguous name, for example.
+pub(in crate::prepare) fn by_name(options: &PrepareOptions) -> Result<PairTable> {
     hints::refuse_folders_of_images(&options.images)?;
     let mut skipped = Vec::new();
     let (kind, images, masks) = files(options, &mut skipped)?;

@@ -1,33 +1,42 @@
-//! Layouts: how images and their masks lie in the folders of a user. Each is a file of its own and one row of [`LAYOUTS`],
-//! and gives a [`PairTable`].
+//! Layouts: how images and their masks lie in the folders of a user. A tree is read by one of [`LAYOUTS`]; folders of images
+//! and of masks that the user names are matched by their names.
 
 mod by_name;
+mod by_words;
+mod dataset_json;
+mod named;
 mod names;
+mod patterns;
 #[cfg(test)]
 mod toy_layout;
+mod voc_sets;
 mod volumes;
 
-use super::options::PrepareOptions;
-use super::table::{FileLayout, PairTable};
-use prsmed_base::Result;
-
+pub(super) use by_name::by_name;
+pub(super) use by_words::is_mask_word;
 pub(super) use names::without_suffix;
-pub(super) use volumes::file_name;
+pub(super) use patterns::{Group, GroupImage, GroupMask, Groups, Layout};
+pub(super) use volumes::{called, file_name, stem};
 #[cfg(test)]
 pub(super) use {names::without_number, volumes::are_volumes};
 
-/// All layouts. The first one that knows the files counts; the last one knows all.
-const LAYOUTS: &[FileLayout] = &[
+/// All layouts of trees. The one that explains most files counts, and the first of several.
+pub(super) const LAYOUTS: &[Layout] = &[
+    named::BUSI,
+    named::ISIC,
+    named::LGG,
+    named::KITS,
+    named::LITS,
+    named::BRATS,
+    named::ACDC,
+    named::TOTALSEGMENTATOR,
+    named::DRIVE,
+    named::CHASE,
+    named::VOC,
+    named::NNUNET,
+    named::DECATHLON,
+    named::KVASIR,
     #[cfg(test)]
     toy_layout::TOY,
-    by_name::BY_NAME,
+    by_words::NAMES,
 ];
-
-/// The pairs among the files of the options.
-///
-/// # Errors
-/// Those of the layout, for example [`prsmed_base::Error::Data`] for an ambiguous name.
-pub(super) fn table(options: &PrepareOptions) -> Result<PairTable> {
-    let layout = LAYOUTS.iter().find(|layout| (layout.knows)(options)).unwrap_or(&by_name::BY_NAME);
-    (layout.table)(options)
-}

@@ -172,7 +172,7 @@ fn name_by_path(images: &mut [Named], masks: &mut [Named]) {
 
 /// A volume with the path by which it is called: its file, the folder that gives it its name, or no file, if several
 /// folders do.
-pub(super) fn called(pair: Pair) -> Pair {
+pub(in crate::prepare) fn called(pair: Pair) -> Pair {
     let own = stem(&pair.image);
     let folder = pair.image.ancestors().skip(1).find(|folder| file_name(folder) == pair.name);
     let source = match folder {
@@ -211,7 +211,7 @@ fn is_series(folder: &Path) -> Result<bool> {
 }
 
 /// Name of a volume in the data root: its file name without extension, and what selects it.
-fn stem(path: &Path) -> String {
+pub(in crate::prepare) fn stem(path: &Path) -> String {
     let (path, selected) = split_selection(path);
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let stem = if path.is_dir() { name.as_str() } else { stem_of(&name) };

@@ -1,0 +1,227 @@
+//! Groups of files become pairs, or are ambiguous.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use super::super::item::{NO_IMAGE, NO_MASK, Skipped};
+use super::super::layouts::{Group, GroupImage, GroupMask, Groups, called};
+use super::super::table::{Pair, PairTable};
+use super::tree::Tree;
+use super::{Ambiguous, ScanOptions, ScanReport, kind_of, num_patients};
+use crate::names;
+use prsmed_base::Result;
+use prsmed_base::error::first_quoted;
+
+/// A pair with the folder of its data set, and whether it is clear.
+struct Row {
+    pair: Pair,
+    base: String,
+    ambiguous: Option<(Vec<PathBuf>, String)>,
+}
+
+/// The pairs of all layouts of a tree.
+#[derive(Default)]
+pub(super) struct Found {
+    rows: Vec<Row>,
+    alone: Vec<Pair>,
+    skipped: Vec<Skipped>,
+}
+
+impl Found {
+    /// The number of pairs.
+    pub(super) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    pub(super) fn add(&mut self, groups: Groups, tree: &Tree, options: &ScanOptions, report: &mut ScanReport) {
+        let skipped = |file: usize, reason: String| Skipped { path: tree.files[file].path.clone(), reason };
+        self.skipped.extend(groups.others.into_iter().map(|(file, reason)| skipped(file, reason)));
+        self.skipped.extend(groups.missing);
+        report.notes.extend(groups.notes);
+        for group in groups.groups.into_values().filter(|group| group.num_files() > 0) {
+            for image in &group.images {
+                if let Some(channel) = &image.channel {
+                    *report.sequences.entry(channel.clone()).or_default() += 1;
+                }
+            }
+            self.rows.push(row(group, tree, options));
+        }
+    }
+
+    /// Writes the pairs and what is left over into the report.
+    pub(super) fn finish(mut self, tree: &Tree, free: &[bool], report: &mut ScanReport) -> Result<()> {
+        self.leftovers(tree, free, report);
+        self.rename();
+        self.same_splits(report);
+        self.rows.sort_by(|a, b| a.pair.image.cmp(&b.pair.image));
+        let mut rows = Vec::new();
+        for Row { pair, ambiguous, .. } in self.rows {
+            match ambiguous {
+                Some((files, reason)) => {
+                    report.ambiguous.push(Ambiguous { name: pair.name.clone(), files, reason });
+                    report.undecided.push(pair);
+                }
+                None => rows.push(called(pair)),
+            }
+        }
+        let is_image = |pair: &&Pair| pair.is_image();
+        report.images = rows.iter().filter(is_image).count();
+        report.volumes = rows.len() - report.images;
+        report.masks = rows.iter().map(|pair| pair.masks.len()).sum();
+        report.patients = num_patients(rows.iter().chain(&report.undecided));
+        for pair in &rows {
+            let labels = pair.labels.iter().map(|(name, _)| name.to_owned());
+            let targets = pair.masks.iter().filter_map(|(target, _)| target.clone());
+            let all: BTreeSet<String> = labels.chain(targets).collect();
+            for name in all {
+                *report.structures.entry(name).or_default() += 1;
+            }
+            if let Some(split) = pair.split {
+                *report.splits.entry(split.name().to_owned()).or_default() += 1;
+            }
+        }
+        report.alone = self.alone;
+        report.unmatched.clone_from(&self.skipped);
+        let kind = kind_of(&rows);
+        report.table = PairTable { rows, skipped: self.skipped, notes: report.notes.clone(), kind };
+        report.table.check()
+    }
+
+    /// Files that no layout has explained: images without a mask, masks without an image, and others.
+    fn leftovers(&mut self, tree: &Tree, free: &[bool], report: &ScanReport) {
+        let layout =
+            report.layouts.first().and_then(|row| super::LAYOUTS.iter().find(|layout| layout.name == row.name));
+        let mut reasons: BTreeMap<usize, &str> = BTreeMap::new();
+        if let Some(layout) = layout {
+            for group in layout.groups(tree, free).groups.into_values() {
+                for GroupImage { file, .. } in group.images {
+                    reasons.insert(file, NO_MASK);
+                    let image = tree.files[file].path.clone();
+                    let pair = Pair { name: group.name.clone(), source: image.clone(), image, ..Pair::default() };
+                    self.alone.push(Pair { patient: group.patient.clone(), ..pair });
+                }
+                reasons.extend(group.masks.iter().map(|mask| (mask.file, NO_IMAGE)));
+            }
+        }
+        let left = (0..tree.files.len()).filter(|file| free[*file]);
+        let reason = |file: usize| match (reasons.get(&file), layout) {
+            (Some(reason), _) => (*reason).to_owned(),
+            (None, Some(layout)) => format!("its name is none of the layout `{}`", layout.name),
+            (None, None) => NO_MASK.to_owned(),
+        };
+        self.skipped.extend(left.map(|file| Skipped { path: tree.files[file].path.clone(), reason: reason(file) }));
+        let is_read = |skip: &&Skipped| {
+            skip.path.ends_with("dataset.json") || skip.path.components().any(|part| part.as_os_str() == "ImageSets")
+        };
+        self.skipped.extend(tree.others.iter().filter(|skip| layout.is_none() || !is_read(skip)).cloned());
+        self.skipped.sort_by(|a, b| a.path.cmp(&b.path));
+    }
+
+    /// Puts folders and splits before names of which there are several.
+    fn rename(&mut self) {
+        let mut names: Vec<String> = self.rows.iter().map(|row| names::key(&row.pair.name)).collect();
+        names.extend(self.alone.iter().map(|pair| names::key(&pair.name)));
+        if names.iter().collect::<BTreeSet<_>>().len() < names.len() {
+            for Row { pair, base, .. } in &mut self.rows {
+                let folders = base.split('/').filter(|part| !part.is_empty()).map(str::to_owned);
+                let split = pair.split.map(|split| split.name().to_owned());
+                let parts: Vec<String> = folders.chain(split).chain([pair.name.clone()]).collect();
+                pair.name = parts.join("_");
+            }
+            // these names are not used yet
+            self.alone.iter_mut().for_each(|pair| pair.name.clear());
+        }
+    }
+
+    /// Leaves out the splits of folders if all are one.
+    fn same_splits(&mut self, report: &mut ScanReport) {
+        let found: BTreeSet<_> = self.rows.iter().filter_map(|row| row.pair.split).collect();
+        if let [only] = found.iter().copied().collect::<Vec<_>>().as_slice() {
+            self.rows.iter_mut().for_each(|row| row.pair.split = None);
+            report.notes.push(format!("all masks are in folders of `{only}`, so that splits are drawn"));
+        }
+    }
+}
+
+fn row(group: Group, tree: &Tree, options: &ScanOptions) -> Row {
+    let path = |image: &GroupImage| {
+        let file = &tree.files[image.file].path;
+        image.part.map_or_else(|| file.clone(), |part| PathBuf::from(format!("{}#{part}", file.display())))
+    };
+    let (image, several) = chosen(&group, options);
+    let mut ambiguous = several.map(|reason| (group.images.iter().map(path).collect::<Vec<_>>(), reason));
+    if ambiguous.is_none() {
+        let masks: Vec<&GroupMask> =
+            group.masks.iter().filter(|mask| mask.target.is_none() && !mask.is_numbered).collect();
+        if masks.len() > 1 {
+            let files: Vec<PathBuf> = masks.iter().map(|mask| tree.files[mask.file].path.clone()).collect();
+            let reason = format!(
+                "{} masks fit the image: {}; keep one, or give each a column `mask.NAME`",
+                files.len(),
+                quoted(&files)
+            );
+            ambiguous = Some((files, reason));
+        }
+    }
+    let image = path(image);
+    let masks = group.masks.iter().map(|mask| (mask.target.clone(), tree.files[mask.file].path.clone()));
+    let pair = Pair {
+        name: group.name,
+        source: image.clone(),
+        image,
+        masks: masks.collect(),
+        patient: group.patient,
+        split: group.split,
+        labels: group.labels,
+        ..Pair::default()
+    };
+    let ambiguous = ambiguous.map(|(files, reason)| {
+        let reason = if reason.is_empty() { several_images(&files, &group.images) } else { reason };
+        (files, reason)
+    });
+    Row { pair, base: group.base, ambiguous }
+}
+
+/// The image of a group, and a reason if several fit; the text is empty if it is to name the files.
+fn chosen<'a>(group: &'a Group, options: &ScanOptions) -> (&'a GroupImage, Option<String>) {
+    let first = &group.images[0];
+    if group.images.len() == 1 {
+        return (first, None);
+    }
+    let Some(wanted) = &options.channel else { return (first, Some(String::new())) };
+    let key = |name: &str| {
+        let name = names::key(name);
+        name.parse::<u32>().map_or(name, |number| number.to_string())
+    };
+    let is_it = |image: &&GroupImage| {
+        let number = image.part.map(|part| part.to_string());
+        image.channel.iter().chain(&number).any(|name| key(name) == key(wanted))
+    };
+    let mut fit = group.images.iter().filter(is_it);
+    match (fit.next(), fit.next()) {
+        (Some(image), None) => (image, None),
+        (None, _) => (first, Some(format!("it has no channel `{wanted}`, but {}", channels(&group.images)))),
+        (Some(_), Some(_)) => (first, Some(format!("it has several images of the channel `{wanted}`"))),
+    }
+}
+
+fn channels(images: &[GroupImage]) -> String {
+    let names: BTreeSet<&str> = images.iter().filter_map(|image| image.channel.as_deref()).collect();
+    names.into_iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+fn several_images(files: &[PathBuf], images: &[GroupImage]) -> String {
+    let names = channels(images);
+    let (what, remedy) = if names.is_empty() {
+        (quoted(files), "keep one, or rename them so that each has the name of its mask".to_owned())
+    } else {
+        let first = images[0].channel.as_deref().unwrap_or_default();
+        (names, format!("one of them can be used: choose it with the argument `channel={first}`"))
+    };
+    format!("{} images fit its masks: {what}; {remedy}", files.len())
+}
+
+fn quoted(files: &[PathBuf]) -> String {
+    let names: Vec<String> = files.iter().map(|path| super::super::layouts::file_name(path)).collect();
+    first_quoted(&names, 4)
+}

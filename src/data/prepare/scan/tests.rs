@@ -1,0 +1,506 @@
+//! Tests of scans, on trees with the names of real data sets and invented pixels.
+
+use std::fs;
+use std::io::Cursor;
+
+use image::{GrayImage, ImageFormat, Luma, Rgb, RgbImage};
+
+use super::*;
+use crate::fixture::Root;
+use crate::manifest::{Manifest, Split};
+use crate::prepare::{PrepareOptions, prepare_classes, read_pairs};
+use crate::volume::write::{nifti_i16, nifti_labels};
+use crate::volume::{Affine, Grid};
+use prsmed_base::event::Silent;
+
+/// A tree. Images are PNG files whatever their ending is; names of masks begin with `=`.
+fn tree(names: &[&str]) -> Root {
+    let root = Root::new();
+    for (number, name) in names.iter().enumerate() {
+        let (name, is_mask) = name.strip_prefix('=').map_or((*name, false), |name| (name, true));
+        let path = root.file(name);
+        let tint = u8::try_from(number % 250).unwrap() + 1;
+        let grid = Grid {
+            size: [6, 5, 3],
+            affine: Affine::from_columns([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 2.0]], [0.0; 3]),
+        };
+        let ending = name.rsplit_once('.').map_or("", |(_, ending)| ending);
+        let labels = || (0..90_u8).map(|at| u8::from(at > 35 && at < 50)).collect::<Vec<_>>();
+        match (["json", "txt"].contains(&ending), name.contains(".nii"), is_mask) {
+            (true, ..) => fs::write(&path, "{}").unwrap(),
+            (_, true, true) => nifti_labels(&path, &labels(), &grid).unwrap(),
+            (_, true, false) => {
+                let values: Vec<i16> = (0..90).map(|at| (at * (2 + i16::from(tint))) % 89).collect();
+                nifti_i16(&path, &values, &grid).unwrap();
+            }
+            (_, _, is_mask) => fs::write(&path, png(is_mask, tint, 12)).unwrap(),
+        }
+    }
+    root
+}
+
+fn png(is_mask: bool, tint: u8, width: u32) -> Vec<u8> {
+    let mut bytes = Cursor::new(Vec::new());
+    if is_mask {
+        let mask = GrayImage::from_fn(width, 8, |x, y| Luma([if x < 5 && y < 3 { 255 } else { 0 }]));
+        mask.write_to(&mut bytes, ImageFormat::Png).unwrap();
+    } else {
+        let image =
+            RgbImage::from_fn(width, 8, |x, y| Rgb([u8::try_from(x * 9).unwrap(), u8::try_from(y * 7).unwrap(), tint]));
+        image.write_to(&mut bytes, ImageFormat::Png).unwrap();
+    }
+    bytes.into_inner()
+}
+
+fn scanned(root: &Root) -> ScanReport {
+    scan(root.path(), &ScanOptions::default(), &Silent).unwrap()
+}
+
+/// `name: image + masks` of all pairs, below the root.
+fn pairs(report: &ScanReport) -> Vec<String> {
+    let below = |path: &Path| path.strip_prefix(&report.root).unwrap().display().to_string();
+    let mask = |(target, path): &(Option<String>, PathBuf)| match target {
+        Some(target) => format!("{target}={}", below(path)),
+        None => below(path),
+    };
+    let text = |pair: &Pair| {
+        let masks: Vec<String> = pair.masks.iter().map(mask).collect();
+        format!("{}: {} + {}", pair.name, below(&pair.image), masks.join(" + "))
+    };
+    report.table.rows.iter().map(text).collect()
+}
+
+/// Layout, files, the pairs that they make, and the number of patients.
+type Case = (&'static str, &'static [&'static str], &'static [&'static str], Option<usize>);
+
+const CASES: &[Case] = &[
+    (
+        "busi",
+        &[
+            "benign/benign (1).png",
+            "=benign/benign (1)_mask.png",
+            "=benign/benign (1)_mask_1.png",
+            "malignant/malignant (1).png",
+            "=malignant/malignant (1)_mask.png",
+        ],
+        &[
+            "benign (1): benign/benign (1).png + benign/benign (1)_mask.png + benign/benign (1)_mask_1.png",
+            "malignant (1): malignant/malignant (1).png + malignant/malignant (1)_mask.png",
+        ],
+        None,
+    ),
+    (
+        "isic",
+        &[
+            "ISIC2018_Task1-2_Training_Input/ISIC_0000000.jpg",
+            "ISIC2018_Task1-2_Training_Input/ISIC_0000001.jpg",
+            "=ISIC2018_Task1_Training_GroundTruth/ISIC_0000000_segmentation.png",
+            "=ISIC2018_Task1_Training_GroundTruth/ISIC_0000001_segmentation.png",
+            "=ISIC2018_Task2_Training_GroundTruth_v3/ISIC_0000001_attribute_globules.png",
+        ],
+        &[
+            "ISIC_0000000: ISIC2018_Task1-2_Training_Input/ISIC_0000000.jpg + ISIC2018_Task1_Training_GroundTruth/ISIC_0000000_segmentation.png",
+            "ISIC_0000001: ISIC2018_Task1-2_Training_Input/ISIC_0000001.jpg + ISIC2018_Task1_Training_GroundTruth/ISIC_0000001_segmentation.png + globules=ISIC2018_Task2_Training_GroundTruth_v3/ISIC_0000001_attribute_globules.png",
+        ],
+        None,
+    ),
+    (
+        "kvasir",
+        &["images/cju0.jpg", "=masks/cju0.jpg", "images/cju1.jpg", "=masks/cju1.jpg"],
+        &["cju0: images/cju0.jpg + masks/cju0.jpg", "cju1: images/cju1.jpg + masks/cju1.jpg"],
+        None,
+    ),
+    (
+        "lgg",
+        &[
+            "kaggle_3m/TCGA_CS_4941_19960909/TCGA_CS_4941_19960909_1.tif",
+            "=kaggle_3m/TCGA_CS_4941_19960909/TCGA_CS_4941_19960909_1_mask.tif",
+            "kaggle_3m/TCGA_CS_4941_19960909/TCGA_CS_4941_19960909_2.tif",
+            "=kaggle_3m/TCGA_CS_4941_19960909/TCGA_CS_4941_19960909_2_mask.tif",
+        ],
+        &[
+            "TCGA_CS_4941_19960909_1: kaggle_3m/TCGA_CS_4941_19960909/TCGA_CS_4941_19960909_1.tif + kaggle_3m/TCGA_CS_4941_19960909/TCGA_CS_4941_19960909_1_mask.tif",
+            "TCGA_CS_4941_19960909_2: kaggle_3m/TCGA_CS_4941_19960909/TCGA_CS_4941_19960909_2.tif + kaggle_3m/TCGA_CS_4941_19960909/TCGA_CS_4941_19960909_2_mask.tif",
+        ],
+        Some(1),
+    ),
+    (
+        "kits",
+        &[
+            "case_00000/imaging.nii.gz",
+            "=case_00000/segmentation.nii.gz",
+            "=case_00000/instances/tumor_instance-1_annotation-1.nii.gz",
+            "case_00001/imaging.nii.gz",
+            "=case_00001/segmentation.nii.gz",
+        ],
+        &[
+            "case_00000: case_00000/imaging.nii.gz + case_00000/segmentation.nii.gz",
+            "case_00001: case_00001/imaging.nii.gz + case_00001/segmentation.nii.gz",
+        ],
+        Some(2),
+    ),
+    (
+        "lits",
+        &[
+            "volumes/volume-0.nii",
+            "=segmentations/segmentation-0.nii",
+            "volumes/volume-10.nii",
+            "=segmentations/segmentation-10.nii",
+        ],
+        &[
+            "0: volumes/volume-0.nii + segmentations/segmentation-0.nii",
+            "10: volumes/volume-10.nii + segmentations/segmentation-10.nii",
+        ],
+        Some(2),
+    ),
+    (
+        "acdc",
+        &[
+            "training/patient001/patient001_frame01.nii.gz",
+            "=training/patient001/patient001_frame01_gt.nii.gz",
+            "training/patient001/patient001_4d.nii.gz",
+            "testing/patient101/patient101_frame01.nii.gz",
+            "=testing/patient101/patient101_frame01_gt.nii.gz",
+        ],
+        &[
+            "patient101_frame01: testing/patient101/patient101_frame01.nii.gz + testing/patient101/patient101_frame01_gt.nii.gz",
+            "patient001_frame01: training/patient001/patient001_frame01.nii.gz + training/patient001/patient001_frame01_gt.nii.gz",
+        ],
+        Some(2),
+    ),
+    (
+        "totalsegmentator",
+        &[
+            "s0000/ct.nii.gz",
+            "=s0000/segmentations/liver.nii.gz",
+            "=s0000/segmentations/kidney_left.nii.gz",
+            "s0001/ct.nii.gz",
+            "=s0001/segmentations/liver.nii.gz",
+        ],
+        &[
+            "s0000: s0000/ct.nii.gz + left kidney=s0000/segmentations/kidney_left.nii.gz + liver=s0000/segmentations/liver.nii.gz",
+            "s0001: s0001/ct.nii.gz + liver=s0001/segmentations/liver.nii.gz",
+        ],
+        Some(2),
+    ),
+    (
+        "drive",
+        &[
+            "training/images/21_training.tif",
+            "=training/1st_manual/21_manual1.gif",
+            "=training/mask/21_training_mask.gif",
+            "test/images/01_test.tif",
+            "=test/1st_manual/01_manual1.gif",
+            "=test/2nd_manual/01_manual2.gif",
+            "=test/mask/01_test_mask.gif",
+        ],
+        &[
+            "01: test/images/01_test.tif + test/1st_manual/01_manual1.gif",
+            "21: training/images/21_training.tif + training/1st_manual/21_manual1.gif",
+        ],
+        None,
+    ),
+    (
+        "chase",
+        &["Image_01L.jpg", "=Image_01L_1stHO.png", "=Image_01L_2ndHO.png", "Image_01R.jpg", "=Image_01R_1stHO.png"],
+        &["Image_01L: Image_01L.jpg + Image_01L_1stHO.png", "Image_01R: Image_01R.jpg + Image_01R_1stHO.png"],
+        Some(1),
+    ),
+    (
+        "voc",
+        &[
+            "VOC2012/JPEGImages/2007_000032.jpg",
+            "=VOC2012/SegmentationClass/2007_000032.png",
+            "=VOC2012/SegmentationObject/2007_000032.png",
+        ],
+        &["2007_000032: VOC2012/JPEGImages/2007_000032.jpg + VOC2012/SegmentationClass/2007_000032.png"],
+        None,
+    ),
+    (
+        "nnunet",
+        &[
+            "imagesTr/la_003_0000.nii.gz",
+            "=labelsTr/la_003.nii.gz",
+            "imagesTr/la_004_0000.nii.gz",
+            "=labelsTr/la_004.nii.gz",
+            "dataset.json",
+        ],
+        &[
+            "la_003: imagesTr/la_003_0000.nii.gz + labelsTr/la_003.nii.gz",
+            "la_004: imagesTr/la_004_0000.nii.gz + labelsTr/la_004.nii.gz",
+        ],
+        None,
+    ),
+    (
+        "decathlon",
+        &[
+            "Task03_Liver/imagesTr/liver_0.nii.gz",
+            "=Task03_Liver/labelsTr/liver_0.nii.gz",
+            "Task03_Liver/imagesTs/liver_132.nii.gz",
+            "Task03_Liver/dataset.json",
+        ],
+        &["liver_0: Task03_Liver/imagesTr/liver_0.nii.gz + Task03_Liver/labelsTr/liver_0.nii.gz"],
+        Some(1),
+    ),
+    (
+        "names",
+        &["P1/image.png", "=P1/mask.png", "P2/image.png", "=P2/mask.png"],
+        &["P1: P1/image.png + P1/mask.png", "P2: P2/image.png + P2/mask.png"],
+        Some(2),
+    ),
+    (
+        "names",
+        &[
+            "scans/A 1/imaging.nii.gz",
+            "=labels/A 1/imaging.nii.gz",
+            "scans/B2/imaging.nii.gz",
+            "=labels/B2/imaging.nii.gz",
+        ],
+        &[
+            "A 1: scans/A 1/imaging.nii.gz + labels/A 1/imaging.nii.gz",
+            "B2: scans/B2/imaging.nii.gz + labels/B2/imaging.nii.gz",
+        ],
+        Some(2),
+    ),
+    (
+        "names",
+        &[
+            "P1/a.png",
+            "=P1/a_mask.png",
+            "P1/b.png",
+            "=P1/b_mask (2).png",
+            "=P1/b_mask (1).png",
+            "P2/a.png",
+            "=P2/A Segmentation.png",
+        ],
+        &[
+            "P1_a: P1/a.png + P1/a_mask.png",
+            "P1_b: P1/b.png + P1/b_mask (1).png + P1/b_mask (2).png",
+            "P2_a: P2/a.png + P2/A Segmentation.png",
+        ],
+        Some(2),
+    ),
+    (
+        "names",
+        &["ct.nii.gz", "=ct_labels.nii.gz", "mr.nii.gz", "=mr_labels.nii.gz"],
+        &["ct: ct.nii.gz + ct_labels.nii.gz", "mr: mr.nii.gz + mr_labels.nii.gz"],
+        None,
+    ),
+    (
+        "names",
+        &[
+            "P1/t2.nii.gz",
+            "=P1/masks/tumour.nii.gz",
+            "=P1/masks/gland.nii.gz",
+            "P2/t2.nii.gz",
+            "=P2/masks/gland.nii.gz",
+        ],
+        &[
+            "P1_t2: P1/t2.nii.gz + gland=P1/masks/gland.nii.gz + tumour=P1/masks/tumour.nii.gz",
+            "P2_t2: P2/t2.nii.gz + gland=P2/masks/gland.nii.gz",
+        ],
+        Some(2),
+    ),
+    (
+        "names",
+        &["images/kept_seg.png", "=masks/kept_seg.png", "images/b.png", "=masks/b_seg.png"],
+        &["b: images/b.png + masks/b_seg.png", "kept_seg: images/kept_seg.png + masks/kept_seg.png"],
+        None,
+    ),
+    (
+        "toy",
+        &["P1/train/a.scan.png", "=P1/train/a.spot.png"],
+        &["a: P1/train/a.scan.png + spot=P1/train/a.spot.png"],
+        Some(1),
+    ),
+];
+
+#[test]
+fn the_layouts_of_data_sets_are_recognised() {
+    for (layout, files, expected, patients) in CASES {
+        let root = tree(files);
+        let report = scanned(&root);
+        let names: Vec<&str> = report.layouts.iter().map(|row| row.name).collect();
+        assert_eq!(names, [*layout], "{files:?}");
+        assert_eq!(pairs(&report), *expected, "{layout}");
+        assert_eq!(report.patients, *patients, "{layout}: {:?}", report.notes);
+        assert!(report.ambiguous.is_empty() && report.problems.is_empty(), "{layout}: {report:?}");
+        let named = ScanOptions { layout: Some(layout.to_uppercase()), ..ScanOptions::default() };
+        assert_eq!(pairs(&scan(root.path(), &named, &Silent).unwrap()), *expected);
+        // what a scan writes is read as it was, and can be prepared
+        let out = root.path().join("out");
+        write_scan(&report, &out).unwrap();
+        let table = read_pairs(&out.join("pairs.csv")).unwrap();
+        let rows = report.table.rows.clone();
+        let name = |pair: &Pair| (pair.name.clone(), pair.masks.len(), pair.patient.clone(), pair.split);
+        assert_eq!(table.rows.iter().map(name).collect::<Vec<_>>(), rows.iter().map(name).collect::<Vec<_>>());
+        let options = PrepareOptions {
+            val_frac: 0.0,
+            test_frac: 0.0,
+            ..PrepareOptions::new(root.path(), root.path(), "x", root.path().join("data"))
+        };
+        let prepared = prepare_classes(table, &options, &Silent).unwrap();
+        assert!(prepared[0].1.rows >= expected.len(), "{layout}: {prepared:?}");
+        let page = fs::read_to_string(out.join("scan.html")).unwrap();
+        assert_eq!(page.matches("data:image/png;base64,iVBOR").count(), expected.len(), "{layout}");
+    }
+}
+
+#[test]
+fn splits_are_those_of_folders_only_if_there_are_several() {
+    let split = |report: &ScanReport| -> Vec<Option<&str>> {
+        report.table.rows.iter().map(|pair| pair.split.map(Split::name)).collect()
+    };
+    let report = scanned(&tree(CASES[6].1));
+    assert_eq!(split(&report), [Some("test"), Some("train")]);
+    let report = scanned(&tree(CASES[1].1));
+    assert_eq!(split(&report), [None, None]);
+    assert!(report.notes[0].contains("all masks are in folders of `train`"), "{:?}", report.notes);
+    let root = tree(&["JPEGImages/a.jpg", "=SegmentationClass/a.png", "JPEGImages/b.jpg", "=SegmentationClass/b.png"]);
+    for (name, text) in [("train", "a\n"), ("val", "b\n")] {
+        fs::write(root.file(&format!("ImageSets/Segmentation/{name}.txt")), text).unwrap();
+    }
+    assert_eq!(split(&scanned(&root)), [Some("train"), Some("val")]);
+}
+
+#[test]
+fn labels_channels_and_lists_are_those_of_the_data_set() {
+    let files = ["imagesTr/a_0000.nii.gz", "imagesTr/a_0001.nii.gz", "=labelsTr/a.nii.gz"];
+    let root = tree(&files);
+    let json = r#"{"channel_names": {"0": "T2", "1": "ADC"}, "labels": {"background": 0, "gland, inner": 1, "whole": [1, 2], "ignore": 3},
+                   "training": [{"image": "./imagesTr/a.nii.gz", "label": "./labelsTr/a.nii.gz"}, {"image": "./imagesTr/b.nii.gz"}]}"#;
+    fs::write(root.file("dataset.json"), json).unwrap();
+    let report = scanned(&root);
+    assert_eq!(report.sequences.keys().collect::<Vec<_>>(), ["ADC", "T2"]);
+    assert!(
+        report.ambiguous[0].reason.contains("2 images fit its masks: `ADC`, `T2`; one of them can be used"),
+        "{report:?}"
+    );
+    assert!(
+        report.unmatched[0].reason.contains("`./imagesTr/b.nii.gz` is listed, and missing"),
+        "{:?}",
+        report.unmatched
+    );
+    let error = report.clone().into_table().unwrap_err().to_string();
+    assert!(error.contains("is ambiguous: `a`: 2 images fit its masks"), "{error}");
+    let out = root.path().join("out");
+    write_scan(&report, &out).unwrap();
+    let error = read_pairs(&out.join("pairs.csv")).unwrap_err().to_string();
+    assert!(error.contains("pairs.csv:2: the line is ambiguous: 2 images fit"), "{error}");
+    fs::remove_dir_all(&out).unwrap();
+    for channel in ["ADC", "adc"] {
+        let options = ScanOptions { channel: Some(channel.into()), ..ScanOptions::default() };
+        let report = scan(root.path(), &options, &Silent).unwrap();
+        assert_eq!(pairs(&report), ["a: imagesTr/a_0001.nii.gz + labelsTr/a.nii.gz"]);
+        assert_eq!(report.table.rows[0].labels.to_string(), "1=gland  inner,1+2=whole,3=background");
+    }
+    let options = ScanOptions { channel: Some("T1".into()), ..ScanOptions::default() };
+    let report = scan(root.path(), &options, &Silent).unwrap();
+    assert!(report.ambiguous[0].reason.contains("it has no channel `T1`, but `ADC`, `T2`"), "{report:?}");
+    fs::write(root.file("dataset.json"), "{\"labels\": {\"x\": null}}").unwrap();
+    let error = scan(root.path(), &options, &Silent).unwrap_err();
+    assert!(error.to_string().contains("dataset.json: the label `x` has no number"), "{error}");
+}
+
+#[test]
+fn several_channels_masks_and_layouts_are_ambiguous() {
+    let brats = [
+        "BraTS20_Training_001/BraTS20_Training_001_flair.nii.gz",
+        "BraTS20_Training_001/BraTS20_Training_001_t1.nii.gz",
+        "=BraTS20_Training_001/BraTS20_Training_001_seg.nii.gz",
+    ];
+    let root = tree(&brats);
+    let report = scanned(&root);
+    assert!(report.ambiguous[0].reason.contains("2 images fit its masks: `flair`, `t1`"), "{report:?}");
+    let options = ScanOptions { channel: Some("FLAIR".into()), ..ScanOptions::default() };
+    let report = scan(root.path(), &options, &Silent).unwrap();
+    assert_eq!((report.layouts[0].name, report.volumes, report.ambiguous.len()), ("brats", 1, 0));
+    for (files, reason) in [
+        (&["a.png", "=a_mask.png", "=a_seg.png"][..], "2 masks fit the image: `a_mask.png`, `a_seg.png`; keep one"),
+        (&["a.png", "a.jpg", "=a_mask.png"], "2 images fit its masks: `a.jpg`, `a.png`; keep one"),
+        (&["P1/t1.nii.gz", "P1/t2.nii.gz", "=P1/seg.nii.gz"], "2 images fit its masks: `t1`, `t2`; one of them"),
+        (
+            &[
+                "x/images/a.png",
+                "=x/masks/a.png",
+                "y/case_1/imaging.nii.gz",
+                "=y/case_1/segmentation.nii.gz",
+                "=y/case_1/b.nii.gz",
+            ],
+            "",
+        ),
+    ] {
+        let report = scanned(&tree(files));
+        assert!(reason.is_empty() || report.ambiguous[0].reason.contains(reason), "{files:?}: {report:?}");
+    }
+    let mixed =
+        ["images/a.png", "=masks/a.png", "vessels/images/21_training.tif", "=vessels/1st_manual/21_manual1.gif"];
+    let report = scanned(&tree(&mixed));
+    assert!(report.ambiguous[0].reason.contains("files of the layouts"), "{report:?}");
+    let error =
+        scan(Path::new("/nowhere"), &ScanOptions { layout: Some("x".into()), ..ScanOptions::default() }, &Silent)
+            .unwrap_err();
+    assert!(error.hint().contains("`busi`, `isic`") && error.to_string().contains("there is no layout `x`"), "{error}");
+}
+
+/// Thirty patients as a hospital names them.
+fn messy() -> Root {
+    let mut names = Vec::new();
+    for number in 1..=30 {
+        let folder = if number % 3 == 0 { format!("PAT {number:02}") } else { format!("pat_{number:02}") };
+        let (image, mask) =
+            if number % 2 == 0 { ("SCAN.PNG", "Scan Mask.PNG") } else { ("scan.png", "scan_Segmentation.png") };
+        names.push(format!("{folder}/{image}"));
+        if number != 7 {
+            names.push(format!("={folder}/{mask}"));
+        }
+    }
+    let root = tree(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    fs::write(root.path().join("pat_11/scan_Segmentation.png"), png(true, 0, 14)).unwrap();
+    fs::copy(root.path().join("pat_01/scan.png"), root.path().join("pat_02/SCAN.PNG")).unwrap();
+    root
+}
+
+#[test]
+fn a_messy_folder_is_listed_and_prepared_without_renaming() {
+    let root = messy();
+    let report = scanned(&root);
+    assert_eq!((report.layouts.len(), report.images, report.patients), (1, 29, Some(29)), "{:?}", report.unmatched);
+    let unmatched: Vec<_> = report.unmatched.iter().map(|skip| (skip.path.clone(), skip.reason.as_str())).collect();
+    assert_eq!(unmatched, [(root.path().join("pat_07/scan.png"), "no mask with this stem")]);
+    let [problem] = report.problems.as_slice() else { panic!("{:?}", report.problems) };
+    assert!(
+        problem.path.ends_with("pat_11/scan_Segmentation.png")
+            && problem.reason == "is 14 x 8 pixels, its image 12 x 8"
+    );
+    assert_eq!(report.copies, [["pat_01/scan.png", "pat_02/SCAN.PNG"].map(|name| root.path().join(name))]);
+    assert!(
+        report.notes[0].contains("29 folders `PAT 03`, `PAT 06`, `PAT 09`, .. are taken for patients"),
+        "{:?}",
+        report.notes
+    );
+    let out = root.path().join("data");
+    let options = PrepareOptions::new(root.path(), root.path(), "xray", &out);
+    let prepared = prepare_classes(report.into_table().unwrap(), &options, &Silent).unwrap();
+    let [(class, prepared)] = prepared.as_slice() else { panic!("one class") };
+    assert_eq!((class.as_str(), prepared.images, prepared.patients, prepared.skipped.len()), ("xray", 28, Some(28), 2));
+    let manifest = Manifest::open(&out, None).unwrap();
+    assert_eq!(manifest.rows.len(), 56);
+    let split = |patient: &str| manifest.rows.iter().find(|row| row.patient.as_deref() == Some(patient)).unwrap().split;
+    assert_eq!(split("pat_01"), split("pat_02"), "copies are in one split");
+}
+
+#[test]
+#[ignore = "needs shared data"]
+fn shared_data_volumes_and_cases_are_scanned_without_renaming() {
+    let shared = |name: &str| crate::fixture::shared(name);
+    let of = |name: &str| scan(&shared(name), &ScanOptions::default(), &Silent).unwrap();
+    let names = |report: &ScanReport| report.table.rows.iter().map(|pair| pair.name.clone()).collect::<Vec<_>>();
+    let volumes = of("data/volumes");
+    assert_eq!(names(&volumes), ["ct", "ct_dicom", "mr"], "{volumes:?}");
+    assert_eq!(names(&of("cases/per-patient-nifti")), ["A", "B"]);
+    let busi = of("cases/busi-second-mask");
+    assert_eq!((busi.images, busi.masks), (3, 4), "{busi:?}");
+    assert_eq!(names(&of("cases/mask-palette-voc")), ["P0", "P1", "P2"]);
+    assert_eq!(names(&of("cases/several-series-no-number")), ["P1"]);
+}

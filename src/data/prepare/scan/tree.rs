@@ -1,0 +1,195 @@
+//! The files of a tree, and what each of them may be. Of most files only the name or the first bytes are read.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rayon::prelude::*;
+
+use super::super::item::{IS_A, NOT_AN_IMAGE, NOT_UTF8, Skipped};
+use crate::annotation::is_image;
+use crate::annotation_file;
+use crate::volume::format::{has_voxels_only, is_other_image, of_volume, stem_of};
+use prsmed_base::event::{Event, Observer};
+use prsmed_base::files::visible_entries;
+use prsmed_base::{Error, Result};
+
+/// What a file of a tree may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::prepare) enum FileKind {
+    /// An image, or a mask of one.
+    Image,
+    /// A volume or a label map in one file.
+    Volume,
+    /// A folder of DICOM files.
+    Series,
+}
+
+/// An image, mask, volume or label map of a tree.
+#[derive(Debug, Clone)]
+pub(in crate::prepare) struct TreeFile {
+    pub(in crate::prepare) path: PathBuf,
+    /// The path below the root, with `/`.
+    pub(in crate::prepare) name: String,
+    pub(in crate::prepare) kind: FileKind,
+}
+
+impl TreeFile {
+    /// The folders of the name, and the file name without its ending.
+    pub(in crate::prepare) fn parts(&self) -> (Vec<&str>, &str) {
+        let (folders, name) = self.name.rsplit_once('/').unwrap_or(("", &self.name));
+        let stem = if self.kind == FileKind::Series { name } else { stem_of(name) };
+        (folders.split('/').filter(|part| !part.is_empty()).collect(), stem)
+    }
+}
+
+/// The files of a tree.
+#[derive(Debug, Default)]
+pub(in crate::prepare) struct Tree {
+    pub(in crate::prepare) root: PathBuf,
+    /// Sorted by name.
+    pub(in crate::prepare) files: Vec<TreeFile>,
+    /// Files that are neither images nor volumes, and links to folders, each with the reason.
+    pub(in crate::prepare) others: Vec<Skipped>,
+}
+
+/// The entries of a folder that are files, before their kinds are known.
+struct Folder {
+    path: PathBuf,
+    files: Vec<PathBuf>,
+}
+
+impl Tree {
+    /// Reads a tree with all cores. Hidden files are left out, and links to folders are not followed.
+    ///
+    /// # Errors
+    /// [`Error::Data`] if `root` is no folder, or has no files; [`Error::Io`].
+    pub(super) fn read(root: &Path, observer: &dyn Observer) -> Result<Self> {
+        if !root.is_dir() {
+            return Err(Error::data(root, "is not a folder", "give the folder of the data"));
+        }
+        observer.on(&Event::Started { phase: "scan folders".into(), total: 0, unit: "files" });
+        let count = AtomicU64::new(0);
+        let (mut folders, mut links) = (Vec::new(), Vec::new());
+        let mut next = vec![root.to_owned()];
+        while !next.is_empty() {
+            let read: Result<Vec<_>> = next.par_iter().map(|folder| entries(folder, &count, observer)).collect();
+            next.clear();
+            for (folder, inner, linked) in read? {
+                folders.push(folder);
+                next.extend(inner);
+                links.extend(linked);
+            }
+        }
+        let kinds = folders.par_iter().map(|folder| kinds(root, folder));
+        let mut tree = Self { root: root.to_owned(), ..Self::default() };
+        for (files, others) in kinds.collect::<Vec<_>>() {
+            tree.files.extend(files);
+            tree.others.extend(others);
+        }
+        observer.on(&Event::Finished);
+        if tree.files.is_empty() && tree.others.is_empty() {
+            return Err(Error::data(root, "has no files", "give the folder of the data"));
+        }
+        tree.others.extend(
+            links.into_iter().map(|path| Skipped { path, reason: "a link to a folder, which is not followed".into() }),
+        );
+        tree.files.sort_by(|a, b| a.name.cmp(&b.name));
+        tree.others.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(tree)
+    }
+
+    /// The file of this name below the root.
+    pub(in crate::prepare) fn find(&self, name: &str) -> Option<usize> {
+        self.files.binary_search_by(|file| file.name.as_str().cmp(name)).ok()
+    }
+}
+
+fn entries(folder: &Path, count: &AtomicU64, observer: &dyn Observer) -> Result<(Folder, Vec<PathBuf>, Vec<PathBuf>)> {
+    let (mut files, mut folders, mut links) = (Vec::new(), Vec::new(), Vec::new());
+    for path in visible_entries(folder)? {
+        // most entries need one look
+        let Ok(kind) = path.symlink_metadata().map(|found| found.file_type()) else { continue };
+        match (kind.is_dir(), kind.is_symlink() && path.is_dir()) {
+            (true, _) => folders.push(path),
+            (_, true) => links.push(path),
+            _ => files.push(path),
+        }
+    }
+    let done = count.fetch_add(files.len() as u64, Ordering::Relaxed) + files.len() as u64;
+    observer.on(&Event::Advanced { done });
+    Ok((Folder { path: folder.to_owned(), files }, folders, links))
+}
+
+/// Images and volumes of a folder, and its other files. A folder with DICOM files is one volume, unless its name says that they
+/// are masks.
+fn kinds(root: &Path, folder: &Folder) -> (Vec<TreeFile>, Vec<Skipped>) {
+    let (mut files, mut others) = (Vec::new(), Vec::new());
+    let mut dicom_endings = BTreeSet::new();
+    let named = |path: &Path, kind| {
+        let name: Option<Vec<&str>> =
+            path.strip_prefix(root).ok()?.components().map(|part| part.as_os_str().to_str()).collect();
+        Some(TreeFile { path: path.to_owned(), name: name?.join("/"), kind })
+    };
+    for path in &folder.files {
+        // files of one ending in a folder of DICOM files are not all opened
+        if dicom_endings.contains(&path.extension()) {
+            continue;
+        }
+        let kind = match kind_of(path) {
+            Ok(Some(Found::Dicom)) if is_of_masks(&folder.path) => FileKind::Volume,
+            Ok(Some(Found::Dicom)) => {
+                dicom_endings.insert(path.extension());
+                continue;
+            }
+            Ok(Some(Found::File(kind))) => kind,
+            Ok(None) => continue,
+            Err(reason) => {
+                others.push(Skipped { path: path.clone(), reason });
+                continue;
+            }
+        };
+        match named(path, kind) {
+            Some(file) => files.push(file),
+            None => others.push(Skipped { path: path.clone(), reason: NOT_UTF8.into() }),
+        }
+    }
+    if !dicom_endings.is_empty() {
+        let path = if folder.path == root { folder.path.join(".") } else { folder.path.clone() };
+        files.extend(named(&path, FileKind::Series));
+    }
+    (files, others)
+}
+
+fn is_of_masks(folder: &Path) -> bool {
+    folder.file_name().is_some_and(|name| super::super::layouts::is_mask_word(&name.to_string_lossy()))
+}
+
+enum Found {
+    /// One of the files of a series.
+    Dicom,
+    File(FileKind),
+}
+
+/// What a file is; `None` for the voxels of another file.
+///
+/// # Errors
+/// Why it is neither image nor volume.
+fn kind_of(path: &Path) -> Result<Option<Found>, String> {
+    /// Endings of texts, which are not opened as volumes.
+    const TEXTS: [&str; 12] = ["txt", "csv", "tsv", "json", "geojson", "xml", "md", "pdf", "html", "py", "xlsx", "log"];
+    if is_image(path) || is_other_image(path) {
+        return Ok(Some(Found::File(FileKind::Image)));
+    }
+    let ending = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+    if !TEXTS.contains(&ending.as_str()) {
+        match of_volume(path) {
+            Ok(_) if has_voxels_only(path) => return Ok(None),
+            Ok(Some(format)) if format.is_series && ending != "zip" => return Ok(Some(Found::Dicom)),
+            Ok(Some(_)) => return Ok(Some(Found::File(FileKind::Volume))),
+            Ok(None) => {}
+            Err(error) => return Err(format!("cannot be read: {error}")),
+        }
+    }
+    Err(annotation_file::kind_of(path).map_or(NOT_AN_IMAGE.into(), |kind| format!("{IS_A} {kind}")))
+}
