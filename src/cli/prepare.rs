@@ -5,11 +5,11 @@ use super::context::Context;
 use super::report::{CommandEnd, CommandResult};
 use crate::data::labels::Labels;
 use crate::data::manifest::Split;
-use crate::data::volume::Neighbours;
 use crate::data::prepare::{
     self, NamedLabels, Negatives, PairTable, Patients, PrepareOptions, PrepareReport, ScanOptions, Several,
     SliceOptions,
 };
+use crate::data::volume::Neighbours;
 use crate::shell::ShellCommand;
 use crate::units::counted;
 use crate::{Error, Result};

@@ -67,7 +67,9 @@ impl Answerer for ServedModel<'_> {
     ) -> Result<Prediction> {
         self.encoded.forget_removed();
         if self.encoded.get(picture, question.view).is_none() {
-            let encoded = self.model.encode(&Image::Pixels(&*picture.pixels_with(question.view, self.model.description().context())?))?;
+            let encoded = self
+                .model
+                .encode(&Image::Pixels(&*picture.pixels_with(question.view, self.model.description().context())?))?;
             let bytes = encoded.bytes();
             self.encoded.put(picture, question.view, (encoded, bytes));
         }

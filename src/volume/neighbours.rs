@@ -31,7 +31,11 @@ impl Neighbours {
     }
 
     /// Number of slices to each neighbour.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at least 1; clipped to the slices later")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "at least 1; clipped to the slices later"
+    )]
     fn steps(self, plane: &SlicePlane) -> Option<usize> {
         match self {
             Self::None => None,

@@ -301,7 +301,8 @@ fn write_slice(
     files: &[SliceFile],
     options: &PrepareOptions,
 ) -> Result<()> {
-    let image = png(&opened.image(slice, volume.levels.as_ref(), options.slices.context)?).map_err(|reason| Error::Shape { reason })?;
+    let image = png(&opened.image(slice, volume.levels.as_ref(), options.slices.context)?)
+        .map_err(|reason| Error::Shape { reason })?;
     let class = options.out.join(&options.modality);
     for (stem, structure, split) in files {
         let path = |what: &str| class.join(format!("{split}_{what}")).join(format!("{stem}.png"));
