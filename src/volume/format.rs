@@ -58,7 +58,8 @@ pub const DICOM: Format = Format {
 const OTHER_IMAGE: Format = Format {
     name: "an image in a format that is not read",
     endings: &["jp2", "heic", "avif"],
-    knows: |_, start| image::guess_format(start).is_ok(),
+    // two letters are not enough for a BMP
+    knows: |_, start| image::guess_format(start).is_ok_and(|format| format != image::ImageFormat::Bmp),
     ..NO_FORMAT
 };
 
