@@ -1,5 +1,5 @@
-//! Prepares a data root in PRS-Med's layout from a folder of images and a folder of masks, or from volumes and their label
-//! maps, whose slices become images.
+//! Prepares a data root in PRS-Med's layout from a folder of images and a folder of masks or a file of outlines, or from
+//! volumes and their label maps, whose slices become images.
 //!
 //! Positions are computed from the masks; questions and answers are drawn from templates. Images of a patient are in one
 //! split, if [`Patients`] says who the patients are. Several regions of a mask are described by one location: the box of
@@ -10,6 +10,7 @@
 //! existing ones stay as they are. A preparation that was stopped at any point continues with `append`, and two of one
 //! class never write at once.
 
+pub mod annotations;
 mod existing;
 mod found;
 mod grouping;
@@ -33,9 +34,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use self::annotations::AnnotationFiles;
 use self::existing::Existing;
 use self::found::FoundItems;
-use self::item::{IS_A, MaskItem, NO_MASK, OTHER_IMAGE};
+use self::item::{IS_A, MaskItem, NO_MASK, NOT_LISTED, OTHER_IMAGE};
 pub use self::item::{Skipped, by_kind};
 pub use self::options::{MASK_SUFFIXES, Negatives, PrepareOptions, Several, SliceOptions};
 use self::patients::Finder;
@@ -132,6 +134,7 @@ impl<'a> Preparation<'a> {
             finder: Finder::open(&options.patients)?,
             existing: Existing::read(options)?,
             structures: structures::structures(&options.named_labels, &options.target, options.labels),
+            annotations: AnnotationFiles::default(),
             observer,
         })
     }
@@ -215,7 +218,7 @@ impl Preparation<'_> {
 
     /// Refuses image pairs of which most cannot be used, and masks without any background, of which nothing can be learned.
     fn refuse_bad_pairs(&self, found: &FoundItems, report: &PrepareReport) -> Result<()> {
-        let is_alone = |skip: &&Skipped| skip.reason == NO_MASK && is_image(&skip.path);
+        let is_alone = |skip: &&Skipped| [NO_MASK, NOT_LISTED].contains(&skip.reason.as_str()) && is_image(&skip.path);
         let alone: Vec<Skipped> = report.skipped.iter().filter(is_alone).cloned().collect();
         let (num_read, num_bad, num_alone) = (found.num_read, found.bad.len(), alone.len());
         let is_mostly_alone = 2 * (num_bad + num_alone) > num_read + found.known + num_alone;
@@ -388,6 +391,8 @@ fn count(report: &mut PrepareReport, items: &[MaskItem], splits: &[Split]) {
     report.patients = (!patients.is_empty()).then_some(patients.len());
 }
 
+#[cfg(test)]
+mod annotated_tests;
 #[cfg(test)]
 mod copies_tests;
 #[cfg(test)]

@@ -76,7 +76,7 @@ pub struct PrepareOptions {
     /// A folder of images (PNG, JPEG, TIFF; subfolders are not searched), or volumes: NIfTI files, DICOM files, folders
     /// and zips, or folders of them.
     pub images: Vec<PathBuf>,
-    /// A folder of masks, or the label maps of volumes. It may be the image folder if the masks have one of
+    /// A folder of masks, a COCO file, a folder of LabelMe or YOLO files, or the label maps of volumes. It may be the image folder if the masks have one of
     /// [`MASK_SUFFIXES`].
     pub masks: Vec<PathBuf>,
     /// Name of the modality: class of the images, and name of the folder and annotation file in `out`.
@@ -218,11 +218,18 @@ fn check_words(options: &PrepareOptions, templates: &Templates) -> Result<()> {
     let named = options.named_labels.iter().map(|(name, _)| ("labels", name));
     let words = [("target", options.target.as_str()), ("image_word", &options.image_word)];
     for (key, word) in words.into_iter().chain(named) {
-        if word.trim().is_empty() || word.contains(['{', '}', '\n']) || first_location(word).is_some() {
-            let reason = format!("`{word}` cannot be used in a sentence about a position");
-            let hint = "give a short noun phrase without a location, for example `lung tumor`";
+        if let Some((reason, hint)) = word_problem(word) {
             return Err(Error::config(key, reason, hint));
         }
     }
     Ok(())
+}
+
+/// Reason and remedy if a word cannot be the name of a target or an image.
+pub(super) fn word_problem(word: &str) -> Option<(String, &'static str)> {
+    let is_bad = word.trim().is_empty() || word.contains(['{', '}', '\n']) || first_location(word).is_some();
+    is_bad.then(|| {
+        let hint = "give a short noun phrase without a location, for example `lung tumor`";
+        (format!("`{word}` cannot be used in a sentence about a position"), hint)
+    })
 }

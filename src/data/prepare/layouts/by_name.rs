@@ -113,6 +113,11 @@ fn check_folders(options: &PrepareOptions) -> Result<()> {
             return Err(Error::argument(key, reason, "give one folder of images and one folder of masks"));
         }
     }
+    refuse_slice_options(options)
+}
+
+/// Refuses options of volumes.
+pub(super) fn refuse_slice_options(options: &PrepareOptions) -> Result<()> {
     if options.slices != SliceOptions::default() || options.series.is_some() {
         let reason = format!("`{}` is a folder of images, not of volumes", options.images[0].display());
         let names = "axis, every, window, resample, geometry, series";

@@ -1,7 +1,9 @@
 //! Layouts: how images and their masks lie in the folders of a user. Each is a file of its own and one row of [`LAYOUTS`],
 //! and gives a [`PairTable`].
 
+mod annotated;
 mod by_name;
+mod matching;
 mod names;
 #[cfg(test)]
 mod toy_layout;
@@ -20,6 +22,7 @@ pub(super) use {names::without_number, volumes::are_volumes};
 const LAYOUTS: &[FileLayout] = &[
     #[cfg(test)]
     toy_layout::TOY,
+    annotated::ANNOTATED,
     by_name::BY_NAME,
 ];
 
