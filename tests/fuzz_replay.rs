@@ -65,7 +65,7 @@ macro_rules! replays {
 }
 
 replays!(
-    targets::csv targets::dicom targets::hub targets::image targets::nifti targets::tokenizer
+    targets::annotations targets::csv targets::dicom targets::hub targets::image targets::nifti targets::tokenizer
     with_torch::checksums with_torch::config with_torch::journal with_torch::model_json with_torch::pickle
     with_torch::pth with_torch::safetensors
 );

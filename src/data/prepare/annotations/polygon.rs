@@ -6,8 +6,8 @@
 
 /// Steps of the outline in each pixel.
 const STEPS: i64 = 5;
-/// Most steps of one outline.
-const MAX_STEPS: i64 = 250_000_000;
+/// Most steps of all outlines of a mask.
+pub(super) const MAX_STEPS: i64 = 100_000_000;
 /// Largest coordinate: more than any image has.
 const MAX_COORDINATE: f64 = 1e7;
 
@@ -21,17 +21,24 @@ pub(super) fn check(points: &[[f64; 2]]) -> Result<(), String> {
 
 /// Ranges of pixels inside of a polygon, in the order of columns: pixel `x * height + y` is in column `x` and row `y`.
 ///
+/// The steps of the outline are taken from `left`, of which a mask has [`MAX_STEPS`].
+///
 /// # Errors
 /// What is wrong with the outline.
-pub(super) fn runs(points: &[[f64; 2]], (width, height): (u32, u32)) -> Result<Vec<(usize, usize)>, String> {
+pub(super) fn runs(
+    points: &[[f64; 2]],
+    (width, height): (u32, u32),
+    left: &mut i64,
+) -> Result<Vec<(usize, usize)>, String> {
     check(points)?;
     #[expect(clippy::cast_possible_truncation, reason = "limited above")]
     let step = |value: f64| (STEPS as f64 * value + 0.5) as i64;
     let fine: Vec<[i64; 2]> = points.iter().map(|point| point.map(step)).collect();
     let edges = || fine.iter().zip(fine.iter().cycle().skip(1)).filter(|(from, to)| from != to);
     let length: i64 = edges().map(|(from, to)| (from[0] - to[0]).abs().max((from[1] - to[1]).abs())).sum();
-    if length > MAX_STEPS {
-        return Err(format!("has an outline of {} pixels; {} are the limit", length / STEPS, MAX_STEPS / STEPS));
+    *left -= length;
+    if *left < 0 {
+        return Err(format!("has outlines that are too long: {} pixels are the limit of a mask", MAX_STEPS / STEPS));
     }
     let (width, height) = (i64::from(width), i64::from(height));
     let mut crossings = Vec::new();

@@ -44,11 +44,13 @@ pub struct DrawnMask {
     pub mask: GrayImage,
     /// Words for several masks, as in "masks of outlines that ...".
     pub notes: BTreeSet<&'static str>,
+    /// Steps of outlines that may still be drawn.
+    left: i64,
 }
 
 impl DrawnMask {
     pub(super) fn empty((width, height): (u32, u32)) -> Self {
-        Self { mask: GrayImage::new(width, height), notes: BTreeSet::new() }
+        Self { mask: GrayImage::new(width, height), notes: BTreeSet::new(), left: polygon::MAX_STEPS }
     }
 
     /// Adds a shape. `path` is the file that it is from.
@@ -107,7 +109,7 @@ impl DrawnMask {
         }
         let mut count = 0;
         for outline in with_area {
-            let runs = polygon::runs(outline, self.mask.dimensions())?;
+            let runs = polygon::runs(outline, self.mask.dimensions(), &mut self.left)?;
             self.check_inside(bounds(outline))?;
             count += self.fill(&runs);
         }
