@@ -41,7 +41,8 @@ pub(super) struct PrepareArgs {
     /// Folder of images (PNG, JPEG or TIFF), or volumes: files, DICOM folders, or a folder of them
     #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
     images: Vec<PathBuf>,
-    /// Folder of masks (background 0, one label), or label maps of volumes; for several labels see `--labels`
+    /// Folder of masks (background 0, one label), a COCO file, a folder of LabelMe or YOLO files with outlines, or label maps
+    /// of volumes; for several labels see `--labels`
     #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
     masks: Vec<PathBuf>,
     /// Modality: class and folder name of these images
