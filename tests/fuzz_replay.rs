@@ -65,7 +65,7 @@ macro_rules! replays {
 }
 
 replays!(
-    targets::csv targets::dicom targets::hub targets::image targets::meta_image targets::nifti targets::npz targets::nrrd
+    targets::annotations targets::csv targets::dicom targets::hub targets::image targets::meta_image targets::nifti targets::npz targets::nrrd
     targets::rtstruct targets::tokenizer
     with_torch::checksums with_torch::config with_torch::journal with_torch::model_json with_torch::pickle
     with_torch::pth with_torch::safetensors

@@ -60,7 +60,8 @@ pub(super) struct PrepareArgs {
     #[arg(long, value_name = "PATH", num_args = 1.., required_unless_present_any = ["dir", "pairs"], requires = "masks",
         conflicts_with_all = ["layout", "channel"])]
     images: Vec<PathBuf>,
-    /// Folder of masks (background 0, one label), or label maps of volumes; for several labels see `--labels`
+    /// Folder of masks (background 0, one label), a COCO file, a folder of LabelMe or YOLO files with outlines, or label maps
+    /// of volumes; for several labels see `--labels`
     #[arg(long, value_name = "PATH", num_args = 1.., required_unless_present_any = ["dir", "pairs"], requires = "images")]
     masks: Vec<PathBuf>,
     /// Modality: class and folder name of these images. With `--pairs`, of those without a class

@@ -17,6 +17,7 @@ use std::time::Duration;
 use prsmed_base::event::Silent;
 use prsmed_data::image::{Fit, MaskMode, PadOffset, mask_pixels, tower_pixels};
 use prsmed_data::manifest::{Manifest, OpenOptions};
+use prsmed_data::prepare::annotations::{AnnotationFile, AnnotationFiles};
 use prsmed_data::text::clip_bpe::PromptTokenizer;
 use prsmed_data::text::{Prompt, TextTokenizer, training_prompt};
 use prsmed_data::volume::{self, Axis, Levels, SegmentMask, Volume, Window, labels, write};
@@ -268,6 +269,27 @@ pub fn csv(bytes: &[u8]) {
         }
         if let Ok(manifest) = Manifest::open_with(root, Some(&path), OpenOptions { skip_bad: true }) {
             let _ = manifest.skipped_note();
+        }
+    });
+}
+
+/// A file with outlines: JSON of COCO or LabelMe, or else text of YOLO.
+pub fn annotations(bytes: &[u8]) {
+    let folder = folder();
+    let is_json = bytes.starts_with(b"{") || bytes.starts_with(b"\xef\xbb\xbf{");
+    let path = file(&folder, if is_json { "a.json" } else { "a.txt" }, bytes);
+    limited(MAX_MEMORY, || {
+        let Ok(annotated) = AnnotationFile::open(&path) else { return };
+        for image in annotated.images().iter().take(2) {
+            let small = |size: &(u32, u32)| size.0 <= 512 && size.1 <= 512;
+            let size = image.size.filter(small).unwrap_or((64, 48));
+            for label in [None].into_iter().chain(image.labels().into_iter().map(Some)).take(3) {
+                let path = annotated.path_of(image, label);
+                if let Ok(Some(drawn)) = AnnotationFiles::default().mask(&path, size) {
+                    assert_eq!(drawn.mask.dimensions(), size);
+                    assert!(drawn.mask.iter().all(|value| [0, 255].contains(value)));
+                }
+            }
         }
     });
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::item::{EMPTY, IS_A, ITS_IMAGE, NO_IMAGE, NO_MASK, NOT_AN_IMAGE, OTHER_IMAGE, Skipped, by_kind};
+use super::item::{EMPTY, IS_A, ITS_IMAGE, NO_IMAGE, NO_MASK, NOT_AN_IMAGE, NOT_LISTED, OTHER_IMAGE, Skipped, by_kind};
 use super::layouts::without_suffix;
 use super::patients::file_name;
 use crate::annotation::is_image;
@@ -15,7 +15,7 @@ use prsmed_base::{Error, Result};
 pub(super) const MAX_NAMED: usize = 3;
 /// Remedy for files of annotation programs.
 const EXPORT: &str = "export the masks as images from the annotation program, one PNG for each image with the name of the \
-                      image, background 0; polygons and boxes are not read";
+                      image, background 0; of outlines, files of COCO, LabelMe and YOLO are read, if they are in a folder without masks";
 
 /// What to do about the most frequent kind of reason; `None` if it is that names differ, or says it itself.
 pub(super) fn remedy(skipped: &[Skipped]) -> Option<&'static str> {
@@ -25,7 +25,7 @@ pub(super) fn remedy(skipped: &[Skipped]) -> Option<&'static str> {
         reason if reason.starts_with(OTHER_IMAGE) => {
             Some("give the new images other names, for example with the name of their folder or patient before it")
         }
-        reason if [NO_MASK, NO_IMAGE, NOT_AN_IMAGE].contains(&reason) || reason.starts_with(IS_A) => {
+        reason if [NO_MASK, NOT_LISTED, NO_IMAGE, NOT_AN_IMAGE].contains(&reason) || reason.starts_with(IS_A) => {
             if skipped.iter().any(|file| file.reason.starts_with(IS_A)) {
                 return Some(EXPORT);
             }

@@ -22,6 +22,10 @@ use crate::marks::pixel_mark;
 use prsmed_base::event::Event;
 use prsmed_base::{Error, Result};
 
+/// About outlines on an image that is stored in another orientation than it is shown.
+const TURNED: &str = "masks of outlines on images with an EXIF orientation, which was applied (right for programs that show the \
+                      image so)";
+
 /// Reads all pairs of image files, in parallel.
 ///
 /// # Errors
@@ -81,7 +85,10 @@ fn read_pair(pair: &Pair, work: &Preparation) -> Result<UsablePair, Skipped> {
     let expected = (image.pixels.width(), image.pixels.height());
     let mut masks = Vec::new();
     for (number, (_, path)) in pair.masks.iter().enumerate() {
-        let mask = stored(path, expected).map_err(|error| unreadable(path, &error))?;
+        let (mask, notes) = stored(path, expected, work).map_err(|error| unreadable(path, &error))?;
+        for note in notes.into_iter().flat_map(|notes| notes.into_iter().chain(image.is_turned.then_some(TURNED))) {
+            findings.add(note, path);
+        }
         let found = mask.dimensions();
         if found != expected {
             let turned = decode::turned_by_90(found, expected);
@@ -124,9 +131,12 @@ fn read_pair(pair: &Pair, work: &Preparation) -> Result<UsablePair, Skipped> {
     Ok((source, items, findings))
 }
 
-/// The mask of an image of this size. A mask that is drawn, such as polygons of an annotation file, is made here.
-fn stored(path: &Path, _size: (u32, u32)) -> Result<StoredMask> {
-    decode::stored_mask(path)
+/// A mask of an image of this width and height, from its file or drawn from outlines, with the notes about what was drawn.
+fn stored(path: &Path, size: (u32, u32), work: &Preparation) -> Result<(StoredMask, Option<BTreeSet<&'static str>>)> {
+    match work.annotations.mask(path, size)? {
+        Some(drawn) => Ok((drawn.mask.into(), Some(drawn.notes))),
+        None => Ok((decode::stored_mask(path)?, None)),
+    }
 }
 
 /// The foreground of all mask files of a structure.

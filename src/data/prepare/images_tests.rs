@@ -470,10 +470,9 @@ fn images_without_masks_stop_the_command_when_they_are_more_than_half() {
 #[test]
 fn files_of_annotation_programs_are_named_and_the_remedy_is_to_export_masks() {
     for (name, content, kind) in [
-        ("a.json", r#"{"shapes": [{"points": [[1, 2]]}]}"#, "a LabelMe file"),
-        ("a.txt", "0 0.5 0.5 0.2 0.2\n", "a YOLO file"),
+        ("a.json", r#"{"a.png": {"regions": [{"shape_attributes": {}}]}}"#, "a VGG Image Annotator file"),
         ("a.xml", "<annotation><object/></annotation>", "a Pascal VOC file"),
-        ("instances.json", r#"{"images": [], "categories": [], "annotations": []}"#, "a COCO file"),
+        ("a.geojson", r#"{"geometry": {"coordinates": [[1, 2]]}}"#, "a GeoJSON file"),
         ("a.nrrd", "NRRD0004\n", "an NRRD file"),
     ] {
         let f = folders();

@@ -13,6 +13,8 @@ use crate::marks::Mark;
 use prsmed_base::{Error, files};
 
 pub(super) const NO_MASK: &str = "no mask with this stem";
+/// As [`NO_MASK`], for an image that a file of many images does not have.
+pub(super) const NOT_LISTED: &str = "the annotation file does not have this image";
 pub(super) const NO_IMAGE: &str = "no image with this stem";
 pub(super) const NOT_AN_IMAGE: &str = "not a PNG, JPEG or TIFF file";
 /// Before the kind of a file with annotations, which is no image.
@@ -45,6 +47,7 @@ impl Skipped {
 /// Why a file cannot be used, with the remedy.
 pub(super) fn reason_of(error: &Error) -> String {
     let reason = match error {
+        Error::Data { line: Some(line), reason, .. } => format!("line {line}: {reason}"),
         Error::Data { reason, .. } => reason.clone(),
         Error::Io { source, .. } => source.to_string(),
         other => other.to_string(),

@@ -1,5 +1,5 @@
-//! Prepares a data root in PRS-Med's layout from a folder of images and a folder of masks, or from volumes and their label
-//! maps, whose slices become images.
+//! Prepares a data root in PRS-Med's layout from a folder of images and a folder of masks or a file of outlines, or from
+//! volumes and their label maps, whose slices become images.
 //!
 //! Positions are computed from the masks; questions and answers are drawn from templates. Images of a patient are in one
 //! split, if [`Patients`] says who the patients are. Several regions of a mask are described by one location: the box of
@@ -10,6 +10,7 @@
 //! existing ones stay as they are. A preparation that was stopped at any point continues with `append`, and two of one
 //! class never write at once.
 
+pub mod annotations;
 mod existing;
 mod found;
 mod grouping;
@@ -36,9 +37,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use self::annotations::AnnotationFiles;
 use self::existing::Existing;
 use self::found::FoundItems;
-use self::item::{IS_A, MaskItem, NO_MASK, OTHER_IMAGE};
+use self::item::{IS_A, MaskItem, NO_MASK, NOT_LISTED, OTHER_IMAGE};
 pub use self::item::{Skipped, by_kind};
 pub use self::options::{MASK_SUFFIXES, Negatives, PrepareOptions, Several, SliceOptions};
 pub use self::pairs_csv::read_pairs;
@@ -115,7 +117,7 @@ pub struct PrepareReport {
 /// [`Error::Config`] for options out of range or an invalid template file, [`Error::Data`] when the modality exists
 /// in `out`, a stem is ambiguous or no pair is usable, [`Error::Io`] when a folder cannot be read or written.
 pub fn prepare(options: &PrepareOptions, observer: &dyn Observer) -> Result<PrepareReport> {
-    Preparation::new(options, observer)?.run(layouts::by_name(options)?)
+    Preparation::new(options, observer)?.run(layouts::of_folders(options)?)
 }
 
 /// As [`prepare`], for the pairs of a table instead of those in `options.images` and `options.masks`, which only messages
@@ -163,6 +165,7 @@ impl<'a> Preparation<'a> {
             finder: Finder::open(&options.patients)?,
             existing: Existing::read(options)?,
             structures: structures::structures(&options.named_labels, &options.target, options.labels),
+            annotations: AnnotationFiles::default(),
             observer,
             is_table: false,
         })
@@ -248,7 +251,7 @@ impl Preparation<'_> {
 
     /// Refuses image pairs of which most cannot be used, and masks without any background, of which nothing can be learned.
     fn refuse_bad_pairs(&self, found: &FoundItems, report: &PrepareReport) -> Result<()> {
-        let is_alone = |skip: &&Skipped| skip.reason == NO_MASK && is_image(&skip.path);
+        let is_alone = |skip: &&Skipped| [NO_MASK, NOT_LISTED].contains(&skip.reason.as_str()) && is_image(&skip.path);
         let alone: Vec<Skipped> = report.skipped.iter().filter(is_alone).cloned().collect();
         let (num_read, num_bad, num_alone) = (found.num_read, found.bad.len(), alone.len());
         let is_mostly_alone = 2 * (num_bad + num_alone) > num_read + found.known + num_alone;
@@ -430,6 +433,8 @@ fn count(report: &mut PrepareReport, items: &[MaskItem], splits: &[Split]) {
     report.patients = (!patients.is_empty()).then_some(patients.len());
 }
 
+#[cfg(test)]
+mod annotated_tests;
 #[cfg(test)]
 mod copies_tests;
 #[cfg(test)]

@@ -78,7 +78,7 @@ pub struct PrepareOptions {
     /// A folder of images (PNG, JPEG, TIFF; subfolders are not searched), or volumes: NIfTI files, DICOM files, folders
     /// and zips, or folders of them.
     pub images: Vec<PathBuf>,
-    /// A folder of masks, or the label maps of volumes. It may be the image folder if the masks have one of
+    /// A folder of masks, a COCO file, a folder of LabelMe or YOLO files, or the label maps of volumes. It may be the image folder if the masks have one of
     /// [`MASK_SUFFIXES`].
     pub masks: Vec<PathBuf>,
     /// Name of the modality: class of the images, and name of the folder and annotation file in `out`.

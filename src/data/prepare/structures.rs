@@ -101,7 +101,7 @@ pub(super) fn structures(named: &NamedLabels, target: &str, labels: Labels) -> V
 }
 
 /// `Left Kidney` becomes `_left_kidney`.
-fn suffix(name: &str) -> String {
+pub(super) fn suffix(name: &str) -> String {
     let letter = |c: char| if c.is_alphanumeric() { c.to_lowercase().next().unwrap_or(c) } else { '_' };
     format!("_{}", name.chars().map(letter).collect::<String>())
 }

@@ -6,6 +6,7 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
+use super::annotations::AnnotationFiles;
 use super::existing::Existing;
 use super::found::UsableItem;
 use super::options::{Negatives, PrepareOptions};
@@ -22,6 +23,7 @@ pub(super) struct Preparation<'a> {
     pub(super) finder: Option<Finder>,
     pub(super) existing: Existing,
     pub(super) structures: Vec<Structure>,
+    pub(super) annotations: AnnotationFiles,
     pub(super) observer: &'a dyn Observer,
     /// The pairs are from a table, not from the files of the options.
     pub(super) is_table: bool,

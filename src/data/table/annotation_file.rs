@@ -12,6 +12,13 @@ const START: u64 = 64 << 10;
 /// UID of RT Structure Set Storage.
 const RTSTRUCT: &[u8] = b"1.2.840.10008.5.1.4.1.1.481.3";
 
+/// Kinds of files whose outlines are read.
+pub const COCO: &str = "a COCO file with annotations of many images";
+/// See [`COCO`].
+pub const LABELME: &str = "a LabelMe file with shapes";
+/// See [`COCO`]. It may have boxes, which are no masks.
+pub const YOLO: &str = "a YOLO file with boxes or polygons";
+
 /// The kind of a file with annotations that is no image; `None` for all others.
 pub fn kind_of(path: &Path) -> Option<&'static str> {
     let mut start = Vec::new();
@@ -27,13 +34,11 @@ pub fn kind_of(path: &Path) -> Option<&'static str> {
     let has = |words: &[&str]| words.iter().all(|word| text.contains(word));
     let ending = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
     match ending.as_str() {
-        "json" | "geojson" if has(&["\"shapes\""]) => Some("a LabelMe file with shapes"),
+        "json" | "geojson" if has(&["\"shapes\""]) => Some(LABELME),
         "json" if has(&["\"shape_attributes\""]) => Some("a VGG Image Annotator file with regions"),
-        "json" if has(&["\"annotations\""]) || has(&["\"categories\"", "\"images\""]) => {
-            Some("a COCO file with annotations of many images")
-        }
+        "json" if has(&["\"annotations\""]) || has(&["\"categories\"", "\"images\""]) => Some(COCO),
         "json" | "geojson" if has(&["\"geometry\"", "\"coordinates\""]) => Some("a GeoJSON file with outlines"),
-        "txt" if is_yolo(&text, start.len() as u64 == START) => Some("a YOLO file with boxes or polygons"),
+        "txt" if is_yolo(&text, start.len() as u64 == START) => Some(YOLO),
         "xml" if has(&["<annotation"]) && (has(&["<object"]) || has(&["bndbox"])) => {
             Some("a Pascal VOC file with boxes")
         }
@@ -47,6 +52,7 @@ pub fn kind_of(path: &Path) -> Option<&'static str> {
 
 /// Lines of a class number and at least four coordinates from 0 to 1. The last line of the first bytes may be a part of one.
 fn is_yolo(text: &str, is_cut: bool) -> bool {
+    let text = text.trim_start_matches('\u{feff}');
     let mut lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     if is_cut {
         lines.pop();

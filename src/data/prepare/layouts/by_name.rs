@@ -21,7 +21,7 @@ use prsmed_base::{Error, Result};
 ///
 /// # Errors
 /// [`Error::Data`] for an ambiguous name, for example.
-pub(in crate::prepare) fn by_name(options: &PrepareOptions) -> Result<PairTable> {
+pub(super) fn by_name(options: &PrepareOptions) -> Result<PairTable> {
     hints::refuse_folders_of_images(&options.images)?;
     let mut skipped = Vec::new();
     let (kind, images, masks) = files(options, &mut skipped)?;
@@ -115,6 +115,11 @@ fn check_folders(options: &PrepareOptions) -> Result<()> {
             return Err(Error::argument(key, reason, "give one folder of images and one folder of masks"));
         }
     }
+    refuse_slice_options(options)
+}
+
+/// Refuses options of volumes.
+pub(super) fn refuse_slice_options(options: &PrepareOptions) -> Result<()> {
     if options.slices != SliceOptions::default() || options.series.is_some() {
         let reason = format!("`{}` is a folder of images, not of volumes", options.images[0].display());
         let names = "axis, every, window, resample, geometry, series";

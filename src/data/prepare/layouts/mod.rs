@@ -1,9 +1,11 @@
 //! Layouts: how images and their masks lie in the folders of a user. A tree is read by one of [`LAYOUTS`]; folders of images
 //! and of masks that the user names are matched by their names.
 
+mod annotated;
 mod by_name;
 mod by_words;
 mod dataset_json;
+mod matching;
 mod named;
 mod names;
 mod patterns;
@@ -12,13 +14,24 @@ mod toy_layout;
 mod voc_sets;
 mod volumes;
 
-pub(super) use by_name::by_name;
+use super::options::PrepareOptions;
+use super::table::PairTable;
+use prsmed_base::Result;
+
 pub(super) use by_words::is_mask_word;
 pub(super) use names::without_suffix;
 pub(super) use patterns::{Group, GroupImage, GroupMask, Groups, Layout};
 pub(super) use volumes::{called, file_name, stem};
 #[cfg(test)]
 pub(super) use {names::without_number, volumes::are_volumes};
+
+/// The pairs of `--images` and `--masks`: of outlines, or of files that are matched by their names.
+///
+/// # Errors
+/// [`prsmed_base::Error::Data`] for an ambiguous name, for example.
+pub(super) fn of_folders(options: &PrepareOptions) -> Result<PairTable> {
+    if annotated::knows(options) { annotated::table(options) } else { by_name::by_name(options) }
+}
 
 /// All layouts of trees. The one that explains most files counts, and the first of several.
 pub(super) const LAYOUTS: &[Layout] = &[
