@@ -47,6 +47,7 @@ mod colours;
 mod label_map;
 mod mask_file;
 mod photograph;
+mod plateau;
 mod transparency;
 
 #[cfg(test)]
