@@ -65,6 +65,12 @@ pub fn clock(duration: Duration) -> String {
     }
 }
 
+/// A part of an image: `3.94 %`. One that is not zero is never `0.00 %`.
+pub fn percent(part: f64) -> String {
+    let percent = 100.0 * part;
+    if percent > 0.0 && percent < 0.005 { "less than 0.01 %".into() } else { format!("{percent:.2} %") }
+}
+
 /// A number with its noun: `1 image`, `2 images`.
 pub fn counted(count: usize, noun: &str) -> String {
     if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
@@ -72,7 +78,15 @@ pub fn counted(count: usize, noun: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Bytes, counted, fixed, signed};
+    use super::{Bytes, counted, fixed, percent, signed};
+
+    #[test]
+    fn a_pixel_is_not_zero_percent() {
+        let of = |pixels: u32| percent(f64::from(pixels) / 65_536.0);
+        assert_eq!(of(0), "0.00 %");
+        assert_eq!(of(1), "less than 0.01 %");
+        assert_eq!([of(4), of(65_536)], ["0.01 %", "100.00 %"]);
+    }
 
     #[test]
     fn zero_has_no_minus() {

@@ -15,6 +15,7 @@ use crate::data::held_out::JOURNAL;
 use crate::data::phantom::{self, PhantomOptions, PhantomVolumeOptions};
 use crate::report::data_check;
 use crate::shell::ShellCommand;
+use crate::units::counted;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -226,11 +227,11 @@ fn make_phantom_volumes(args: &PhantomArgs, volumes: usize, context: &Context) -
     };
     let report = phantom::generate_volumes(&args.out, &options, context.progress.as_ref())?;
     context.output.line(format!(
-        "{} volumes ({} with two lesions, {} without a lesion), {} slices in {}",
+        "{} volumes ({} with two lesions, {} without a lesion), {} in {}",
         report.volumes,
         report.two_lesion_volumes,
         report.volumes_without_lesion,
-        report.slices,
+        counted(report.slices, "slice"),
         args.out.display()
     ))?;
     let [scans, labels] = ["scans", "labels"].map(|name| args.out.join(name));

@@ -6,7 +6,7 @@ use super::predict_many::{ManyArgs, has_dicom};
 use super::predict_volume::{Common, VolumeArgs};
 use super::report::{CommandEnd, CommandResult};
 use crate::data::annotation::is_image;
-use crate::data::volume::write;
+use crate::data::volume::{Axis, write};
 use crate::data::{sheet, volume};
 use crate::event::Event;
 use crate::front::image_list::root_of;
@@ -22,6 +22,7 @@ use crate::shell::ShellCommand;
 use crate::tensor::ledger;
 use crate::trainer::FirstLayers;
 use crate::trainer::precision::Precision;
+use crate::units::percent;
 use crate::{Error, Result, files};
 use image::{DynamicImage, GrayImage};
 use serde_json::json;
@@ -196,7 +197,8 @@ pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
     let image = match args.volume.open(path, &reading, context)? {
         ImageOrVolume::Image(image) => image,
         ImageOrVolume::Volume(opened) => {
-            check_volume_flags(args)?;
+            let is_slice = opened.plane(Axis::suggested(&opened.grid)).num_slices == 1;
+            check_volume_flags(args, is_slice)?;
             if args.max_new_tokens.is_some() {
                 context.runtime.note("`--max-new-tokens` has no effect: a template answers about a volume");
             }
@@ -268,7 +270,7 @@ impl Args {
     ) -> Result<GrayImage> {
         let run = weight_files::described(&self.run.run, &context.runtime)?;
         let labels = run.as_ref().map(|run| run.pixels.labels).unwrap_or_default();
-        let mask = reading.mask(mask, image, labels)?;
+        let mask = reading.mask(mask, image, labels, context.progress.as_ref())?;
         run.map_or(Ok(()), |run| run.check_mask(&mask, size))?;
         Ok(mask)
     }
@@ -314,7 +316,7 @@ fn finish(context: &Context, model: &Model, prediction: &Prediction, args: &Args
     let foreground_frac = target.area_frac();
     context.output.line("")?;
     if target.is_given {
-        context.output.line(format!("mask: {:.2} % of the image, as given", 100.0 * foreground_frac))?;
+        context.output.line(format!("mask: {} of the image, as given", percent(foreground_frac)))?;
     } else {
         context.output.line(mask_line(foreground_frac, &target.confidence))?;
     }
@@ -323,7 +325,9 @@ fn finish(context: &Context, model: &Model, prediction: &Prediction, args: &Args
         context.output.line(format!("{count} runs: mean Dice of their masks with this one {agreement:.3}"))?;
     }
     context.output.line(prediction.positions.line())?;
-    let mut warnings = prediction.positions.position_warning.clone().into_iter().chain(familiarity.warnings());
+    let mask_warning = prediction.mask_warning();
+    let of_mask = mask_warning.iter().chain(&prediction.positions.position_warning).cloned();
+    let mut warnings = of_mask.chain(familiarity.warnings());
     warnings.try_for_each(|warning| context.output.line(format!("attention: {warning}")))?;
     let mut record = json!({
         "kind": "result",
@@ -343,6 +347,9 @@ fn finish(context: &Context, model: &Model, prediction: &Prediction, args: &Args
     if let Some(agreement) = target.agreement {
         record["agreement"] = json!(agreement);
     }
+    if let Some(warning) = mask_warning {
+        record["mask_warning"] = json!(warning);
+    }
     prediction.positions.add_to(&mut record);
     familiarity.add_to(&mut record);
     context.output.record(&record)?;
@@ -352,7 +359,7 @@ fn finish(context: &Context, model: &Model, prediction: &Prediction, args: &Args
 /// What the mask shows and how sure the model is of it.
 fn mask_line(foreground_frac: f64, confidence: &Confidence) -> String {
     let Confidence { presence, is_found, foreground, boundary } = confidence;
-    let area = format!("mask: {:.2} % of the image", 100.0 * foreground_frac);
+    let area = format!("mask: {} of the image", percent(foreground_frac));
     let sure = match (foreground, boundary) {
         (Some(foreground), Some(boundary)) if foreground_frac > 0.0 => {
             format!(", mean probability {foreground:.2}, {:.0} % of mask and boundary uncertain", 100.0 * boundary)
@@ -374,15 +381,20 @@ fn refuse_folder_of_images(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Refuses flags that are for images.
-fn check_volume_flags(args: &Args) -> Result<()> {
-    if args.mask_in.is_some() {
-        let hint = "leave it out: the words about a volume follow its mask";
-        return Err(Error::config("--mask-in", "it is for images, and `--image` is a volume", hint));
-    }
-    let flags = [("--mask-out", &args.mask_out), ("--overlay-out", &args.overlay_out)];
-    flags.iter().find(|(_, path)| path.is_some()).map_or(Ok(()), |(flag, _)| {
-        Err(Error::config(*flag, "it is for images, and `--image` is a volume", "use `--out mask.nii.gz`"))
+/// Refuses flags that are for images. A volume of one slice is an image without `--out`.
+fn check_volume_flags(args: &Args, is_slice: bool) -> Result<()> {
+    let flags = [
+        ("--mask-in", &args.mask_in, "leave it out: the words about a volume follow its mask"),
+        ("--mask-out", &args.mask_out, "use `--out mask.nii.gz`"),
+        ("--overlay-out", &args.overlay_out, "use `--out mask.nii.gz`"),
+    ];
+    flags.into_iter().find(|(_, path, _)| path.is_some()).map_or(Ok(()), |(flag, _, hint)| {
+        let (reason, hint) = if is_slice {
+            ("it is for images, and with `--out` a volume of one slice is no image", "leave `--out` out, or this flag")
+        } else {
+            ("it is for images, and `--image` is a volume", hint)
+        };
+        Err(Error::config(flag, reason, hint))
     })
 }
 

@@ -2,7 +2,7 @@
 //! chosen.
 
 use super::volume::VolumeSettings;
-use crate::data::decode;
+use crate::data::decode::{self, MaskRefusal, ONE_TARGET};
 use crate::data::image::foreground;
 use crate::data::labels::Labels;
 use crate::data::prepared::Intensity;
@@ -159,13 +159,18 @@ impl ImageReading {
     }
 
     /// The mask in a file for the image in another one, 255 = foreground. Of a volume with one slice it may be a label map on
-    /// the grid of that volume.
+    /// the grid of that volume. Notes say what was assumed.
     ///
     /// # Errors
     /// [`Error::Data`] for a file that cannot be read, several labels of which none is chosen, and another grid; [`Error::Io`].
-    pub fn mask(&self, path: &Path, image: &Path, labels: Labels) -> Result<GrayImage> {
+    pub fn mask(&self, path: &Path, image: &Path, labels: Labels, observer: &dyn Observer) -> Result<GrayImage> {
+        if path.is_dir() {
+            return Err(Error::data(path, "it is a folder, and a mask is one file", "give the file of the mask"));
+        }
         if !volume::is_volume(path)? {
-            return Ok(foreground(&decode::labelled_mask(path, labels)?));
+            let target = decode::stored_mask(path)?.target(labels);
+            let refused = |refusal: MaskRefusal| Error::data(path, refusal.to_string(), ONE_TARGET);
+            return Ok(foreground(&target.map_err(refused)?));
         }
         if !volume::is_volume(image)? {
             let reason = format!("it is a label map, and the image `{}` has no grid in space", image.display());
@@ -173,12 +178,17 @@ impl ImageReading {
         }
         let grid = volume::open_chosen(image, None, self.geometry)?.grid;
         let map = volume::labels::open_with(path, self.geometry)?;
+        map.notes.iter().for_each(|text| observer.on(&Event::Note(format!("{}: {text}", path.display()))));
         let found: Vec<String> = map.labels().into_keys().map(|label| label.to_string()).collect();
         if found.len() > 1 && labels.is_empty() {
             let reason = format!("the mask has the labels {}", found.join(", "));
             return Err(Error::data(path, reason, "save a mask with one label"));
         }
-        let map = map.on_grid(path, &grid, false)?;
+        let map = map.on_grid(path, &grid, false).map_err(|error| match error {
+            // a mask is not resampled here
+            Error::Data { path, reason, .. } => Error::data(path, reason, "save the mask on the grid of the image"),
+            error => error,
+        })?;
         let voxels: Vec<u8> = (0..map.values.len()).map(|voxel| u8::from(map.has(voxel, labels))).collect();
         SlicePlane::new(&grid, Axis::suggested(&grid)).mask(&voxels, 0)
     }
@@ -241,3 +251,7 @@ pub fn axis_of(volume: &Volume, trained: Option<Axis>) -> Axis {
     let suggested = Axis::suggested(&volume.grid);
     trained.filter(|_| volume.plane(suggested).num_slices > 1).unwrap_or(suggested)
 }
+
+#[cfg(test)]
+#[path = "input_tests.rs"]
+mod tests;

@@ -1,6 +1,7 @@
 //! Answer and painted masks of a question, and how sure the model is of them.
 
 use crate::data::agreement::Positions;
+use crate::data::check::findings::mask_warning;
 use crate::data::familiarity::Familiarity;
 use crate::data::position::Zones;
 use crate::data::sheet;
@@ -150,6 +151,11 @@ impl Prediction {
     /// The location of the first mask beside that in a text.
     fn positions_in(&self, text: &str) -> Positions {
         self.binary_mask().map_or_else(|_| Positions::default(), |mask| Positions::of(&mask, text, self.zones))
+    }
+
+    /// What to tell if the first mask was given and is probably not meant so; see [`mask_warning`].
+    pub fn mask_warning(&self) -> Option<String> {
+        self.binary_mask().ok().filter(|_| self.target().is_given).as_ref().and_then(mask_warning)
     }
 
     /// Whether the first mask has the location that a text names; false for an empty mask.

@@ -12,6 +12,7 @@ use crate::data::familiarity::{Familiarity, ImageFamiliarity, add_fields};
 use crate::data::volume::{Axis, Cleanup, Levels, SlicePlane, Volume, Window};
 use crate::event::{Event, Observer};
 use crate::segment::calibration::Confidence;
+use crate::units::counted;
 use crate::{Error, Result};
 use description::{Coverage, TargetDescription};
 use image::GrayImage;
@@ -140,7 +141,11 @@ impl VolumePrediction {
         let position = position.map_or_else(String::new, |(position, slice)| {
             format!("\nposition of the mask in slice {slice}, where it is largest: {position} of the slice as shown")
         });
-        format!("mask: {:.2} ml{range}{cleaned}; found in {found} of {count} slices{position}", self.volume_ml)
+        format!(
+            "mask: {:.2} ml{range}{cleaned}; found in {found} of {}{position}",
+            self.volume_ml,
+            counted(count, "slice")
+        )
     }
 
     /// What was done and found, as JSON. `files` are names for the record.
@@ -192,7 +197,9 @@ impl VolumeSettings {
         let end = self.slices.end.unwrap_or(plane.num_slices).min(plane.num_slices);
         let chosen: Vec<usize> = (self.slices.start..end).step_by(self.every.max(1)).collect();
         if chosen.is_empty() {
-            let reason = format!("`{}` has no slice: there are {} {} slices", self.slices, plane.num_slices, self.axis);
+            let count = counted(plane.num_slices, &format!("{} slice", self.axis));
+            let are = if plane.num_slices == 1 { "is" } else { "are" };
+            let reason = format!("`{}` has no slice: there {are} {count}", self.slices);
             let hint = format!("choose from `0..{}`", plane.num_slices);
             return Err(Error::argument("slices", reason, hint));
         }

@@ -4,6 +4,7 @@
 use super::failure::{HttpFailure, HttpResult};
 use super::picture::{ServedImage, SliceView};
 use crate::data::agreement::Positions;
+use crate::data::check::findings::mask_warning;
 use crate::data::familiarity::Familiarity;
 use crate::data::position::Zones;
 use crate::data::volume::Axis;
@@ -59,9 +60,9 @@ pub(super) struct SliceAnswer {
     pub(super) new_tokens: usize,
     /// The most likely class.
     pub(super) class: Option<LikelyClass>,
-    /// Fraction of the pixels in the model's mask.
+    /// Fraction of the pixels in the mask of the answer, the model's or the one that was sent with the question.
     pub(super) area_frac: f64,
-    /// Area of the model's mask, if the size of a pixel is known.
+    /// Area of that mask, if the size of a pixel is known.
     pub(super) area_mm2: Option<f64>,
     /// Confidence of the model's mask; none for a mask that was sent with the question.
     pub(super) confidence: Option<Confidence>,
@@ -70,10 +71,12 @@ pub(super) struct SliceAnswer {
     /// Locations of the mask and in the answer, each as a user corrected it.
     #[serde(flatten)]
     pub(super) positions: Positions,
+    /// What to tell about a mask that was sent or corrected, if it is probably not meant so.
+    pub(super) mask_warning: Option<String>,
     /// The words for locations in the training data.
     #[serde(skip)]
     pub(super) zones: Zones,
-    /// The model's mask, 0 and 255; empty if the target is not found.
+    /// The mask of the answer before a correction, 0 and 255; empty if the target is not found.
     #[serde(skip)]
     pub(super) mask: Arc<GrayImage>,
     /// The mask as a user corrected it, 0 and 255.
@@ -89,6 +92,8 @@ impl SliceAnswer {
 
     /// Compares the current mask with the current answer, after a correction of one of them.
     pub(super) fn compare(&mut self) {
+        let is_sent = self.mask_given || self.corrected.is_some();
+        self.mask_warning = mask_warning(self.current_mask()).filter(|_| is_sent);
         let answer = self.corrected_answer.as_ref().unwrap_or(&self.answer);
         self.positions = Positions::of(self.current_mask(), answer, self.zones);
     }

@@ -7,6 +7,7 @@ use super::upload::{self, Upload};
 use super::volume_question::VolumeRequest;
 use crate::data::volume::Window;
 use axum::extract::Request;
+use axum::http::StatusCode;
 use image::GrayImage;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -36,7 +37,7 @@ fn yes() -> bool {
 
 /// Receives a question, with the file of a mask that its words are to follow.
 pub(super) async fn receive(app: &App, request: Request) -> HttpResult<(Asked, Option<Upload>)> {
-    let Some(boundary) = upload::boundary_of(&request)? else {
+    let Some(boundary) = upload::boundary_of(&request).map_err(upload::of_question)? else {
         return Ok((upload::json(request).await?, None));
     };
     let (fields, file) = upload::receive_form(app, request, &boundary).await?;
@@ -66,7 +67,8 @@ fn of_form(fields: Vec<(String, String)>) -> HttpResult<Asked> {
         }
     }
     serde_json::from_value(Value::Object(values)).map_err(|error| {
-        HttpFailure::unprocessable(format!("the fields of the form cannot be used: {error}"), "see /api/openapi.json")
+        let error = format!("the fields of the form cannot be used: {error}");
+        HttpFailure::of_values(StatusCode::UNPROCESSABLE_ENTITY, &error)
     })
 }
 
@@ -103,7 +105,7 @@ mod tests {
         for (fields, expected) in [
             (&[("slice", "3")][..], "missing field `question`"),
             (&[("question", "a"), ("question", "b")], "`question` several times"),
-            (&[("question", "a"), ("slice", "first")], "invalid type: string \"first\""),
+            (&[("question", "a"), ("slice", "first")], "string \"first\", expected a whole number from 0"),
             (&[("question", "a"), ("temperature", "1")], "unknown field `temperature`"),
             (&[("question", "a"), ("mask", "iVBORw0KGgo=")], "the field `mask` is a text"),
         ] {

@@ -54,6 +54,25 @@ impl HttpFailure {
         Self::new(StatusCode::BAD_REQUEST, error, "see /api/openapi.json")
     }
 
+    /// Values of a request that have other types than they must have, without the names of types of this program.
+    pub(super) fn of_values(status: StatusCode, error: &str) -> Self {
+        const TYPES: [(&str, &str); 6] = [
+            ("usize", "a whole number from 0"),
+            ("u64", "a whole number from 0"),
+            ("u32", "a whole number from 0"),
+            ("i64", "a whole number"),
+            ("f64", "a number"),
+            ("f32", "a number"),
+        ];
+        let mut text = TYPES.into_iter().fold(error.to_owned(), |text, (name, words)| {
+            text.replace(&format!("expected {name}"), &format!("expected {words}"))
+        });
+        if let Some((before, after)) = error.split_once("expected struct ") {
+            text = format!("{before}expected an object{}", after.trim_start_matches(char::is_alphanumeric));
+        }
+        Self::new(status, text, "see /api/openapi.json")
+    }
+
     /// The content of an error, also for the stream of an answer.
     pub(super) fn json(&self) -> Value {
         json!({ "error": self.error, "hint": self.hint })
@@ -68,7 +87,7 @@ impl<S: Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> HttpResult<Self> {
         let fields = Query::try_from_uri(&parts.uri).map(|Query(fields)| Self(fields));
-        fields.map_err(|rejection| HttpFailure::bad_request(rejection.body_text()))
+        fields.map_err(|rejection| HttpFailure::of_values(StatusCode::BAD_REQUEST, &rejection.body_text()))
     }
 }
 
@@ -97,5 +116,26 @@ impl IntoResponse for HttpFailure {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_of_values_are_named_in_words() {
+        let fields = Query::<std::collections::HashMap<String, usize>>::try_from_uri(&"/?slice=-1".parse().unwrap());
+        let query = fields.unwrap_err().body_text();
+        let json = serde_json::from_str::<Vec<f32>>("[\"a\"]").unwrap_err().to_string();
+        for (error, expected) in [
+            ("invalid type: string \"first\", expected usize", "expected a whole number from 0"),
+            (json.as_str(), "expected a number at line 1"),
+            ("invalid type: null, expected struct Asked at line 1", "null, expected an object at line 1"),
+            (query.as_str(), "slice"),
+        ] {
+            let text = HttpFailure::of_values(StatusCode::BAD_REQUEST, error).error;
+            assert!(text.contains(expected) && !text.contains("usize") && !text.contains("f32"), "{text}");
+        }
     }
 }

@@ -3,14 +3,22 @@
 use super::failure::{HttpFailure, HttpResult};
 use super::upload::refused;
 use crate::Error;
-use crate::data::decode::{self, MaskRefusal, StoredMask};
+use crate::data::decode::{self, MaskRefusal, ONE_TARGET, StoredMask};
+use crate::data::image::foreground;
 use crate::data::labels::Labels;
 use image::GrayImage;
 use std::path::Path;
 
 /// Reads a PNG, JPEG or TIFF file of the size of the image as a mask with 0 and 255. `name` is that of the file in errors.
 pub(super) fn read(bytes: &[u8], name: &Path, size: (u32, u32), max_pixels: u64) -> HttpResult<GrayImage> {
-    let stored = decode::stored_mask_of(bytes, name, max_pixels).map_err(refused)?;
+    let stored = decode::stored_mask_of(bytes, name, max_pixels).map_err(|error| {
+        let mut failure = refused(error);
+        // the remedies of other files are about their names and folders
+        if !decode::is_image(bytes) {
+            failure.hint = "send a PNG, JPEG or TIFF file".into();
+        }
+        failure
+    })?;
     Ok(target_of(stored, name, size)?)
 }
 
@@ -32,13 +40,8 @@ fn target_of(stored: StoredMask, name: &Path, size: (u32, u32)) -> Result<GrayIm
         let reason = format!("the mask is {width}x{height} pixels but its image is {expected_width}x{expected_height}");
         return Err(Error::data(name, reason, "send a mask of the size of the image"));
     }
-    let hint = "send one mask for each target: 0 is background, 255 is the target";
-    let refused = |refusal: MaskRefusal| Error::data(name, refusal.to_string(), hint);
-    let mut mask = stored.target(Labels::NONE).map_err(refused)?;
-    let most = mask.iter().copied().max().unwrap_or(0);
-    // antialiased borders are foreground from half of the largest value on
-    mask.iter_mut().for_each(|value| *value = if *value > most / 2 { 255 } else { 0 });
-    Ok(mask)
+    let refused = |refusal: MaskRefusal| Error::data(name, refusal.to_string(), ONE_TARGET);
+    Ok(foreground(&stored.target(Labels::NONE).map_err(refused)?))
 }
 
 #[cfg(test)]
@@ -74,11 +77,13 @@ mod tests {
             (png(&[0; 8]), "the mask is empty"),
             (png(&[0, 0, 1, 1, 0, 0, 2, 2]), "several labels"),
             (b"{}".to_vec(), "is not a PNG, JPEG or TIFF image"),
+            (b"\x1f\x8b\x08\0".to_vec(), "is not a PNG, JPEG or TIFF image but a gzip file"),
             (Vec::new(), "is not a PNG, JPEG or TIFF image"),
         ] {
             let failure = read(&bytes).unwrap_err();
             assert!(failure.error.starts_with("the field `mask`: ") && failure.error.contains(expected), "{failure:?}");
             assert!(failure.status.is_client_error() && !failure.hint.is_empty(), "{failure:?}");
+            assert!(!failure.hint.contains("ending"), "{failure:?}");
         }
     }
 }

@@ -6,6 +6,7 @@ use super::failure::{HttpFailure, HttpResult, Params};
 use super::images::png_bytes;
 use super::picture::ServedImage;
 use crate::Error;
+use crate::data::check::absent::named_location;
 use crate::data::volume::Neighbours;
 use axum::extract::{Path, State};
 use axum::http::header;
@@ -42,6 +43,9 @@ pub(super) async fn download(
         let hint = "ask a question about the image first; of a volume, about one slice";
         return Err(HttpFailure::conflict("the image has no answers", hint));
     }
+    if let Some(refusal) = answers.iter().find_map(contradiction) {
+        return Err(refusal);
+    }
     let classes = app.shared.classes.clone();
     if query.class.as_ref().is_some_and(|class| !classes.contains(class)) {
         let hint = format!("use one of {}", crate::error::quoted(&classes));
@@ -54,6 +58,18 @@ pub(super) async fn download(
         (header::CONTENT_DISPOSITION, "attachment; filename=\"prsmed-pairs.zip\""),
     ];
     Ok((headers, bytes).into_response())
+}
+
+/// Why an answer is no pair: its mask is empty, and its text says where the target is.
+fn contradiction(answer: &Answer) -> Option<HttpFailure> {
+    let slice = answer.of_slice().ok()?;
+    let is_empty = slice.current_mask().iter().all(|value| *value == 0);
+    let location = named_location(slice.corrected_answer.as_ref().unwrap_or(&slice.answer)).filter(|_| is_empty)?;
+    let error =
+        format!("the mask of the answer `{}` is empty, and its text names the location `{location}`", answer.id);
+    let hint =
+        "correct its text, for example to `There is no lesion in this image.`, or its mask, or remove the answer";
+    Some(HttpFailure::conflict(error, hint))
 }
 
 /// A zip with an image, a mask and a row of `annotations/corrected.csv` for each answer.

@@ -205,6 +205,7 @@ mod tests {
             confidence: Some(Confidence::of(&[0.0], None)),
             corrected_answer: None,
             positions: Positions::default(),
+            mask_warning: None,
             zones: Zones::default(),
             mask: Arc::new(GrayImage::new(3, 1)),
             corrected: None,

@@ -7,6 +7,7 @@ use super::form::Part;
 use super::options::{HEAD_TIME, MAX_JSON, UPLOAD_PAUSE, UPLOAD_TIME};
 use super::{form, guards};
 use crate::Error;
+use crate::data::decode;
 use axum::Json;
 use axum::body::{Bytes, HttpBody};
 use axum::extract::Request;
@@ -86,7 +87,7 @@ impl Content {
 /// Receives a file of at most `ServeOptions::max_upload` bytes.
 pub(super) async fn receive(app: &App, request: Request) -> HttpResult<Upload> {
     let content_type = content_type(request.headers());
-    let boundary = boundary_of(&request)?;
+    let boundary = boundary_of(&request).map_err(of_form)?;
     let mut upload = body_of(app, request, boundary.is_some()).await?;
     if let Some(boundary) = boundary {
         upload.file = form::file(&upload, &boundary).map_err(of_form)?;
@@ -111,25 +112,33 @@ pub(super) async fn receive_form(
     boundary: &str,
 ) -> HttpResult<(Vec<(String, String)>, Option<(String, Upload)>)> {
     let mut upload = body_of(app, request, true).await?;
-    let parts = form::parts(&upload, boundary).map_err(of_form)?;
+    let parts = form::parts(&upload, boundary).map_err(of_question)?;
     let (files, texts): (Vec<Part>, Vec<Part>) = parts.into_iter().partition(|part| part.is_file);
     upload.file = match files.as_slice() {
         [] => 0..0,
         [file] => file.content.clone(),
-        _ => return Err(of_form("the form has several files".into())),
+        _ => return Err(of_question("the form has several files".into())),
     };
     check_parts(app, &upload)?;
-    let text_of = |part: Part| match String::from_utf8(upload.bytes[part.content].to_vec()) {
-        Ok(text) => Ok((part.name, text)),
-        Err(_) => Err(HttpFailure::bad_request("a field of the form is not UTF-8")),
+    let text_of = |part: Part| match std::str::from_utf8(&upload.bytes[part.content]) {
+        Ok(text) => Ok((part.name, text.to_owned())),
+        Err(_) => Err(not_text(&part.name)),
     };
     let texts = texts.into_iter().map(text_of).collect::<HttpResult<_>>()?;
     Ok((texts, files.into_iter().next().map(|file| (file.name, upload))))
 }
 
 /// The line that separates the parts of a request that is a form.
-pub(super) fn boundary_of(request: &Request) -> HttpResult<Option<String>> {
-    form::boundary(&content_type(request.headers())).map_err(of_form)
+pub(super) fn boundary_of(request: &Request) -> Result<Option<String>, String> {
+    form::boundary(&content_type(request.headers()))
+}
+
+/// The failure of a field of text whose bytes are none.
+fn not_text(name: &str) -> HttpFailure {
+    let error = format!("the field `{name}` of the form has no file name and is not UTF-8 text");
+    let hint =
+        format!("send a file with a name: `curl -F {name}=@mask.png`, that is `filename=` in `Content-Disposition`");
+    HttpFailure::new(StatusCode::BAD_REQUEST, error, hint)
 }
 
 /// Receives the body of a file, or of a form with one.
@@ -167,12 +176,19 @@ fn check_encoding(headers: &HeaderMap) -> HttpResult<()> {
     let encoding = headers.get(header::CONTENT_ENCODING).map(|value| String::from_utf8_lossy(value.as_bytes()));
     if let Some(encoding) = encoding.filter(|encoding| !encoding.eq_ignore_ascii_case("identity")) {
         let error = format!("the body is compressed (`Content-Encoding: {encoding}`)");
-        return Err(HttpFailure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error, FORM_HINT));
+        let hint = "send it without compression";
+        return Err(HttpFailure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error, hint));
     }
     Ok(())
 }
 
-/// The failure of a form.
+/// The failure of a form with a question.
+pub(super) fn of_question(error: String) -> HttpFailure {
+    let hint = "send fields of text and at most one file: `curl -F question=TEXT -F mask=@mask.png URL`";
+    HttpFailure::new(StatusCode::BAD_REQUEST, error, hint)
+}
+
+/// The failure of a form with a file.
 fn of_form(error: String) -> HttpFailure {
     HttpFailure::new(StatusCode::BAD_REQUEST, error, FORM_HINT)
 }
@@ -189,7 +205,7 @@ pub(super) async fn json<T: DeserializeOwned>(request: Request) -> HttpResult<T>
     let upload = collect(stream, (Content::Json, Instant::now() + HEAD_TIME), None).await?;
     Json::from_bytes(&upload)
         .map(|Json(content)| content)
-        .map_err(|rejection| HttpFailure::new(rejection.status(), rejection.body_text(), "see /api/openapi.json"))
+        .map_err(|rejection| HttpFailure::of_values(rejection.status(), &rejection.body_text()))
 }
 
 fn content_type(headers: &HeaderMap) -> String {
@@ -274,9 +290,9 @@ pub(super) fn uploaded() -> &'static Path {
     Path::new("the uploaded file")
 }
 
-/// The error of an uploaded file; the hints of data sets are about their rows.
+/// The error of an uploaded file.
 pub(super) fn refused(error: Error) -> HttpFailure {
-    let is_broken = matches!(&error, Error::Data { hint, .. } if hint.contains("row"));
+    let is_broken = matches!(&error, Error::Data { hint, .. } if hint == decode::REPLACE);
     let mut failure = HttpFailure::from(error);
     if is_broken {
         failure.hint = "send another file".into();

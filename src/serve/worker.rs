@@ -206,7 +206,7 @@ fn painted(prediction: &Prediction) -> Result<QuestionProgress> {
 
 /// The answer of a prediction.
 fn slice_answer(job: &Queued, view: SliceView, prediction: Prediction) -> Result<SliceAnswer> {
-    let mask = prediction.binary_mask()?;
+    let (mask, mask_warning) = (prediction.binary_mask()?, prediction.mask_warning());
     let target = prediction.target();
     let area = target.num_foreground() as f64;
     Ok(SliceAnswer {
@@ -220,6 +220,7 @@ fn slice_answer(job: &Queued, view: SliceView, prediction: Prediction) -> Result
         answer: prediction.answer,
         corrected_answer: None,
         positions: prediction.positions,
+        mask_warning,
         zones: prediction.zones,
         mask: Arc::new(mask),
         corrected: None,

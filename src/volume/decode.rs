@@ -28,7 +28,7 @@ use ::image::metadata::Orientation;
 use ::image::{DynamicImage, GrayImage};
 
 use super::format::FORMATS;
-pub use super::mask_file::{MaskRefusal, StoredMask};
+pub use super::mask_file::{MaskRefusal, ONE_TARGET, StoredMask};
 use crate::foreground::Labels;
 use codec::Codec;
 pub use content::unknown_format;
@@ -37,7 +37,7 @@ use prsmed_base::files;
 use prsmed_base::panics::guard_file;
 use shared::TILES;
 use shared::{Decoded, Palette};
-pub use shared::{MAX_SIDE, REPLACE};
+pub use shared::{MAX_SIDE, REPLACE, RESTORE};
 pub use tiff::is_tiff;
 
 /// What to do about a file whose decoder fails.
@@ -174,7 +174,7 @@ pub fn turned_by_90((width, height): (u32, u32), other: (u32, u32)) -> &'static 
 /// [`Error::Data`] for a file that is missing or too large.
 pub fn bytes_of(path: &Path) -> Result<Vec<u8>> {
     files::read(path, files::MAX_IMAGE).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => Error::data(path, "the file is missing", "restore the file or remove its row"),
+        ErrorKind::NotFound => Error::data(path, "the file is missing", RESTORE),
         ErrorKind::InvalidInput | ErrorKind::FileTooLarge => Error::data(path, error.to_string(), REPLACE),
         _ => Error::io(path, "read")(error),
     })

@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 pub const MAX_LABELS: usize = 16;
 /// Below this largest value a mask cannot be antialiased: each of its values is a label.
 pub(super) const SMALL: usize = 16;
-/// A mask with more labels than this is a soft mask.
+/// A mask with more labels than this is a soft mask, if they rise in steps.
 const SOFT: usize = 64;
 /// A mask with so many values that fill no area is antialiased or has JPEG noise.
 pub(super) const NOISE: usize = 8;
@@ -112,7 +112,8 @@ impl<'de> Deserialize<'de> for Labels {
 /// a pixel and its eight neighbours have its value somewhere. Values close to 0 or to the largest value are noise if
 /// the mask has many values that fill no area. In a mask with values below 16 every value is a label.
 ///
-/// Not found: a label that is nowhere three pixels thick, in a mask with values of 16 and more.
+/// Not found: a label that is nowhere three pixels thick, in a mask with values of 16 and more. A file of at most half of the
+/// range with many such labels is refused; see [`MaskRefusal::Probabilities`](super::decode::MaskRefusal::Probabilities).
 ///
 /// `noise` is that of a file whose compression changes values by about so much. Values so close to 0 or to a more frequent
 /// label are noise too. In a lossless file they are labels, because somebody has stored them.
@@ -138,7 +139,7 @@ pub fn labels_of<T: Copy + Into<u16>>(values: &[T], width: usize, noise: u8) -> 
         } else {
             labels = most_frequent(labels, &counts, allowed);
         }
-        if labels.len() > SOFT {
+        if labels.len() > SOFT && !has_jumps(values, width, most) {
             labels.clear();
         }
         if labels.last().is_none_or(|last| most - last > allowed) {
@@ -146,6 +147,23 @@ pub fn labels_of<T: Copy + Into<u16>>(values: &[T], width: usize, noise: u8) -> 
         }
     }
     labels.into_iter().map(|value| (u16::try_from(value).unwrap_or(u16::MAX), counts[value])).collect()
+}
+
+/// Whether bright pixels mostly have equal neighbours or dark ones, as objects on a background have. Soft masks rise in
+/// small steps.
+fn has_jumps<T: Copy + Into<u16>>(values: &[T], width: usize, most: usize) -> bool {
+    let (mut num_steps, mut num_jumps) = (0_usize, 0_usize);
+    for row in values.chunks_exact(width.max(1)) {
+        for pair in row.windows(2) {
+            let pair: [usize; 2] = [pair[0], pair[1]].map(|value| usize::from(value.into()));
+            let (low, high) = (pair[0].min(pair[1]), pair[0].max(pair[1]));
+            if low != high && 2 * high > most {
+                num_steps += 1;
+                num_jumps += usize::from(2 * low < high);
+            }
+        }
+    }
+    2 * num_jumps > num_steps
 }
 
 /// The labels without those that differ by at most `allowed` from a more frequent one.

@@ -12,6 +12,7 @@ use super::colours::{self, Colour, grey_of, hex, is_grey};
 use super::decode::shared::Decoded;
 use super::foreground::{self as labels, Labels, NOISE, SMALL};
 use super::photograph;
+use super::plateau;
 use super::transparency::{self, Transparency};
 
 /// What to do about a mask with several labels.
@@ -21,6 +22,12 @@ const SPLIT_COLOURS: &str = "save one mask for each colour, or a grey label map 
                              chooses";
 const NO_PHOTOGRAPH: &str =
     "give a mask: background 0 and one value for the target; were the images and the masks swapped?";
+const THRESHOLD: &str = "save a mask with background 0 and one value for the target: threshold probabilities first, and of a \
+                         label map write one mask for each label";
+
+/// What to do about a refused mask where no labels can be chosen.
+pub const ONE_TARGET: &str = "give a mask of one target, with background 0 and target 255; of probabilities, the target is \
+                              where they are at least one half";
 
 /// The colour of an index that is not transparent, where the colours are no labels.
 const OPAQUE: [u8; 3] = [255; 3];
@@ -67,6 +74,8 @@ pub enum MaskRefusal {
     Colours(String),
     /// It is no mask.
     Photograph(String),
+    /// It has probabilities of at most one half, or labels so thin that none fills an area.
+    Probabilities(String),
 }
 
 impl MaskRefusal {
@@ -76,15 +85,18 @@ impl MaskRefusal {
             Self::SeveralLabels(_) => CHOOSE_LABELS,
             Self::Colours(_) => SPLIT_COLOURS,
             Self::Photograph(_) => NO_PHOTOGRAPH,
+            Self::Probabilities(_) => THRESHOLD,
         }
     }
 }
 
 impl fmt::Display for MaskRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::SeveralLabels(reason) | Self::Colours(reason) | Self::Photograph(reason) => f.write_str(reason),
-        }
+        let (Self::SeveralLabels(reason)
+        | Self::Colours(reason)
+        | Self::Photograph(reason)
+        | Self::Probabilities(reason)) = self;
+        f.write_str(reason)
     }
 }
 
@@ -257,19 +269,41 @@ impl StoredMask {
     }
 
     /// The mask of one target as 8-bit grey. With `labels`, exactly these labels are foreground (255) and everything
-    /// else is background.
+    /// else is background. Probabilities are foreground above half of the range.
     ///
     /// # Errors
     /// As [`Self::check`].
     pub fn target(self, labels: Labels) -> Result<GrayImage, MaskRefusal> {
         self.check(labels)?;
-        Ok(if labels.is_empty() { self.into_grey() } else { self.select(labels) })
+        Ok(match labels.is_empty() {
+            true if self.has_probabilities() => self.binary(),
+            true => self.into_grey(),
+            false => self.select(labels),
+        })
+    }
+
+    /// Whether its levels are probabilities or thin labels: none is that of a target. Compression hides that.
+    fn has_probabilities(&self) -> bool {
+        match (&self.meaning, &self.values) {
+            (Meaning::Levels { noise: 0 }, Values::Grey8(grey)) => plateau::has_none(grey.as_raw()),
+            (Meaning::Levels { noise: 0 }, Values::Grey16(deep)) => plateau::has_none(deep.as_raw()),
+            _ => false,
+        }
+    }
+
+    /// Half of the range of the file's values, and the largest one.
+    fn half_and_most(&self) -> (u16, u16) {
+        match &self.values {
+            Values::Grey8(grey) => (127, grey.iter().copied().max().map_or(0, u16::from)),
+            Values::Grey16(deep) => (32_767, deep.iter().copied().max().unwrap_or(0)),
+        }
     }
 
     /// Whether the mask has one target.
     ///
     /// # Errors
-    /// [`MaskRefusal`] for several labels if `labels` is empty, for labels that do not name one colour, and for photographs.
+    /// [`MaskRefusal`] for several labels and for probabilities of at most one half if `labels` is empty, for labels that do
+    /// not name one colour, and for photographs.
     pub fn check(&self, labels: Labels) -> Result<(), MaskRefusal> {
         let width = self.dimensions().0 as usize;
         let num_levels = match &self.values {
@@ -318,10 +352,24 @@ impl StoredMask {
             _ if labels.is_empty() => {
                 let found = self.labels();
                 let reason = format!("the mask has several labels: {}", labels::describe(&found));
-                if found.len() > 1 { Err(MaskRefusal::SeveralLabels(reason)) } else { Ok(()) }
+                if found.len() > 1 { Err(MaskRefusal::SeveralLabels(reason)) } else { self.check_levels() }
             }
             _ => Ok(()),
         }
+    }
+
+    /// Refuses probabilities without one above half, whose target would be their peak, and thin labels.
+    fn check_levels(&self) -> Result<(), MaskRefusal> {
+        let (half, most) = self.half_and_most();
+        if most > half || !self.has_probabilities() {
+            return Ok(());
+        }
+        let range = 2 * u32::from(half) + 1;
+        let reason = format!(
+            "is no mask: its largest value is {most} of {range}, and none of its many values is that of a target, as in \
+             probabilities below one half or in a map of thin labels"
+        );
+        Err(MaskRefusal::Probabilities(reason))
     }
 
     /// 255 where the value is one of `labels`, else 0. In a file with compression noise, pixels have the label that is
@@ -350,10 +398,7 @@ impl StoredMask {
     /// The mask of one label as 0 and 255. The threshold is half of the range, or 0 if no value is above half (0/1
     /// masks, 16-bit labels).
     pub fn binary(&self) -> GrayImage {
-        let (half, most) = match &self.values {
-            Values::Grey8(grey) => (127, grey.iter().copied().max().map_or(0, u16::from)),
-            Values::Grey16(deep) => (32_767, deep.iter().copied().max().unwrap_or(0)),
-        };
+        let (half, most) = self.half_and_most();
         // with noise or antialiased colours, half of the label: the largest value may be noise
         let is_exact = matches!(self.meaning, Meaning::Levels { noise: 0 });
         let level = if is_exact { most } else { self.labels().last().map_or(most, |(label, _)| *label) };

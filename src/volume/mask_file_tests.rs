@@ -462,3 +462,91 @@ fn chosen_labels_of_grey_ramps_are_indexes() {
     let map = indexed(&root, &same, png::BitDepth::Eight, |x, y| [0, 1, 16][region(x, y)]);
     assert!(refused(&map).ends_with("several labels: 1 (480 pixels), 16 (200 pixels)"), "{}", refused(&map));
 }
+
+#[test]
+fn probabilities_below_one_half_and_thin_labels_are_no_masks() {
+    let root = Root::new();
+    let peak = |x: u32, y: u32, most: f64| {
+        let square = (f64::from(x) - 40.0).powi(2) + (f64::from(y) - 30.0).powi(2);
+        (most * (-square / 200.0).exp()).round()
+    };
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0..=65535")]
+    let deep = |name: &str, most: f64| saved(&root, name, |x, y| Luma([peak(x, y, most) as u16]));
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0..=255")]
+    let flat = |name: &str, most: f64| saved(&root, name, |x, y| Luma([peak(x, y, most) as u8]));
+    // layers of 2 pixels, touching, and squares of 2 pixels with gaps
+    let layers = saved(&root, "layers.png", |_, y| Luma([u8::try_from((y / 2 + 1) % 21).expect("small")]));
+    let squares = saved(&root, "squares.png", |x, y| {
+        let is_gap = x % 3 == 2 || y % 3 == 2;
+        Luma([if is_gap { 0 } else { u8::try_from((x / 3 + 30 * (y / 3)) % 100 + 1).expect("small") }])
+    });
+    for (path, most) in [
+        (deep("a.png", 7_864.0), "7864 of 65535"),
+        (deep("b.png", 200.0), "200 of 65535"),
+        (flat("c.png", 60.0), "60 of 255"),
+        (flat("d.png", 127.0), "127 of 255"),
+        (layers.clone(), "20 of 255"),
+        (squares, "100 of 255"),
+    ] {
+        let Err(error) = decode::mask(&path) else { panic!("{} is a mask", path.display()) };
+        assert!(error.to_string().contains(&format!("its largest value is {most}, ")), "{error}");
+        assert!(error.hint().contains("threshold probabilities"), "{}", error.hint());
+    }
+    assert_eq!(chosen(&layers, &[3]), 360, "labels can be chosen");
+    // above one half, the rest of the peak is background
+    for path in [deep("e.png", 45_000.0), flat("f.png", 175.0)] {
+        let expected = std::f64::consts::PI * 200.0 * (45_000.0_f64 / 32_767.5).ln();
+        let found = count(&path);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an area")]
+        let expected = expected as u64;
+        assert!(found.abs_diff(expected) < 12, "{}: {found} instead of {expected}", path.display());
+    }
+}
+
+#[test]
+fn dim_masks_with_soft_borders_or_noise_stay_masks() {
+    let root = Root::new();
+    let trained = |path: &Path| -> u64 {
+        let mask = decode::mask(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        foreground(&mask).iter().map(|value| u64::from(*value > 0)).sum()
+    };
+    for level in [20_u8, 60, 100, 127] {
+        let sharp = GrayImage::from_fn(SIDES.0, SIDES.1, |x, y| Luma([if is_lesion(x, y) { level } else { 0 }]));
+        for filter in [imageops::FilterType::Triangle, imageops::FilterType::CatmullRom, imageops::FilterType::Lanczos3]
+        {
+            let large = imageops::resize(&sharp, 250, 170, filter);
+            let path = root.file("soft.png");
+            large.save(&path).expect("written");
+            assert!(trained(&path).abs_diff(3778) < 150, "{level} {filter:?}: {}", trained(&path));
+            let deep = ImageBuffer::<Luma<u16>, _>::from_fn(250, 170, |x, y| {
+                Luma([u16::from(large.get_pixel(x, y).0[0]) * 100])
+            });
+            deep.save(&path).expect("written");
+            assert!(trained(&path).abs_diff(3778) < 150, "16 bits, {level} {filter:?}: {}", trained(&path));
+        }
+        for quality in [10, 30, 50, 75, 95] {
+            let noisy = jpeg(&root, &sharp.clone().into(), quality);
+            assert!(trained(&noisy).abs_diff(480) < 120, "{level}, quality {quality}: {}", trained(&noisy));
+            // saved again without loss
+            let path = root.file("again.png");
+            ::image::open(&noisy).expect("an image").into_luma8().save(&path).expect("written");
+            let again = decode::mask(&path);
+            assert!(!matches!(&again, Err(error) if error.to_string().contains("probabilities")), "{level}: {again:?}");
+        }
+    }
+    let line = saved(&root, "line.png", |x, y| Luma([u16::from(x == y)]));
+    assert_eq!(trained(&line), 60, "0 and 1 in 16 bits");
+}
+
+#[test]
+fn many_objects_on_a_background_are_labels() {
+    let root = Root::new();
+    let cells = ImageBuffer::<Luma<u8>, _>::from_fn(150, 100, |x, y| {
+        let is_gap = x % 10 > 7 || y % 10 > 7;
+        Luma([if is_gap { 0 } else { u8::try_from(x / 10 + 15 * (y / 10) + 1).expect("small") }])
+    });
+    let path = root.file("cells.png");
+    cells.save(&path).expect("written");
+    assert!(refused(&path).contains("several labels: 1 (64 pixels), 2 (64 pixels)"), "{}", refused(&path));
+    assert_eq!(chosen(&path, &[140]), 64);
+}

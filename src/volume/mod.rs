@@ -53,6 +53,7 @@ mod meta_image;
 mod nrrd;
 mod numpy;
 mod photograph;
+mod plateau;
 mod stored;
 mod tiff_volume;
 mod transparency;

@@ -166,7 +166,7 @@ fn a_series_is_chosen_by_its_number() {
 #[test]
 fn wrong_files_are_errors_with_a_reason_and_a_remedy() {
     for (name, parts) in [
-        ("gap.zip", &["about 1 slices are missing: slices 1 and 2 of 3 are 6.00 mm apart", "export"][..]),
+        ("gap.zip", &["about 1 slice is missing: slices 1 and 2 of 3 are 6.00 mm apart", "export"][..]),
         ("orientations.zip", &["another orientation", "localizer", "remove"]),
         ("sizes.zip", &["4 of 6x5", "1 of 4x4", "remove localizers"]),
         ("shifted.zip", &["shifted against each other by up to"]),

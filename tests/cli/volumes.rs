@@ -170,6 +170,11 @@ fn wrong_flags_are_refused_before_the_model_is_loaded() {
         "error: `--mask-out`: it is for images, and `--image` is a volume\nhint: use `--out mask.nii.gz`",
     );
     refused(
+        &mut predict(&fixture("explicit_le.dcm"), &["--out", "mask.nii", "--mask-out", "mask.png"]),
+        "error: `--mask-out`: it is for images, and with `--out` a volume of one slice is no image\nhint: leave `--out` out, \
+         or this flag",
+    );
+    refused(
         &mut predict(&fixture("rgb.dcm"), &["--fill-gaps", "1"]),
         "error: `--fill-gaps`: it is for volumes, and `--image` is an image\nhint: remove it; the mask of an image is written \
          with `--mask-out mask.png`",
@@ -212,7 +217,7 @@ fn bad_volumes_are_refused_with_file_and_remedy() {
             "it has 2 series: number 1 (CT, 4 slices of 6x5); number 5",
             "choose a series",
         ),
-        (unzipped("gap.zip"), "lung", "about 1 slices are missing", "export the whole series again"),
+        (unzipped("gap.zip"), "lung", "about 1 slice is missing", "export the whole series again"),
         (unzipped(positions), "lung", "it has another orientation than the first slice", series),
         (unzipped("sizes.zip"), "lung", "its images have different sizes or kinds", series),
         (fixture("nan.nii.gz"), "lung", "2 of 120 voxels are NaN or infinite", "numpy.nan_to_num"),

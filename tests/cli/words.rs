@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use image::{GrayImage, Luma};
+use image::{GrayImage, ImageBuffer, Luma};
 use serde_json::Value;
 
 use crate::scores::class_files;
@@ -67,10 +67,25 @@ fn words_are_written_for_a_given_mask_and_wrong_masks_are_named() {
         "error: `--mask-in`: the mask has no pixel in it\n\
          hint: mark the target in it, or leave the mask out: the model then draws its own",
     );
+    // words for another mask than is meant are not written without a word
+    let whole = path("given-whole.png");
+    GrayImage::from_pixel(64, 64, Luma([255])).save(&whole).unwrap();
+    let result = objects(&done(&mut predict(last, &whole))).pop().unwrap();
+    let warning = result["mask_warning"].as_str().unwrap();
+    assert!(warning.starts_with("the mask covers 100.00 % of the image") && warning.contains("inverted"), "{warning}");
+    let faint = path("given-faint.png");
+    let probability = |x: u32, y: u32| 7000_u32.saturating_sub(20 * (x.abs_diff(32).pow(2) + y.abs_diff(32).pow(2)));
+    let faint_map = ImageBuffer::from_fn(64, 64, |x, y| Luma([u16::try_from(probability(x, y)).unwrap()]));
+    faint_map.save(&faint).unwrap();
+    let error = error_of(&mut predict(last, &faint));
+    assert!(error.contains("given-faint.png: is no mask: its largest value is 7000 of 65535"), "{error}");
+    let error = error_of(&mut predict(last, faint.parent().unwrap()));
+    assert!(error.contains("it is a folder, and a mask is one file"), "{error}");
     let labels = path("given-labels.png");
     GrayImage::from_fn(64, 64, |x, _| Luma([u8::try_from(x / 16).unwrap()])).save(&labels).unwrap();
     let error = error_of(&mut predict(last, &labels));
     assert!(error.contains("given-labels.png") && error.contains("labels"), "{error}");
+    assert!(error.contains("hint: give a mask of one target") && !error.contains("--labels"), "{error}");
     refused(
         &mut predict(&without_reader(), &given),
         "error: `--mask-in`: the words of this run do not follow a mask\n\

@@ -84,6 +84,7 @@ fn words_follow_the_mask_of_a_question() {
         assert_eq!(result["confidence"], Value::Null);
         server.check_described("SliceAnswer", result);
         assert_eq!((&result["mask_position"], &result["area_frac"]), (&json!(position), &json!(0.25)));
+        assert_eq!(result["mask_warning"], Value::Null);
         let url = format!("/api/images/{image}/answers/{}/mask", result["id"].as_str().unwrap());
         assert_eq!(image::load_from_memory(&server.get(&url).ok().bytes).unwrap().into_luma8(), mask);
         answers.push(result["answer"].as_str().unwrap().to_owned());
@@ -137,6 +138,24 @@ fn masks_that_words_cannot_follow_are_refused_with_what_to_do() {
         ask(&server, &image, fields, (name, &mask)).is_error(422, expected);
     }
     assert_eq!(server.metric("prsmed_questions_total{outcome=\"failed\"}"), 0.0, "the model does not run");
+    let send = |parts: &[&str]| {
+        let head = |part: &&str| format!("--xx\r\nContent-Disposition: form-data; {part}\r\n\r\n").into_bytes();
+        let parts = parts.iter().flat_map(|part| [head(part), mask.clone(), b"\r\n".to_vec()].concat());
+        let body: Vec<u8> = parts.chain(*b"--xx--\r\n").collect();
+        let kind = [("Content-Type", "multipart/form-data; boundary=xx")];
+        server.send("POST", &format!("/api/images/{image}/questions"), &kind, &body)
+    };
+    let nameless = send(&["name=\"mask\""]);
+    nameless.is_error(400, "the field `mask` of the form has no file name and is not UTF-8 text");
+    let two = send(&["name=\"mask\"; filename=\"a.png\"", "name=\"image\"; filename=\"b.png\""]);
+    two.is_error(400, "the form has several files");
+    for refused in [nameless, two] {
+        let hint = refused.json()["hint"].as_str().unwrap().to_owned();
+        assert!(hint.contains("mask=@mask.png") && !hint.contains("file=@"), "{hint}");
+    }
+    let wrong = json!({ "question": QUESTION, "slice": "first" });
+    let refused = server.json("POST", &format!("/api/images/{image}/questions"), &wrong);
+    refused.is_error(422, "expected a whole number from 0");
     let volume = server.upload(&volume_file("mask.nii.gz", 3));
     let about = json!({ "question": QUESTION, "volume": {}, "keep": false });
     server.json("POST", &format!("/api/images/{volume}/questions"), &about).is_error(422, "has no `keep`");
@@ -144,6 +163,8 @@ fn masks_that_words_cannot_follow_are_refused_with_what_to_do() {
     let fields = [("question", QUESTION), ("slice", "2")];
     let result = events_of(&server, &volume, &fields, &wide).pop().unwrap().1;
     assert_eq!((&result["slice"], &result["mask_given"]), (&json!(2), &json!(true)), "{result}");
+    let warning = result["mask_warning"].as_str().unwrap();
+    assert!(warning.starts_with("the mask covers 100.00 % of the image") && warning.contains("inverted"), "{warning}");
 }
 
 #[test]

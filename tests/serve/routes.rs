@@ -132,6 +132,23 @@ fn corrected_pairs_are_a_data_root() {
 }
 
 #[test]
+fn an_emptied_mask_is_no_pair_with_words_that_name_a_place() {
+    let server = Server::start(&[]);
+    let image = server.upload(&image_file());
+    let answer = server.result(&image, QUESTION, 2)["id"].as_str().unwrap().to_owned();
+    let url = format!("/api/images/{image}/answers/{answer}");
+    let mut empty = Cursor::new(Vec::new());
+    image::GrayImage::new(64, 64).write_to(&mut empty, image::ImageFormat::Png).unwrap();
+    server.send("PUT", &format!("{url}/mask"), &[], empty.get_ref()).ok();
+    let write = |text: &str| server.json("PATCH", &url, &json!({ "corrected_answer": text })).ok();
+    write("The lesion is in the lower right part of the image.");
+    let pairs = format!("/api/images/{image}/pairs.zip");
+    server.get(&pairs).is_error(409, "is empty, and its text names the location `lower right`");
+    write("There is no lesion in this image.");
+    server.get(&pairs).ok();
+}
+
+#[test]
 fn images_and_answers_are_removed() {
     let sample = image_file();
     let server = Server::start(&["--max-images", "2", "--sample", sample.to_str().unwrap()]);

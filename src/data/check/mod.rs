@@ -1,5 +1,6 @@
 //! Checks a whole data root and reports every bad row. Nothing is changed.
 
+pub mod absent;
 pub mod findings;
 pub mod fingerprint;
 pub mod identity;
@@ -134,7 +135,8 @@ pub fn check_with_extra(
     for (indices, pair) in check_pairs(&manifest, labels, observer) {
         found.add(&manifest, indices, pair);
     }
-    let Checked { good, by_pixels, marks, ranges, summaries, findings, words, mut bad } = found;
+    let Checked { good, by_pixels, marks, ranges, summaries, mut findings, words, mut bad } = found;
+    absent::add(&manifest, &mut findings);
     bad.sort_by(|a, b| (&a.csv, a.line).cmp(&(&b.csv, b.line)));
     let mut depth = DepthReport::default();
     for (path, range) in ranges {
@@ -274,8 +276,8 @@ fn check_pair(
     findings.add_stored(mask, &stored);
     let found = stored.labels();
     let pixels = stored.target(labels).map_err(|refusal| {
-        let is_photograph = matches!(refusal, MaskRefusal::Photograph(_));
-        let problem = if is_photograph { Problem::NotAMask } else { Problem::SeveralLabels };
+        let is_no_mask = matches!(refusal, MaskRefusal::Photograph(_) | MaskRefusal::Probabilities(_));
+        let problem = if is_no_mask { Problem::NotAMask } else { Problem::SeveralLabels };
         (problem, format!("{}: {refusal}; {}", mask.display(), refusal.hint()))
     })?;
     let sizes = ((decoded.width(), decoded.height()), pixels.dimensions());

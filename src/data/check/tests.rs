@@ -95,6 +95,27 @@ fn label_maps_narrow_images_and_missing_splits_are_reported() {
 }
 
 #[test]
+fn answers_that_place_an_absent_target_are_reported() {
+    let root = Root::new();
+    root.pair("ct", "train", "a");
+    for name in ["b", "c"] {
+        root.image(&format!("ct/train_images/{name}.png"), 12, 8);
+    }
+    root.csv(
+        "a.csv",
+        "image_path,question,answer,split,present\n\
+         ct/train_masks/a.png,q,It is in the upper left part of the image.,train,1\n\
+         ct/train_masks/b.png,q,It is in the upper left part of the image.,train,0\n\
+         ct/train_masks/c.png,q,There is no lesion in this image.,train,0\n",
+    );
+    let report = check(root.path(), None, Labels::NONE, &Silent).expect("readable");
+    let texts = report.findings.texts();
+    let [text] = &texts[..] else { panic!("{texts:?}") };
+    assert!(text.starts_with("answers that name a location for a target that is not in the image: 1 ("), "{text}");
+    assert!(text.ends_with("a.csv:3)") && report.is_good(), "{text}");
+}
+
+#[test]
 fn images_in_several_splits_are_reported_in_the_order_of_their_paths() {
     let root = Root::new();
     let rows = ["a", "b", "c", "d", "e", "f", "g", "h"].map(|name| {

@@ -175,7 +175,7 @@ fn what_is_ambiguous_or_unreadable_is_said_with_the_file() {
     for name in ["P1/a.png", "P2/a.png", "b.png"] {
         image(&f, name);
     }
-    let check = |files: &[(&str, &str)], reason: &str| {
+    let check = |files: &[(&str, String)], reason: &str| {
         for (name, text) in files {
             write(&f, name, text);
         }
@@ -185,22 +185,22 @@ fn what_is_ambiguous_or_unreadable_is_said_with_the_file() {
     };
     let of_a = coco(&["a.png"], &[(0, 0, [1, 1, 4, 4])]);
     let of_b = coco(&["b.png"], &[(0, 0, [1, 1, 4, 4])]);
-    check(&[("x.json", &of_a)], "x.json#a.png: may be for each of `");
-    check(&[("x.json", &of_a), ("y.json", &of_b)], "name one of them: `");
-    check(&[("x.json", &coco(&["P1/a.png", "old/P1/a.png"], &[]))], "x.json#P1/a.png` is for the same image");
-    check(&[("x.json", &coco(&["P3/a.png"], &[]))], "has its name in another folder");
-    check(&[("x.json", &coco(&["c.png"], &[]))], "has no annotations of the images in");
-    check(&[("b.json", &labelme("P1/a.png", &[("x", [1, 1, 4, 4])]))], "has the name of `");
-    let boxes = [("P1/a.txt", "0 0.5 0.5 0.1 0.1"), ("P2/a.txt", "0 0.5 0.5 0.1 0.1"), ("b.txt", "0 0.5 0.5 0.1 0.1")];
+    check(&[("x.json", of_a.clone())], "x.json#a.png: may be for each of `");
+    check(&[("x.json", of_a.clone()), ("y.json", of_b.clone())], "name one of them: `");
+    check(&[("x.json", coco(&["P1/a.png", "old/P1/a.png"], &[]))], "x.json#P1/a.png` is for the same image");
+    check(&[("x.json", coco(&["P3/a.png"], &[]))], "has its name in another folder");
+    check(&[("x.json", coco(&["c.png"], &[]))], "has no annotations of the images in");
+    check(&[("b.json", labelme("P1/a.png", &[("x", [1, 1, 4, 4])]))], "has the name of `");
+    let boxes = ["P1/a.txt", "P2/a.txt", "b.txt"].map(|name| (name, "0 0.5 0.5 0.1 0.1".to_owned()));
     check(&boxes, "cannot be read: line 1: it is a box, which is no mask (export outlines");
     let labels = |a: &str, b: &str| labelme("b.png", &[(a, [1, 1, 4, 4]), (b, [6, 6, 8, 8])]);
-    check(&[("b.json", &labels("polyp", "left cyst"))], "`left cyst` cannot be used in a sentence about a position");
-    check(&[("b.json", &labels("Polyp 1", "polyp-1"))], "the labels `Polyp 1` and `polyp-1`");
+    check(&[("b.json", labels("polyp", "left cyst"))], "`left cyst` cannot be used in a sentence about a position");
+    check(&[("b.json", labels("Polyp 1", "polyp-1"))], "the labels `Polyp 1` and `polyp-1`");
     let wide = labelme("b.png", &[("x", [1, 1, 4, 4])])
         .replace("\"imageWidth\":60", "\"imageWidth\":40")
         .replace("\"imageHeight\":40", "\"imageHeight\":60");
     check(
-        &[("b.json", &wide)],
+        &[("b.json", wide.clone())],
         "is for an image of 40 x 60 pixels, and the image has 60 x 40; one of them is turned by 90 degrees",
     );
     write(&f, "b.json", &labelme("b.png", &[("x", [1, 1, 4, 4])]));

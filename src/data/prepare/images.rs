@@ -175,7 +175,7 @@ fn joined<'a>(masks: &[&(&'a PathBuf, StoredMask)], structure: &Structure) -> Re
 fn select(mask: &StoredMask, structure: &Structure) -> Result<GrayImage, String> {
     mask.check(structure.labels).map_err(|refusal| match refusal {
         MaskRefusal::SeveralLabels(reason) => format!("{reason}; choose with the argument `labels`"),
-        MaskRefusal::Colours(_) | MaskRefusal::Photograph(_) => format!("{refusal}; {}", refusal.hint()),
+        _ => format!("{refusal}; {}", refusal.hint()),
     })?;
     Ok(if structure.labels.is_empty() { mask.binary() } else { mask.select(structure.labels) })
 }

@@ -53,7 +53,7 @@ pub(super) fn reason_of(error: &Error) -> String {
         other => other.to_string(),
     };
     match error.hint() {
-        // nothing has rows yet
+        // it says no more than the reason
         hint if hint.is_empty() || hint == decode::REPLACE => reason,
         hint => format!("{reason} ({hint})"),
     }

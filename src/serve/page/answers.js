@@ -116,18 +116,20 @@ export class Card {
 
   /** Whether the words fit the mask and the question, as far as the server can tell. */
   get isConsistent() {
-    return this.answer.position_warning === null && this.answer.other_target === null;
+    const { position_warning: position, mask_warning: mask, other_target: target } = this.answer;
+    return position === null && !mask && target === null;
   }
 
   /** What is wrong with a question or an image that is not familiar, or with the words of the answer. */
   warning() {
-    const parts = [this.positionWarning(), this.targetWarning(), this.imageWarning(), this.questionWarning()];
-    return parts.filter(Boolean).join(" ");
+    const ofWords = [this.sentence("mask_warning"), this.sentence("position_warning"), this.targetWarning()];
+    return [...ofWords, this.imageWarning(), this.questionWarning()].filter(Boolean).join(" ");
   }
 
-  positionWarning() {
-    const text = this.answer.position_warning;
-    return text === null ? "" : `${text[0].toUpperCase()}${text.slice(1).replaceAll("`", "")}.`;
+  /** A warning of the server as a sentence. */
+  sentence(name) {
+    const text = this.answer[name];
+    return text ? `${text[0].toUpperCase()}${text.slice(1).replaceAll("`", "")}.` : "";
   }
 
   targetWarning() {
@@ -185,7 +187,7 @@ export class Card {
     const { volume_ml: ml, raw_volume_ml: raw, num_found: found, num_slices: all, range } = this.answer;
     const facts = [["Volume", `${ml.toFixed(2)} ml`]];
     if (Math.abs(raw - ml) > 1e-9) facts.push(["Before the clean-up", `${raw.toFixed(2)} ml`]);
-    facts.push(["Found in", `${found} of ${all} slices`, this.style(found > 0)]);
+    facts.push(["Found in", `${found} of ${all} slice${all === 1 ? "" : "s"}`, this.style(found > 0)]);
     if (range) facts.push(["Mask in slices", `${range[0] + 1} to ${range[1] + 1}`]);
     const { mask_position: position, mask_position_slice: largest } = this.answer;
     if (position !== null) facts.push([`Mask in ${this.answer.settings.axis} slice ${largest + 1}, the largest`, position]);
@@ -203,7 +205,7 @@ export class Card {
     if (presence !== null) facts.push([`Presence${of}`, `${isFound ? "found" : "not found"} (${presence.toFixed(2)})`, this.style(isFound)]);
     const scale = mask && answer.area_frac > 0 && answer.area_mm2 ? answer.area_mm2 / answer.area_frac : this.imageMm2;
     const share = mask ? mask.area / mask.pixels.length : answer.area_frac;
-    const area = `${(100 * share).toFixed(2)} %` + (scale ? `, ${Math.round(share * scale)} mm²` : "");
+    const area = (share > 0 && share < 5e-5 ? "less than 0.01 %" : `${(100 * share).toFixed(2)} %`) + (scale ? `, ${Math.round(share * scale)} mm²` : "");
     facts.push([answer.corrected ? "Area (corrected)" : "Area", area]);
     facts.push(["Position of the mask", answer.mask_position || NO_POSITION]);
     facts.push(["Position in the answer", answer.answer_position || "none"]);

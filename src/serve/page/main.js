@@ -231,7 +231,7 @@ function showProgress(done, total) {
   $("progress").hidden = false;
   $("progress-bar").max = total;
   $("progress-bar").value = done;
-  $("progress-text").textContent = `${done} of ${total} slices`;
+  $("progress-text").textContent = `${done} of ${total} slice${total === 1 ? "" : "s"}`;
 }
 
 function setStatus(text) {

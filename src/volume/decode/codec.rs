@@ -22,7 +22,7 @@ pub(crate) struct Codec {
 
 pub(crate) const PNG: Codec = Codec {
     decode: png_file,
-    size: |bytes| size_of(bytes, ImageFormat::Png),
+    size: |bytes| size_of(&png::without_profile(bytes), ImageFormat::Png),
     orientation: |bytes| png::exif(bytes).and_then(Orientation::from_exif_chunk),
 };
 
@@ -39,12 +39,16 @@ pub(crate) const TIFF: Codec = Codec {
 };
 
 fn png_file(bytes: &[u8], palette: Palette) -> Result<Decoded, DecodeFailure> {
+    match png::num_frames(bytes) {
+        0 | 1 => {}
+        count => return Err(DecodeFailure::Frames(count)),
+    }
     if palette == Palette::Keep
         && let Some(indexed) = png::indexed(bytes)?
     {
         return Ok(indexed.decoded(palette));
     }
-    usual(bytes, ImageFormat::Png)
+    usual(&png::without_profile(bytes), ImageFormat::Png)
 }
 
 fn jpeg_file(bytes: &[u8]) -> Result<Decoded, DecodeFailure> {

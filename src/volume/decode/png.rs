@@ -1,6 +1,8 @@
-//! PNG files: palettes, which the usual decoder replaces by colours, and EXIF blocks.
+//! PNG files: palettes, which the usual decoder replaces by colours, and chunks beside the pixels.
 
+use std::borrow::Cow;
 use std::io::Cursor;
+use std::ops::Range;
 
 use ::image::GrayImage;
 
@@ -20,6 +22,7 @@ pub(super) fn indexed(bytes: &[u8]) -> Result<Option<Indexed>, DecodeFailure> {
     };
     let mut decoder = png::Decoder::new_with_limits(Cursor::new(bytes), png::Limits { bytes: MAX_PIXELS });
     decoder.set_transformations(png::Transformations::IDENTITY);
+    decoder.set_ignore_iccp_chunk(true);
     let mut reader = decoder.read_info().map_err(failure)?;
     let (width, height) = reader.info().size();
     fits(width, height, 1)?;
@@ -34,16 +37,47 @@ pub(super) fn indexed(bytes: &[u8]) -> Result<Option<Indexed>, DecodeFailure> {
     Ok(GrayImage::from_vec(width, height, indexes).map(|image| Indexed { image, palette: palette.collect() }))
 }
 
+/// The chunks of a file: the kind of each, and where it is, without its checksum.
+fn chunks(bytes: &[u8]) -> impl Iterator<Item = ([u8; 4], Range<usize>)> {
+    let mut at = 8; // after the signature
+    std::iter::from_fn(move || {
+        let start = at;
+        let length = u32::from_be_bytes(*bytes.get(start..)?.first_chunk()?) as usize;
+        let end = start.checked_add(8)?.checked_add(length)?;
+        let kind = *bytes.get(start..end)?[4..].first_chunk()?;
+        at = end + 4;
+        Some((kind, start..end))
+    })
+}
+
 /// The EXIF block, wherever it is in the file.
 pub(super) fn exif(bytes: &[u8]) -> Option<&[u8]> {
-    let mut at = 8; // after the signature
-    loop {
-        let length = u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?) as usize;
-        let content = bytes.get(at + 8..at.checked_add(8)?.checked_add(length)?)?;
-        if bytes[at + 4..at + 8] == *b"eXIf" {
-            // some writers keep the prefix that the block has in JPEG files
-            return Some(content.strip_prefix(b"Exif\0\0").unwrap_or(content));
-        }
-        at += 12 + length;
+    let (_, chunk) = chunks(bytes).find(|(kind, _)| kind == b"eXIf")?;
+    let content = &bytes[chunk][8..];
+    // some writers keep the prefix that the block has in JPEG files
+    Some(content.strip_prefix(b"Exif\0\0").unwrap_or(content))
+}
+
+/// The number of frames of an animation; 1 for another file.
+pub(super) fn num_frames(bytes: &[u8]) -> usize {
+    let animation = chunks(bytes).take_while(|(kind, _)| kind != b"IDAT").find(|(kind, _)| kind == b"acTL");
+    let count = animation.and_then(|(_, chunk)| bytes[chunk][8..].first_chunk().copied().map(u32::from_be_bytes));
+    count.map_or(1, |count| count as usize)
+}
+
+/// The file without colour profiles, which are not applied. One of 1 GB takes 1 MB, and the usual decoder unpacks it.
+pub(super) fn without_profile(bytes: &[u8]) -> Cow<'_, [u8]> {
+    let before_pixels = chunks(bytes).take_while(|(kind, _)| kind != b"IDAT");
+    let profiles: Vec<_> = before_pixels.filter(|(kind, _)| kind == b"iCCP").map(|(_, chunk)| chunk).collect();
+    if profiles.is_empty() {
+        return Cow::Borrowed(bytes);
     }
+    let mut rest = Vec::with_capacity(bytes.len());
+    let mut from = 0;
+    for profile in profiles {
+        rest.extend_from_slice(&bytes[from..profile.start]);
+        from = (profile.end + 4).min(bytes.len());
+    }
+    rest.extend_from_slice(&bytes[from..]);
+    Cow::Owned(rest)
 }

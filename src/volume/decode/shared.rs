@@ -26,9 +26,12 @@ pub(crate) enum Palette {
 }
 
 /// What to do about a file that cannot be decoded.
-pub const REPLACE: &str = "replace the file or remove its row";
+pub const REPLACE: &str = "replace the file";
+/// What to do about a file that is missing.
+pub const RESTORE: &str = "restore the file";
 pub(super) const TILES: &str = "cut the image into tiles or make it smaller";
 const PAGES: &str = "save each page as a file of its own, for example as PNG";
+const FRAMES: &str = "save the frame that is meant as a PNG without animation";
 const SAVE: &str = "save it as a PNG of 8 or 16 bits; an image windowed as needed, a mask with its values as they are";
 
 /// Most pixels of an image's side.
@@ -49,6 +52,8 @@ pub(crate) enum DecodeFailure {
     Unsupported(String),
     /// The file has so many pages.
     Pages(usize),
+    /// The file is an animation of so many frames.
+    Frames(usize),
     TooLarge,
 }
 
@@ -74,6 +79,7 @@ impl DecodeFailure {
             Self::Corrupt(reason) => Error::data(path, format!("cannot be decoded: {reason}"), REPLACE),
             Self::Unsupported(reason) => Error::data(path, reason, SAVE),
             Self::Pages(count) => Error::data(path, format!("has {count} pages instead of one"), PAGES),
+            Self::Frames(count) => Error::data(path, format!("is an animation of {count} frames"), FRAMES),
             Self::TooLarge => {
                 let reason = format!("has more than {MAX_SIDE} pixels on a side, or needs more than 256 MiB of memory");
                 Error::data(path, reason, TILES)

@@ -50,6 +50,50 @@ fn decoding_errors_name_the_file_and_the_reason() {
     assert!(refused(&root.file("flat.jpg")).contains("flat.jpg: cannot be decoded: libjpeg fatal error: "));
 }
 
+/// A PNG with this chunk after its header.
+fn with_chunk(png: &[u8], kind: [u8; 4], content: &[u8]) -> Vec<u8> {
+    let mut checked = flate2::Crc::new();
+    checked.update(&[&kind, content].concat());
+    let length = u32::try_from(content.len()).expect("small").to_be_bytes();
+    let after_header = 8 + 25;
+    [&png[..after_header], &length, &kind, content, &checked.sum().to_be_bytes(), &png[after_header..]].concat()
+}
+
+#[test]
+fn colour_profiles_of_png_files_are_not_unpacked() {
+    let root = Root::new();
+    root.image("a.png", 40, 30);
+    let plain = fs::read(root.file("a.png")).expect("read");
+    let mut profile = flate2::write::ZlibEncoder::new(b"name\0\0".to_vec(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut profile, &vec![0; 1 << 20]).expect("packed");
+    let bytes = with_chunk(&plain, *b"iCCP", &profile.finish().expect("packed"));
+    assert_eq!(png::without_profile(&bytes), plain);
+    assert!(matches!(png::without_profile(&plain), std::borrow::Cow::Borrowed(_)), "copied for nothing");
+    // cut inside of the profile, and behind it without its checksum
+    for length in [8 + 25 + 20, bytes.len() - plain.len() + 8 + 25 - 2] {
+        assert!(png::without_profile(&bytes[..length]).len() <= length);
+    }
+    fs::write(root.file("b.png"), &bytes).expect("written");
+    assert_eq!(image(&root.file("b.png")).expect("decoded"), image(&root.file("a.png")).expect("decoded"));
+    assert_eq!(dimensions(&root.file("b.png")).expect("a size"), (40, 30));
+}
+
+#[test]
+fn animations_are_refused_like_files_of_several_pages() {
+    let root = Root::new();
+    root.image("a.png", 40, 30);
+    let plain = fs::read(root.file("a.png")).expect("read");
+    let path = root.file("b.png");
+    for (count, expected) in [(1_u32, None), (2, Some("is an animation of 2 frames"))] {
+        let control = [count.to_be_bytes(), [0; 4]].concat();
+        fs::write(&path, with_chunk(&plain, *b"acTL", &control)).expect("written");
+        match expected {
+            None => drop(image(&path).expect("one frame")),
+            Some(expected) => assert!(refused(&path).ends_with(expected), "{}", refused(&path)),
+        }
+    }
+}
+
 #[test]
 fn the_format_is_detected_from_the_content() {
     let root = Root::new();

@@ -8,6 +8,7 @@ use super::super::limits::check_size;
 use super::super::slices::stored_orientation;
 use super::header::{DicomHeader, FrameHeader};
 use prsmed_base::error::{Error, Result};
+use prsmed_base::units::counted;
 
 /// Largest difference of two direction cosines that count as equal.
 const COSINE: f64 = 1e-3;
@@ -141,7 +142,8 @@ fn without_localizers(entries: Vec<SeriesFile>, notes: &mut Vec<String>) -> Vec<
 fn describe(entries: &[SeriesFile]) -> String {
     let header = &entries[0].header;
     let ([width, height], number) = (header.pixels.size, header.series_text());
-    format!("{number} ({}, {} slices of {width}x{height})", header.modality, num_frames(entries))
+    let slices = counted(num_frames(entries), "slice");
+    format!("{number} ({}, {slices} of {width}x{height})", header.modality)
 }
 
 /// Most series of a list, and characters of a description.
@@ -362,8 +364,9 @@ fn step(path: &Path, positions: &[[f64; 3]], normal: [f64; 3], notes: &mut Vec<S
         let missing: usize = distances.iter().map(|distance| (distance / usual).round().max(1.0) as usize - 1).sum();
         let (before, after) = (gap + 1, gap + 2);
         let reason = if missing > 0 {
+            let are_missing = if missing == 1 { "1 slice is" } else { &format!("{missing} slices are") };
             format!(
-                "about {missing} slices are missing: slices {before} and {after} of {} are {distance:.2} mm apart, and \
+                "about {are_missing} missing: slices {before} and {after} of {} are {distance:.2} mm apart, and \
                  others {usual:.2} mm",
                 positions.len()
             )

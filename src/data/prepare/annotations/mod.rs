@@ -254,7 +254,7 @@ impl AnnotationFiles {
         let (file, selection) = split_selection(path);
         let is_text = file.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("txt"));
         // a text file without any object is one too
-        if !is_annotation(&file) && !(is_text && file.is_file()) {
+        if !(is_annotation(&file) || is_text && file.is_file()) {
             return Ok(None);
         }
         self.open(&file)?.mask(selection.as_deref(), size).map(Some)

@@ -13,7 +13,7 @@ const MAX_COORDINATE: f64 = 1e7;
 
 /// Refuses points that no image can have, also NaN.
 pub(super) fn check(points: &[[f64; 2]]) -> Result<(), String> {
-    match points.iter().find(|point| point.iter().any(|value| !(value.abs() <= MAX_COORDINATE))) {
+    match points.iter().find(|point| point.iter().any(|value| value.is_nan() || value.abs() > MAX_COORDINATE)) {
         Some([x, y]) => Err(format!("has the point ({x:?}, {y:?}), which is in no image")),
         None => Ok(()),
     }

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use image::GrayImage;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
