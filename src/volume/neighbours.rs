@@ -129,7 +129,9 @@ mod tests {
         let affine = Affine::from_columns([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 2.5]], [0.0; 3]);
         let grid = Grid { size: [1, 1, 4], affine };
         let mut voxels = Voxels::with_capacity(4);
-        [10.0, 20.0, 30.0, 40.0].map(|value| voxels.push(value));
+        for value in [10.0, 20.0, 30.0, 40.0] {
+            voxels.push(value);
+        }
         let source = VolumeSource::Nifti(Forms::of_grid(&grid));
         Volume::new(voxels, grid, source)
     }
