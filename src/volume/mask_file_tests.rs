@@ -475,7 +475,9 @@ fn probabilities_below_one_half_and_thin_labels_are_no_masks() {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0..=255")]
     let flat = |name: &str, most: f64| saved(&root, name, |x, y| Luma([peak(x, y, most) as u8]));
     // layers of 2 pixels, touching, and squares of 2 pixels with gaps
-    let layers = saved(&root, "layers.png", |_, y| Luma([u8::try_from((y / 2 + 1) % 21).expect("small")]));
+    let layers = saved(&root, "layers.png", |_, y| {
+        Luma([if (4..44).contains(&y) { u8::try_from(y / 2 - 1).expect("small") } else { 0 }])
+    });
     let squares = saved(&root, "squares.png", |x, y| {
         let is_gap = x % 3 == 2 || y % 3 == 2;
         Luma([if is_gap { 0 } else { u8::try_from((x / 3 + 30 * (y / 3)) % 100 + 1).expect("small") }])
@@ -492,7 +494,7 @@ fn probabilities_below_one_half_and_thin_labels_are_no_masks() {
         assert!(error.to_string().contains(&format!("its largest value is {most}, ")), "{error}");
         assert!(error.hint().contains("threshold probabilities"), "{}", error.hint());
     }
-    assert_eq!(chosen(&layers, &[3]), 360, "labels can be chosen");
+    assert_eq!(chosen(&layers, &[3]), 180, "labels can be chosen");
     // above one half, the rest of the peak is background
     for path in [deep("e.png", 45_000.0), flat("f.png", 175.0)] {
         let expected = std::f64::consts::PI * 200.0 * (45_000.0_f64 / 32_767.5).ln();
@@ -512,18 +514,14 @@ fn dim_masks_with_soft_borders_or_noise_stay_masks() {
     };
     for level in [20_u8, 60, 100, 127] {
         let sharp = GrayImage::from_fn(SIDES.0, SIDES.1, |x, y| Luma([if is_lesion(x, y) { level } else { 0 }]));
-        for filter in [imageops::FilterType::Triangle, imageops::FilterType::CatmullRom, imageops::FilterType::Lanczos3]
-        {
-            let large = imageops::resize(&sharp, 250, 170, filter);
-            let path = root.file("soft.png");
-            large.save(&path).expect("written");
-            assert!(trained(&path).abs_diff(3778) < 150, "{level} {filter:?}: {}", trained(&path));
-            let deep = ImageBuffer::<Luma<u16>, _>::from_fn(250, 170, |x, y| {
-                Luma([u16::from(large.get_pixel(x, y).0[0]) * 100])
-            });
-            deep.save(&path).expect("written");
-            assert!(trained(&path).abs_diff(3778) < 150, "16 bits, {level} {filter:?}: {}", trained(&path));
-        }
+        let large = imageops::resize(&sharp, 250, 170, imageops::FilterType::Triangle);
+        let path = root.file("soft.png");
+        large.save(&path).expect("written");
+        assert!(trained(&path).abs_diff(3778) < 150, "{level}: {}", trained(&path));
+        let deep =
+            ImageBuffer::<Luma<u16>, _>::from_fn(250, 170, |x, y| Luma([u16::from(large.get_pixel(x, y).0[0]) * 100]));
+        deep.save(&path).expect("written");
+        assert!(trained(&path).abs_diff(3778) < 150, "16 bits, {level}: {}", trained(&path));
         for quality in [10, 30, 50, 75, 95] {
             let noisy = jpeg(&root, &sharp.clone().into(), quality);
             assert!(trained(&noisy).abs_diff(480) < 120, "{level}, quality {quality}: {}", trained(&noisy));

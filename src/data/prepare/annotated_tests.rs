@@ -57,12 +57,13 @@ fn labelme(name: &str, objects: &[(&str, [u32; 4])]) -> String {
 /// Names of the masks with their numbers of foreground pixels.
 fn masks(f: &Folders) -> Vec<(String, usize)> {
     let entries = prsmed_base::files::visible_entries(&f.out.join("lung_CT/train_masks")).unwrap();
-    let count = |path: &PathBuf| image::open(path).unwrap().into_luma8().iter().filter(|value| **value == 255).count();
+    let count =
+        |path: &PathBuf| image::open(path).unwrap().into_luma8().pixels().filter(|pixel| pixel.0[0] == 255).count();
     let name = |path: &PathBuf| path.file_stem().unwrap().to_string_lossy().into_owned();
     entries.iter().map(|path| (name(path), count(path))).collect()
 }
 
-fn named<'a>(found: &'a [(String, usize)]) -> Vec<(&'a str, usize)> {
+fn named(found: &[(String, usize)]) -> Vec<(&str, usize)> {
     found.iter().map(|(name, count)| (name.as_str(), *count)).collect()
 }
 
@@ -181,7 +182,9 @@ fn what_is_ambiguous_or_unreadable_is_said_with_the_file() {
         }
         let text = refused(&f, &|_| {});
         assert!(text.contains(reason), "{text}");
-        files.iter().for_each(|(name, _)| fs::remove_file(f.masks.join(name)).unwrap());
+        for (name, _) in files {
+            fs::remove_file(f.masks.join(name)).unwrap();
+        }
     };
     let of_a = coco(&["a.png"], &[(0, 0, [1, 1, 4, 4])]);
     let of_b = coco(&["b.png"], &[(0, 0, [1, 1, 4, 4])]);

@@ -143,6 +143,11 @@ fn coco_files_that_contradict_themselves_are_refused() {
         let text = changed(pointer, value);
         assert!(text.contains(reason), "{pointer}: {text}");
     }
+}
+
+#[test]
+fn coco_files_that_are_damaged_are_refused() {
+    let one = coco(&json!([[2, 2, 6, 2, 6, 5, 2, 5]]), SIZE);
     for (text, reason) in [
         (r#"{"images": [], "annotations": []}"#.to_owned(), "missing field `categories`"),
         (one.to_string().replace("[2,2,", "[NaN,2,"), "expected value at line 1"),
