@@ -8,7 +8,7 @@ use image::{DynamicImage, GrayImage};
 use rayon::prelude::*;
 
 use super::found::{FoundItems, ItemMask, UsableItem, UsablePair, UsableSource};
-use super::item::{EMPTY, ITS_IMAGE, MaskItem, Skipped, png, reason_of};
+use super::item::{EMPTY, ITS_IMAGE, MaskItem, Skipped, UNREADABLE, png, reason_of};
 use super::location::describe;
 use super::structures::Structure;
 use super::table::Pair;
@@ -77,7 +77,7 @@ fn is_known(pair: &Pair, work: &Preparation) -> Result<Result<bool, Skipped>> {
 
 fn read_pair(pair: &Pair, work: &Preparation) -> Result<UsablePair, Skipped> {
     let skip = |path: &Path, reason: String| Skipped { path: path.to_owned(), reason };
-    let unreadable = |path: &Path, error: &Error| skip(path, format!("cannot be read: {}", reason_of(error)));
+    let unreadable = |path: &Path, error: &Error| skip(path, format!("{UNREADABLE}: {}", reason_of(error)));
     // the image is decoded completely, so that a truncated file is found now and not during a training
     let image = decode::image_file(&pair.image).map_err(|error| unreadable(&pair.image, &error))?;
     let mut findings = Findings::default();

@@ -22,6 +22,8 @@ pub(super) const IS_A: &str = "is not an image but";
 /// Before the image of this name that the data root has.
 pub(super) const OTHER_IMAGE: &str = "the data root has another image of this name, ";
 pub(super) const NOT_UTF8: &str = "its name is not UTF-8";
+/// Before the reason why a file cannot be read.
+pub(super) const UNREADABLE: &str = "cannot be read";
 pub(super) const EMPTY: &str = "the mask is empty";
 /// Between the sizes of a mask and its image.
 pub(super) const ITS_IMAGE: &str = " pixels, its image ";

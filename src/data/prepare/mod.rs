@@ -40,7 +40,7 @@ use serde::Serialize;
 use self::annotations::AnnotationFiles;
 use self::existing::Existing;
 use self::found::FoundItems;
-use self::item::{IS_A, MaskItem, NO_MASK, NOT_LISTED, OTHER_IMAGE};
+use self::item::{IS_A, MaskItem, NO_MASK, NOT_LISTED, OTHER_IMAGE, UNREADABLE};
 pub use self::item::{Skipped, by_kind};
 pub use self::options::{MASK_SUFFIXES, Negatives, PrepareOptions, Several, SliceOptions};
 pub use self::pairs_csv::read_pairs;
@@ -346,7 +346,8 @@ impl Preparation<'_> {
         let (images, masks) = (&self.options.images[0], &self.options.masks[0]);
         let (pair, mask) = kind.words();
         let needs = format!("{mask}, optionally with one of {}", MASK_SUFFIXES.join(", "));
-        let first = report.skipped.iter().find(|skip| skip.reason.starts_with(IS_A)).or(report.skipped.first());
+        let begins = |start: &str| report.skipped.iter().find(|skip| skip.reason.starts_with(start));
+        let first = begins(IS_A).or_else(|| begins(UNREADABLE)).or(report.skipped.first());
         let first = first.map_or_else(String::new, |s| format!("; first: {}: {}", s.path.display(), s.reason));
         if self.is_table {
             let remedy = hints::remedy(&report.skipped).unwrap_or("correct the table of pairs, or the files");
