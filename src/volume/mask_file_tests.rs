@@ -523,13 +523,17 @@ fn dim_masks_with_soft_borders_or_noise_stay_masks() {
         deep.save(&path).expect("written");
         assert!(trained(&path).abs_diff(3778) < 150, "16 bits, {level}: {}", trained(&path));
         for quality in [10, 30, 50, 75, 95] {
-            let noisy = jpeg(&root, &sharp.clone().into(), quality);
-            assert!(trained(&noisy).abs_diff(480) < 120, "{level}, quality {quality}: {}", trained(&noisy));
-            // saved again without loss
-            let path = root.file("again.png");
-            ::image::open(&noisy).expect("an image").into_luma8().save(&path).expect("written");
-            let again = decode::mask(&path);
-            assert!(!matches!(&again, Err(error) if error.to_string().contains("probabilities")), "{level}: {again:?}");
+            // as the JPEG, and saved again without loss; darker noise may be several labels
+            let (noisy, again) = (jpeg(&root, &sharp.clone().into(), quality), root.file("again.png"));
+            ::image::open(&noisy).expect("an image").into_luma8().save(&again).expect("written");
+            for path in [noisy, again] {
+                match decode::mask(&path) {
+                    Ok(_) => {
+                        assert!(trained(&path).abs_diff(480) < 120, "{level}, quality {quality}: {}", trained(&path))
+                    }
+                    Err(error) => assert!(error.to_string().contains("several labels"), "{level}, {quality}: {error}"),
+                }
+            }
         }
     }
     let line = saved(&root, "line.png", |x, y| Luma([u16::from(x == y)]));

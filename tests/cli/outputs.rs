@@ -17,7 +17,7 @@ struct Case {
 
 const ROWS: [(&str, &str); 2] = [("--data-root", "data"), ("--annotations", "data/annotations")];
 
-const CASES: [Case; 14] = [
+const CASES: [Case; 16] = [
     Case {
         command: "predict",
         inputs: &[("RUN", "run"), ("--image", "scans/a.png"), ("--mask-in", "labels/a.png")],
