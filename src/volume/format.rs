@@ -3,7 +3,7 @@
 //! The content of a file decides, and its name only where the content says nothing. A format that cannot be read is a row
 //! without functions, so that its files are refused with a remedy. A new format is a file of its own and one row.
 
-mod row;
+pub(crate) mod row;
 
 use std::path::Path;
 
@@ -177,13 +177,6 @@ pub fn stem_of(name: &str) -> &str {
     let mut of_two_parts = FORMATS.iter().flat_map(|format| format.endings).filter(|ending| ending.contains('.'));
     let stem = of_two_parts.find_map(of).or_else(|| name.rsplit_once('.').map(|(stem, _)| stem));
     stem.filter(|stem| !stem.is_empty()).unwrap_or(name)
-}
-
-/// Whether a file of raw voxels has a header with this ending beside it.
-pub(crate) fn has_header(path: &Path, header: &str) -> bool {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let stem = [".raw", ".raw.gz", ".zraw"].iter().find_map(|ending| name.strip_suffix(ending));
-    stem.is_some_and(|stem| path.with_file_name(format!("{stem}.{header}")).is_file())
 }
 
 /// `BM`, the size, four zeros.

@@ -527,12 +527,13 @@ fn dim_masks_with_soft_borders_or_noise_stay_masks() {
             let (noisy, again) = (jpeg(&root, &sharp.clone().into(), quality), root.file("again.png"));
             ::image::open(&noisy).expect("an image").into_luma8().save(&again).expect("written");
             for path in [noisy, again] {
-                match decode::mask(&path) {
-                    Ok(_) => {
-                        assert!(trained(&path).abs_diff(480) < 120, "{level}, quality {quality}: {}", trained(&path))
-                    }
-                    Err(error) => assert!(error.to_string().contains("several labels"), "{level}, {quality}: {error}"),
+                let error = decode::mask(&path).err().map(|error| error.to_string());
+                if let Some(error) = error {
+                    assert!(error.contains("several labels"), "{level}, quality {quality}: {error}");
+                    continue;
                 }
+                let found = trained(&path);
+                assert!(found.abs_diff(480) < 120, "{level}, quality {quality}: {found}");
             }
         }
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use super::detached::{Encoding, Layout, Skip, attached, detached, header_lines, names_of_pattern};
-use super::format::{Choice, Format, NO_FORMAT, Writer, has_header};
+use super::format::row::{Choice, Format, NO_FORMAT, Writer, has_header};
 use super::grid::{Affine, Grid, scale, swap_lps_ras};
 use super::limits::check_size;
 use super::modality::Modality;

@@ -8,7 +8,7 @@ mod write;
 use std::path::Path;
 
 use super::detached::{Encoding, Layout, Skip, attached, detached, header_lines};
-use super::format::{Choice, Format, NO_FORMAT, Writer, has_header};
+use super::format::row::{Choice, Format, NO_FORMAT, Writer, has_header};
 use super::grid::Grid;
 use super::label_map::LabelMap;
 use super::limits::check_size;
@@ -16,7 +16,7 @@ use super::modality::Modality;
 use super::path::number_of;
 use super::source::VolumeSource;
 use super::stored::{Content, Number, Part, StoredVolume, StoredVoxels, affine_of, check_affine, chosen};
-use fields::Header;
+use fields::{EXPORT, Header};
 use prsmed_base::error::{Error, Result};
 
 pub(crate) const NRRD: Format = Format {
@@ -68,7 +68,6 @@ const TYPES: [(&[&str], Number); 10] = [
     (&["float"], Number::F32),
     (&["double"], Number::F64),
 ];
-const EXPORT: &str = "export the file again, for example with 3D Slicer or `SimpleITK.WriteImage`";
 
 fn find<T: Copy>(table: &[(&[&str], T)], name: &str) -> Option<T> {
     table.iter().find(|(names, _)| names.contains(&name)).map(|(_, value)| *value)

@@ -12,7 +12,7 @@ use flate2::bufread::DeflateDecoder;
 use zip::{CompressionMethod, ZipArchive};
 
 use super::dicom::is_zip;
-use super::format::{Choice, Format, NO_FORMAT};
+use super::format::row::{Choice, Format, NO_FORMAT};
 use super::grid::Grid;
 use super::label_map::LabelMap;
 use super::limits::check_size;

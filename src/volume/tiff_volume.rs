@@ -12,7 +12,7 @@ use tiff::{TiffError, TiffResult};
 
 use super::decode::shared::MAX_PIXELS;
 use super::decode::tiff::{is_tiff, pages};
-use super::format::{Choice, Format, NO_FORMAT};
+use super::format::row::{Choice, Format, NO_FORMAT};
 use super::limits::{check_ratio, check_size};
 use super::modality::Modality;
 use super::path::number_of;

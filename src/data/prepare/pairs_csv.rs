@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use super::item::{NO_MASK, Skipped};
 use super::layouts::{called, stem};
 use super::options::word_problem;
-use super::path_pattern::{self, filled};
+use super::path_pattern::{self, BETWEEN, filled};
 use super::structures::NamedLabels;
 use super::table::{Pair, PairKind, PairTable, PairText};
 use crate::manifest::Split;
@@ -23,8 +23,6 @@ pub(super) const COLUMNS: [&str; 11] =
     ["name", "image", "mask", "labels", "patient", "split", "class", "target", "question", "answer", "ambiguous"];
 /// Begins the name of a column with masks of one target.
 const MASK_OF: &str = "mask.";
-/// Between several files in a cell: no name of a file on Windows has it, and no table is separated by it.
-pub(super) const BETWEEN: char = '|';
 const HINT: &str = "columns are `image`, `mask` or `mask.NAME` for each target, and if needed `name`, `labels`, `patient`, `split`, \
                     `class`, `target`, `question` and `answer`";
 

@@ -7,6 +7,9 @@ use regex::Regex;
 use prsmed_base::files::visible_entries;
 use prsmed_base::{Error, Result};
 
+/// Between several files in a cell: no name of a file on Windows has it, and no table is separated by it.
+pub(super) const BETWEEN: char = '|';
+
 /// The files that a pattern below a folder fits, each with the texts that its `*` stand for, sorted.
 ///
 /// # Errors
@@ -64,7 +67,7 @@ pub(super) fn relative(path: &Path, folder: &Path) -> Result<String> {
     };
     let refuse = |reason: &str| Error::data(&path, reason, "rename the file");
     let text = written.to_str().ok_or_else(|| refuse("its name is not UTF-8"))?;
-    if text.contains([super::pairs_csv::BETWEEN, '*']) || text.trim() != text {
+    if text.contains([BETWEEN, '*']) || text.trim() != text {
         return Err(refuse("a table cannot name it: its name has `|` or `*`, or begins or ends with a blank"));
     }
     Ok(text.to_owned())

@@ -43,6 +43,11 @@ pub(super) fn integer(object: &InMemDicomObject, tag: Tag) -> Option<i64> {
     object.get(tag)?.to_int::<i64>().ok()
 }
 
+/// The name of a segment, which is shown in messages.
+pub(super) fn shown_name(item: &InMemDicomObject, tag: Tag) -> Option<String> {
+    Some(text(item, tag)?.chars().filter(|c| !c.is_control()).take(64).collect())
+}
+
 /// The items of a sequence; none without it.
 pub(super) fn items(object: &InMemDicomObject, tag: Tag) -> &[InMemDicomObject] {
     object.get(tag).and_then(|element| element.items()).unwrap_or_default()

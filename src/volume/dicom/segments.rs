@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use dicom_core::Tag;
 use dicom_dictionary_std::{tags, uids};
 use dicom_object::InMemDicomObject;
 
@@ -17,7 +16,7 @@ use super::super::source::Uid;
 use super::super::voxel_set::VoxelSet;
 use super::super::voxels::Volume;
 use super::header::Groups;
-use super::numbers::{items, text};
+use super::numbers::{items, shown_name, text};
 use super::object::{Object, parse};
 use super::rtstruct;
 use super::series::placed;
@@ -137,11 +136,6 @@ fn names(object: &Object) -> BTreeMap<u16, String> {
         Some((number, shown_name(item, tags::SEGMENT_LABEL)?))
     };
     items(object, tags::SEGMENT_SEQUENCE).iter().filter_map(name).collect()
-}
-
-/// The name of a segment, which is shown in messages.
-pub(super) fn shown_name(item: &InMemDicomObject, tag: Tag) -> Option<String> {
-    Some(text(item, tag)?.chars().filter(|c| !c.is_control()).take(64).collect())
 }
 
 /// The frames with their slices, and the grid from the first to the last slice.

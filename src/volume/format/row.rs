@@ -124,3 +124,10 @@ impl Format {
         Some(refused(path, &format!("{by_name}it is {}", self.name), self.conversion?))
     }
 }
+
+/// Whether a file of raw voxels has a header with this ending beside it.
+pub(crate) fn has_header(path: &Path, header: &str) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let stem = [".raw", ".raw.gz", ".zraw"].iter().find_map(|ending| name.strip_suffix(ending));
+    stem.is_some_and(|stem| path.with_file_name(format!("{stem}.{header}")).is_file())
+}

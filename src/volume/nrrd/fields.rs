@@ -5,8 +5,10 @@ use std::path::Path;
 use std::str::FromStr;
 
 use super::super::detached::names_of_pattern;
-use super::EXPORT;
 use prsmed_base::error::{Error, Result};
+
+/// What to do about a header that cannot be used.
+pub(super) const EXPORT: &str = "export the file again, for example with 3D Slicer or `SimpleITK.WriteImage`";
 
 /// The fields (`type: short`) and keys (`Segment0_Name:=liver`) of a header.
 pub(super) struct Header {

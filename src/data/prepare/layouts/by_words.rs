@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::scan::tree::{FileKind, Tree};
-use super::names::{without_number, without_suffix};
+use super::names::{MASK_WORDS, is_among, is_mask_word, without_number, without_suffix};
 use super::patterns::{Group, GroupImage, GroupMask, Groups, Layout, NO_LAYOUT, split_of, words};
 use crate::names;
 
@@ -20,22 +20,6 @@ const IMAGE_WORDS: [&str; 14] = [
     "image", "images", "img", "imgs", "imaging", "scan", "scans", "volume", "volumes", "original", "originals",
     "input", "inputs", "picture",
 ];
-/// Names of folders and files of masks.
-const MASK_WORDS: [&str; 15] = [
-    "mask", "masks", "label", "labels", "seg", "segs", "segmentation", "segmentations", "gt", "groundtruth",
-    "annotation", "annotations", "truth", "manual", "contours",
-];
-
-/// Whether a name of a folder or file says that it is of masks.
-pub(in crate::prepare) fn is_mask_word(name: &str) -> bool {
-    is_among(name, &MASK_WORDS)
-}
-
-fn is_among(name: &str, words: &[&str]) -> bool {
-    let name: String = names::key(name).chars().filter(|c| !" _-".contains(*c)).collect();
-    words.contains(&name.as_str())
-}
-
 /// A name without a word at its end or its beginning; `None` without one.
 fn without_word<'a>(name: &'a str, words: &[&str]) -> Option<&'a str> {
     let between = [' ', '_', '-', '.'];

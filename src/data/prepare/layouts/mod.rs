@@ -18,8 +18,7 @@ use super::options::PrepareOptions;
 use super::table::PairTable;
 use prsmed_base::Result;
 
-pub(super) use by_words::is_mask_word;
-pub(super) use names::without_suffix;
+pub(super) use names::{is_mask_word, without_suffix};
 pub(super) use patterns::{Group, GroupImage, GroupMask, Groups, Layout};
 pub(super) use volumes::{called, file_name, stem};
 #[cfg(test)]

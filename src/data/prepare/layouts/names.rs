@@ -9,6 +9,22 @@ use prsmed_base::{Error, Result};
 /// A file with the name by which it is matched.
 pub(super) type Named = (String, PathBuf);
 
+/// Names of folders and files of masks.
+pub(super) const MASK_WORDS: [&str; 15] = [
+    "mask", "masks", "label", "labels", "seg", "segs", "segmentation", "segmentations", "gt", "groundtruth",
+    "annotation", "annotations", "truth", "manual", "contours",
+];
+
+/// Whether a name of a folder or file says that it is of masks.
+pub(in crate::prepare) fn is_mask_word(name: &str) -> bool {
+    is_among(name, &MASK_WORDS)
+}
+
+pub(super) fn is_among(name: &str, words: &[&str]) -> bool {
+    let name: String = crate::names::key(name).chars().filter(|c| !" _-".contains(*c)).collect();
+    words.contains(&name.as_str())
+}
+
 /// The stem without its mask suffix; `None` if it has none.
 pub(in crate::prepare) fn without_suffix(stem: &str) -> Option<&str> {
     MASK_SUFFIXES.iter().find_map(|suffix| {

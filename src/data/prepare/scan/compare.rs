@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use super::super::item::{ITS_IMAGE, Skipped, reason_of};
 use super::super::table::Pair;
-use super::ScanReport;
+use super::report::ScanReport;
 use crate::decode;
 use crate::volume::path::split_selection;
 use prsmed_base::event::{Event, Observer};

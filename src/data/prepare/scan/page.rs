@@ -7,9 +7,10 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use image::{DynamicImage, GrayImage, Luma, RgbImage};
 
+use super::super::item::Skipped;
 use super::super::layouts::file_name;
 use super::super::table::Pair;
-use super::ScanReport;
+use super::report::ScanReport;
 use crate::decode;
 use crate::sheet;
 use crate::volume::{self, Axis, LabelMap, Window, labels};
@@ -67,8 +68,7 @@ pub(super) fn page(report: &ScanReport) -> String {
         format!("<h2>{name}</h2>\n<ul>\n{items}\n</ul>\n{more}")
     };
     let path = |path: &Path| path.strip_prefix(&report.root).unwrap_or(path).display().to_string();
-    let skipped =
-        |all: &[super::Skipped]| all.iter().map(|skip| format!("{}: {}", path(&skip.path), skip.reason)).collect();
+    let skipped = |all: &[Skipped]| all.iter().map(|skip| format!("{}: {}", path(&skip.path), skip.reason)).collect();
     let ambiguous = report.ambiguous.iter().map(|found| format!("{}: {}", found.name, found.reason)).collect();
     let copies = report.copies.iter().map(|files| files.iter().map(|file| path(file)).collect::<Vec<_>>().join(", "));
     html.push_str(&list("Ambiguous", ambiguous));

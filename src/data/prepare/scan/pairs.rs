@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use super::super::item::{NO_IMAGE, NO_MASK, Skipped};
-use super::super::layouts::{Group, GroupImage, GroupMask, Groups, called};
+use super::super::layouts::{Group, GroupImage, GroupMask, Groups, LAYOUTS, called, file_name};
 use super::super::table::{Pair, PairTable};
+use super::report::{Ambiguous, ScanOptions, ScanReport, kind_of, num_patients};
 use super::tree::Tree;
-use super::{Ambiguous, ScanOptions, ScanReport, kind_of, num_patients};
 use crate::names;
 use prsmed_base::Result;
 use prsmed_base::error::first_quoted;
@@ -89,8 +89,7 @@ impl Found {
 
     /// Files that no layout has explained: images without a mask, masks without an image, and others.
     fn leftovers(&mut self, tree: &Tree, free: &[bool], report: &ScanReport) {
-        let layout =
-            report.layouts.first().and_then(|row| super::LAYOUTS.iter().find(|layout| layout.name == row.name));
+        let layout = report.layouts.first().and_then(|row| LAYOUTS.iter().find(|layout| layout.name == row.name));
         let mut reasons: BTreeMap<usize, &str> = BTreeMap::new();
         if let Some(layout) = layout {
             for group in layout.groups(tree, free).groups.into_values() {
@@ -222,6 +221,6 @@ fn several_images(files: &[PathBuf], images: &[GroupImage]) -> String {
 }
 
 fn quoted(files: &[PathBuf]) -> String {
-    let names: Vec<String> = files.iter().map(|path| super::super::layouts::file_name(path)).collect();
+    let names: Vec<String> = files.iter().map(|path| file_name(path)).collect();
     first_quoted(&names, 4)
 }

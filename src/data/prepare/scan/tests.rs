@@ -5,6 +5,7 @@ use std::io::Cursor;
 
 use image::{GrayImage, ImageFormat, Luma, Rgb, RgbImage};
 
+use super::super::table::Pair;
 use super::*;
 use crate::fixture::Root;
 use crate::manifest::{Manifest, Split};
