@@ -139,12 +139,12 @@ pub struct DeviceLayout {
     pub targets: Option<Tensor>,
     /// Rows of the masks that words can follow, `q (1 + moved)`.
     pub mask_rows: usize,
-    /// For words that follow masks: flat indices of their states, their labels ([`IGNORED`] for padding), and the rows of
+    /// For words that follow masks: flat indices of their states, their labels ([`IGNORED`](super::IGNORED) for padding), and the rows of
     /// the masks that they follow, `[n + moved q]` i64 each.
     pub read: Option<[Tensor; 3]>,
     /// Flat indices of the states that predict supervised tokens, `[n]` i64.
     pub supervised: Tensor,
-    /// Ids of the supervised tokens, `[n]` i64; [`IGNORED`] for padding.
+    /// Ids of the supervised tokens, `[n]` i64; [`IGNORED`](super::IGNORED) for padding.
     pub labels: Tensor,
 }
 
