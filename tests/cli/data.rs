@@ -143,7 +143,7 @@ fn a_missing_image_is_a_bad_row() {
     fs::remove_file(broken.file(&broken.image)).unwrap();
     let image = Path::new(&broken.image);
     let reason = format!(
-        "no image `{}` (png, jpg, jpeg, tif, tiff) in `{}`",
+        "no image `{}` (png, jpg, jpeg, tif, tiff, bmp, gif, webp, pgm, ppm) in `{}`",
         image.file_stem().unwrap().display(),
         image.parent().unwrap().display()
     );

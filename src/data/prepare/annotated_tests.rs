@@ -58,7 +58,7 @@ fn labelme(name: &str, objects: &[(&str, [u32; 4])]) -> String {
 fn masks(f: &Folders) -> Vec<(String, usize)> {
     let entries = prsmed_base::files::visible_entries(&f.out.join("lung_CT/train_masks")).unwrap();
     let count =
-        |path: &PathBuf| image::open(path).unwrap().into_luma8().pixels().filter(|pixel| pixel.0[0] == 255).count();
+        |path: &PathBuf| image::open(path).unwrap().into_luma8().iter().map(|value| usize::from(*value) / 255).sum();
     let name = |path: &PathBuf| path.file_stem().unwrap().to_string_lossy().into_owned();
     entries.iter().map(|path| (name(path), count(path))).collect()
 }
@@ -197,7 +197,10 @@ fn what_is_ambiguous_or_unreadable_is_said_with_the_file() {
     let boxes = ["P1/a.txt", "P2/a.txt", "b.txt"].map(|name| (name, "0 0.5 0.5 0.1 0.1".to_owned()));
     check(&boxes, "cannot be read: line 1: it is a box, which is no mask (export outlines");
     let labels = |a: &str, b: &str| labelme("b.png", &[(a, [1, 1, 4, 4]), (b, [6, 6, 8, 8])]);
-    check(&[("b.json", labels("polyp", "left cyst"))], "`left cyst` cannot be used in a sentence about a position");
+    check(
+        &[("b.json", labels("polyp", "lower left cyst"))],
+        "`lower left cyst` cannot be used in a sentence about a position",
+    );
     check(&[("b.json", labels("Polyp 1", "polyp-1"))], "the labels `Polyp 1` and `polyp-1`");
     let wide = labelme("b.png", &[("x", [1, 1, 4, 4])])
         .replace("\"imageWidth\":60", "\"imageWidth\":40")

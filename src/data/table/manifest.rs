@@ -495,7 +495,7 @@ mod tests {
             (
                 "ct/train_masks/lonely.png,q,a,train",
                 Problem::MissingImage,
-                "no image `lonely` (png, jpg, jpeg, tif, tiff) in `ct/train_images`",
+                "no image `lonely` (png, jpg, jpeg, tif, tiff, bmp, gif, webp, pgm, ppm) in `ct/train_images`",
             ),
             (
                 "ct/train_masks/A.PNG,q,a,train",

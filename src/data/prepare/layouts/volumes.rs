@@ -11,14 +11,14 @@ use super::super::table::Pair;
 use super::names::Named;
 use crate::annotation::is_image;
 use crate::names;
-use crate::volume::format::{DICOM, has_voxels_only, is_other_image, of_volume, stem_of};
+use crate::volume::format::{DICOM, FORMATS, has_voxels_only, is_other_image, of_volume, stem_of};
 use crate::volume::path::{selection_name, split_selection};
 use prsmed_base::Result;
 use prsmed_base::error::first_quoted;
 use prsmed_base::files::visible_entries;
 
-/// Whether the paths are volumes: several paths, files, or a folder without images such as PNG, JPEG and TIFF files, and
-/// not of images in other formats alone.
+/// Whether the paths are volumes: several paths, files, or a folder with fewer images than files of volumes by their
+/// names, or with neither, and not of images in other formats alone.
 ///
 /// # Errors
 /// [`Error::Io`] for a folder that cannot be read.
@@ -28,8 +28,12 @@ pub(in crate::prepare) fn are_volumes(paths: &[PathBuf]) -> Result<bool> {
         return Ok(folder.is_file() || split_selection(folder).1.is_some());
     }
     let entries = visible_entries(folder)?;
-    let is_of_images = entries.iter().any(|path| is_image(path)) || entries.iter().all(|path| is_other_image(path));
-    Ok(!entries.is_empty() && !is_of_images)
+    let is_volume = |path: &Path| FORMATS.iter().any(|format| format.is_mask_volume() && format.has_ending(path));
+    let images = entries.iter().filter(|path| is_image(path)).count();
+    // a preview beside volumes is none of them
+    let is_of_images = images > 0 && images >= entries.iter().filter(|path| is_volume(path)).count();
+    let is_of_others = entries.iter().all(|path| is_other_image(path));
+    Ok(!is_of_images && !is_of_others)
 }
 
 /// The volumes or label maps that `argument` names. A file is one of them, and a folder contains them; a folder of volumes
