@@ -170,7 +170,10 @@ fn wrong_flags_are_refused_before_the_model_is_loaded() {
         "error: `--mask-out`: it is for images, and `--image` is a volume\nhint: use `--out mask.nii.gz`",
     );
     refused(
-        &mut predict(&fixture("explicit_le.dcm"), &["--out", "mask.nii", "--mask-out", "mask.png"]),
+        &mut predict(
+            &fixture("explicit_le.dcm"),
+            &["--window", "p1-p99", "--out", "mask.nii", "--mask-out", "mask.png"],
+        ),
         "error: `--mask-out`: it is for images, and with `--out` a volume of one slice is no image\nhint: leave `--out` out, \
          or this flag",
     );
@@ -179,10 +182,10 @@ fn wrong_flags_are_refused_before_the_model_is_loaded() {
         "error: `--fill-gaps`: it is for volumes, and `--image` is an image\nhint: remove it; the mask of an image is written \
          with `--mask-out mask.png`",
     );
-    let array = path("scan.npy");
-    std::fs::write(&array, b"\x93NUMPY\x01\x00").unwrap();
-    let ran = run(&mut predict(&array, &["--out", "mask.nii.gz"]));
-    assert!(ran.stderr.contains("scan.npy: is not a PNG, JPEG or TIFF image"), "{}", ran.stderr);
+    let notes = path("scan.dat");
+    std::fs::write(&notes, b"scan of a phantom").unwrap();
+    let ran = run(&mut predict(&notes, &["--out", "mask.nii.gz"]));
+    assert!(ran.stderr.contains("scan.dat: is not a PNG, JPEG or TIFF image"), "{}", ran.stderr);
     refused(
         &mut predict(&fixture("oblique.zip"), &["--out", "missing/mask.nii"]),
         "error: `--out`: `missing` is not a folder\nhint: create the folder first, or choose another path",
