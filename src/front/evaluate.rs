@@ -303,6 +303,8 @@ impl Running<'_> {
         let mask_position_right = label.filter(|_| row.is_present()).map(|label| prediction.mask_is_at(label));
         let Positions { mask_position, answer_position, positions_agree, position_warning } =
             prediction.positions.clone();
+        // words that agree with a mask of something absent are no success
+        let positions_agree = positions_agree.filter(|_| row.target().presence != Presence::Absent);
         group.add_mask_position(mask_position_right, positions_agree, position_warning.is_some());
         let modalities = &self.model.description().modalities;
         let predicted_modality = prediction.class.as_ref().map_or_else(String::new, |(name, _)| name.clone());

@@ -346,7 +346,8 @@ pub struct EvalRow {
     /// Fraction of masks with the right location, over the questions with a target that have one; an empty mask is wrong.
     #[serde(default)]
     pub mask_position_accuracy: Option<f64>,
-    /// Fraction of answers that name the location of their own mask, over those where both have one.
+    /// Fraction of answers that name the location of their own mask, over those where both have one and the target is not
+    /// absent.
     #[serde(default)]
     pub position_agreement: Option<f64>,
     /// Answers that differ from their own mask in location, size or number of regions, or name a location without a mask.

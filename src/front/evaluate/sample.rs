@@ -87,7 +87,7 @@ pub struct SampleScore {
     pub mask_position: Option<String>,
     /// The location that the generated answer names; empty if it names none.
     pub answer_position: Option<String>,
-    /// Whether the two are the same; empty if one of them is missing.
+    /// Whether the two are the same; empty if one of them is missing, and for an absent target.
     pub positions_agree: Option<bool>,
     /// True if the painted mask has the correct location; empty if the row has no location or no target in the image.
     pub mask_position_right: Option<bool>,
