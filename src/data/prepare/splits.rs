@@ -39,15 +39,17 @@ pub(super) fn splits(items: &[MaskItem], options: &PrepareOptions, known: &Known
         let patient = patient.map(|(patient, split)| (*split, format!("patient `{patient}` is in `{split}`")));
         let copied = item.pixels.and_then(|pixels| known.pixels.get(&pixels));
         let copied = copied.map(|(path, split)| (*split, format!("`{}` is in `{split}`", path.display())));
-        let given = item.split.map(|split| (split, format!("`{}` is to be in `{split}`", item.stem)));
+        let of = item.patient.as_ref().map_or(String::new(), |patient| format!(" of the patient `{patient}`"));
+        let given = item.split.map(|split| (split, format!("`{}`{of} is to be in `{split}`", item.stem)));
         for (split, reason) in patient.into_iter().chain(copied).chain(given) {
             let (first, other) = fixed.entry(*unit).or_insert_with(|| (split, reason.clone()));
             if *first != split {
                 let reason = format!(
-                    "`{}` is of the same patient, or has the same pixels, as images in two splits: {other}, and {reason}",
+                    "`{}`: images of a patient and copies of an image stay in one split, but {other}, and {reason}",
                     item.image
                 );
-                let hint = "leave this image out, or move all of them into one split of the annotations";
+                let hint = "leave this image out, or write a table of pairs (`prsmed data scan`) in which all of them have \
+                            one `split`, or the right `patient`";
                 return Err(Error::data(&options.out, reason, hint));
             }
         }

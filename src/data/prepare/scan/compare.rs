@@ -10,8 +10,10 @@ use sha2::{Digest, Sha256};
 
 use super::super::item::{ITS_IMAGE, Skipped, reason_of};
 use super::super::table::Pair;
-use super::report::ScanReport;
+use super::report::{Ambiguous, ScanReport};
 use crate::decode;
+use crate::manifest::Split;
+use crate::names;
 use crate::volume::path::split_selection;
 use prsmed_base::event::{Event, Observer};
 use prsmed_base::files;
@@ -110,6 +112,35 @@ pub(super) fn copies(report: &mut ScanReport, observer: &dyn Observer) {
     let mut copies: Vec<Vec<PathBuf>> = copies.into_values().filter(|paths| paths.len() > 1).collect();
     copies.sort();
     report.copies = copies;
+}
+
+/// Adds patients, and groups of copies, whose images the layout has in several splits.
+pub(super) fn splits(report: &mut ScanReport) {
+    let mut of_patient: BTreeMap<String, Vec<&Pair>> = BTreeMap::new();
+    for pair in &report.table.rows {
+        if let Some(patient) = &pair.patient {
+            of_patient.entry(names::key(patient)).or_default().push(pair);
+        }
+    }
+    let of_image: BTreeMap<&PathBuf, &Pair> = report.table.rows.iter().map(|pair| (&pair.image, pair)).collect();
+    let of_copies = report
+        .copies
+        .iter()
+        .map(|paths| paths.iter().filter_map(|path| of_image.get(path).copied()).collect::<Vec<_>>());
+    let groups = of_patient.into_values().map(|pairs| ("the patient's images are", pairs));
+    let found: Vec<Ambiguous> = groups
+        .chain(of_copies.map(|pairs| ("copies of one image are", pairs)))
+        .filter_map(|(what, pairs)| {
+            let splits: BTreeMap<Split, &Pair> = pairs.iter().filter_map(|pair| Some((pair.split?, *pair))).collect();
+            let named = splits.keys().map(|split| format!("`{split}`")).collect::<Vec<_>>().join(" and ");
+            let name = pairs[0].patient.as_ref().filter(|_| what.starts_with("the")).unwrap_or(&pairs[0].name).clone();
+            let reason =
+                format!("{what} in {named}; give them one split in `pairs.csv`, or leave the column `split` empty");
+            let files = splits.values().map(|pair| pair.image.clone()).collect();
+            (splits.len() > 1).then_some(Ambiguous { name, files, reason })
+        })
+        .collect();
+    report.ambiguous.extend(found);
 }
 
 /// The files that have a key in common with another one.

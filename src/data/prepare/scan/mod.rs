@@ -61,6 +61,7 @@ pub fn scan(root: &Path, options: &ScanOptions, observer: &dyn Observer) -> Resu
     }
     compare::sizes(&mut report, observer);
     compare::copies(&mut report, observer);
+    compare::splits(&mut report);
     Ok(report)
 }
 

@@ -365,6 +365,21 @@ fn splits_are_those_of_folders_only_if_there_are_several() {
 }
 
 #[test]
+fn a_patient_or_a_copy_in_two_splits_is_ambiguous() {
+    let files = ["train/P01/scan.png", "=train/P01/mask.png", "test/P01/scan.png", "=test/P01/mask.png"];
+    let others = ["train/P02/scan.png", "=train/P02/mask.png", "test/P03/scan.png", "=test/P03/mask.png"];
+    let root = tree(&[files, others].concat());
+    let reasons = |root: &Root| scanned(root).ambiguous.into_iter().map(|found| found.reason).collect::<Vec<_>>();
+    let [reason] = reasons(&root).try_into().unwrap();
+    assert!(reason.starts_with("the patient's images are in `train` and `test`; give them one split"), "{reason}");
+    let root = tree(&others);
+    assert_eq!(reasons(&root), <[String; 0]>::default());
+    fs::copy(root.path().join(others[0]), root.path().join(others[2])).unwrap();
+    let [reason] = reasons(&root).try_into().unwrap();
+    assert!(reason.starts_with("copies of one image are in `train` and `test`"), "{reason}");
+}
+
+#[test]
 fn labels_channels_and_lists_are_those_of_the_data_set() {
     let files = ["imagesTr/a_0000.nii.gz", "imagesTr/a_0001.nii.gz", "=labelsTr/a.nii.gz"];
     let root = tree(&files);
