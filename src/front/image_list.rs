@@ -186,9 +186,10 @@ fn read_table(path: &Path) -> Result<Vec<(PathBuf, Option<String>)>> {
     let question = column("question")?;
     let root = path.parent().unwrap_or(Path::new(""));
     let mut rows = Vec::new();
+    let mut lines = csv_text::Lines::new(&bytes);
     for record in reader.records() {
         let record = record.map_err(damaged)?;
-        let line = csv_text::line_at(&bytes, record.position().map_or(0, csv::Position::byte));
+        let line = lines.at(record.position());
         let file = root.join(record.get(image).unwrap_or_default().trim());
         if !file.is_file() {
             let similar = names::similar(&file).map_or_else(String::new, |similar| format!("; {similar}"));

@@ -41,9 +41,10 @@ pub fn read_pairs(path: &Path) -> Result<PairTable> {
     let columns = columns(path, &header)?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut found = Joined::default();
+    let mut lines = csv_text::Lines::new(&bytes);
     for record in reader.records() {
         let record = record.map_err(unreadable)?;
-        let number = csv_text::line_at(&bytes, record.position().map_or(0, csv::Position::byte));
+        let number = lines.at(record.position());
         let line = Line { path, folder, number, columns: &columns, record: &record };
         for pair in line.pairs()? {
             found.add(pair, &line)?;

@@ -153,9 +153,10 @@ fn table(path: &Path) -> Result<PatientTable> {
     };
     let (file, patient) = (column("file")?, column("patient")?);
     let mut table = PatientTable { path: path.to_owned(), exact: BTreeMap::new(), similar: BTreeMap::new() };
+    let mut lines = csv_text::Lines::new(&bytes);
     for record in reader.records() {
         let record = record.map_err(unreadable)?;
-        let line = csv_text::line_at(&bytes, record.position().map_or(0, csv::Position::byte));
+        let line = lines.at(record.position());
         let file = record.get(file).unwrap_or_default().trim().to_owned();
         let patient = names::cleaned(record.get(patient).unwrap_or_default());
         if names::cleaned(&file).is_empty() {

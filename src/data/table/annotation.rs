@@ -203,10 +203,10 @@ impl Reader<'_> {
         let unreadable = |error: csv::Error| Error::data(file, error.to_string(), "write the file as UTF-8 CSV");
         let columns = Columns::find(file, reader.byte_headers().map_err(unreadable)?, separator)?;
         let mut record = csv::ByteRecord::new();
-        let mut lines = Lines { bytes, byte: 0, line: 1 };
+        let mut lines = csv_text::Lines::new(bytes);
         while reader.read_byte_record(&mut record).map_err(unreadable)? {
             let start = record.position().map_or(0, csv::Position::byte);
-            let line = lines.at(start);
+            let line = lines.at(record.position());
             let rest = usize::try_from(start).ok().and_then(|start| bytes.get(start..)).unwrap_or_default();
             let is_last = reader.position().byte() >= bytes.len() as u64;
             let found = match cells(&record, is_last && ends_in_quotes(rest, separator), &columns.names) {
@@ -323,25 +323,6 @@ impl Reader<'_> {
         let stem = mask.file_stem().unwrap_or_default().to_string_lossy();
         let similar = self.names(mask.parent().unwrap_or(Path::new("")))?.similar(&stem);
         Ok((Problem::MissingMask, format!("mask `{shown}` is missing{similar}")))
-    }
-}
-
-/// Line numbers of ascending byte positions. The CSV reader's own line numbers are too low after `\r\n` and empty
-/// lines, because it counts the rest of a line end with the next record.
-struct Lines<'a> {
-    bytes: &'a [u8],
-    byte: usize,
-    line: u64,
-}
-
-impl Lines<'_> {
-    fn at(&mut self, start: u64) -> u64 {
-        let start = usize::try_from(start).unwrap_or(usize::MAX);
-        while self.byte < self.bytes.len() && (self.byte < start || matches!(self.bytes[self.byte], b'\r' | b'\n')) {
-            self.line += u64::from(self.bytes[self.byte] == b'\n');
-            self.byte += 1;
-        }
-        self.line
     }
 }
 

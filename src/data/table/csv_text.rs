@@ -83,7 +83,7 @@ pub const SPOILED_HINT: &str =
 
 /// The error of a file with these bytes that the reader cannot read, with the remedy for what is not its encoding.
 pub fn error(path: &Path, bytes: &[u8], error: &csv::Error, hint: &str) -> Error {
-    let line = |position: &Option<csv::Position>| line_at(bytes, position.as_ref().map_or(0, csv::Position::byte));
+    let line = |position: &Option<csv::Position>| Lines::new(bytes).at(position.as_ref());
     match error.kind() {
         csv::ErrorKind::Utf8 { pos, .. } => Error::data_line(path, line(pos), "the line is not UTF-8", ENCODING_HINT),
         csv::ErrorKind::UnequalLengths { pos, expected_len, len } => {
@@ -107,12 +107,29 @@ pub fn cells_remedy(found: u64, expected: u64, separator: &str) -> String {
     format!("put a text with {separator} in double quotes")
 }
 
-/// The line of a record that begins at a byte, as an editor counts it. (The reader counts the rest of a line end with the next
-/// record.)
-pub fn line_at(bytes: &[u8], start: u64) -> u64 {
-    let start = usize::try_from(start).map_or(bytes.len(), |start| start.min(bytes.len()));
-    let blank = bytes[start..].iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
-    bytes[..start + blank].split(|byte| *byte == b'\n').count() as u64
+/// Line numbers of records in their order, as an editor counts lines. The CSV reader's own numbers are too low after `\r\n` and
+/// empty lines, because it counts the rest of a line end with the next record.
+pub struct Lines<'a> {
+    bytes: &'a [u8],
+    byte: usize,
+    line: u64,
+}
+
+impl<'a> Lines<'a> {
+    /// The lines of a file with these bytes.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, byte: 0, line: 1 }
+    }
+
+    /// The line at which a record begins, which is not before that of the last call.
+    pub fn at(&mut self, record: Option<&csv::Position>) -> u64 {
+        let start = record.map_or(0, |position| usize::try_from(position.byte()).unwrap_or(usize::MAX));
+        while self.byte < self.bytes.len() && (self.byte < start || matches!(self.bytes[self.byte], b'\r' | b'\n')) {
+            self.line += u64::from(self.bytes[self.byte] == b'\n');
+            self.byte += 1;
+        }
+        self.line
+    }
 }
 
 #[cfg(test)]
