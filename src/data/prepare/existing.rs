@@ -37,10 +37,15 @@ impl Existing {
         for path in [&class, &annotation_path(options, 1)] {
             // a symbolic link counts, also one that leads nowhere
             if let (Ok(found), false) = (path.symlink_metadata(), options.append && !path.is_symlink()) {
-                let reason =
-                    if found.is_symlink() { "already exists as a link" } else { "already exists; nothing was written" };
+                let reason = match (found.is_symlink(), annotation_path(options, 1).exists()) {
+                    (true, _) => "already exists as a link",
+                    (false, true) => "already exists; nothing was written",
+                    (false, false) => {
+                        "already exists without annotations, as a preparation that was stopped leaves it; nothing was written"
+                    }
+                };
                 let hint = "give another modality name or data root, remove the old one first, or add the new files to it \
-                            with the argument `append`";
+                            with the argument `append`, which also continues a preparation that was stopped";
                 return Err(Error::data(path, reason, hint));
             }
         }

@@ -142,6 +142,11 @@ fn existing_files_are_not_overwritten() {
     assert!(again.to_string().contains("already exists; nothing was written"), "{again}");
     let other = PrepareOptions { modality: "brain".into(), ..f.options() };
     assert_eq!(prepare(&other, &Silent).unwrap().images, 1);
+    fs::remove_file(f.out.join("annotations/lung_CT.csv")).unwrap();
+    let stopped = prepare(&f.options(), &Silent).unwrap_err();
+    assert!(stopped.to_string().contains("as a preparation that was stopped leaves it"), "{stopped}");
+    let goes_on = PrepareOptions { append: true, ..f.options() };
+    assert_eq!(prepare(&goes_on, &Silent).unwrap().images, 1);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use self::pairs::Found;
 use self::tree::Tree;
 use super::layouts::{Groups, LAYOUTS, Layout};
 use super::pairs_csv::write_pairs;
-use prsmed_base::event::Observer;
+use prsmed_base::event::{Event, Observer};
 use prsmed_base::{Error, Result, files};
 
 use report::Ambiguous;
@@ -35,6 +35,7 @@ pub fn scan(root: &Path, options: &ScanOptions, observer: &dyn Observer) -> Resu
     let mut free = vec![true; tree.files.len()];
     let mut report = ScanReport { root: root.to_owned(), ..ScanReport::default() };
     let mut found = Found::default();
+    observer.on(&Event::Started { phase: "match names".into(), total: 0, unit: "files" });
     loop {
         let tried = candidates.iter().map(|layout| (*layout, layout.groups(&tree, &free)));
         let best = tried
@@ -51,6 +52,7 @@ pub fn scan(root: &Path, options: &ScanOptions, observer: &dyn Observer) -> Resu
         report.layouts.push(LayoutRow { name, about, images: found.len() - before });
     }
     found.finish(&tree, &free, &mut report)?;
+    observer.on(&Event::Finished);
     if let [first, second, ..] = report.layouts.as_slice() {
         let reason = format!(
             "the folder has files of the layouts `{}` and `{}`; choose one with the argument `layout`, or scan their folders one by \
