@@ -301,7 +301,7 @@ impl Running<'_> {
         let label = label(row);
         let (text, position_right) = group.add_answer(&prediction.answer, &row.answer, label);
         let mask_position_right = label.filter(|_| row.is_present()).map(|label| prediction.mask_is_at(label));
-        let Positions { mask_position, answer_position, positions_agree, position_warning } =
+        let Positions { mask_position, answer_position, positions_agree, position_warning, .. } =
             prediction.positions.clone();
         // words that agree with a mask of something absent are no success
         let positions_agree = positions_agree.filter(|_| row.target().presence != Presence::Absent);

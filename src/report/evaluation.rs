@@ -235,7 +235,8 @@ fn case_score(sample: &SampleScore) -> String {
 /// Locations of the mask and in the answer, in one line.
 fn positions(sample: &SampleScore) -> String {
     let SampleScore { mask_position, answer_position, positions_agree, position_warning, .. } = sample.clone();
-    Positions { mask_position, answer_position, positions_agree, position_warning }.line()
+    let mask_regions = Vec::new();
+    Positions { mask_position, mask_regions, answer_position, positions_agree, position_warning }.line()
 }
 
 /// The patient, or the name of the image.

@@ -392,8 +392,14 @@ fn the_last_command_of_quickstart_compares_its_answer_with_its_mask() {
         Some(false) => ", they differ",
         None => "",
     };
+    let regions: Vec<&str> = result["mask_regions"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    let between = if regions.is_empty() {
+        String::new()
+    } else {
+        format!(", between its {} regions ({})", regions.len(), regions.join(", "))
+    };
     let line = format!(
-        "position of the mask: {}; in the answer: {}{agree}",
+        "position of the mask: {}{between}; in the answer: {}{agree}",
         text("mask_position", "none, it is empty"),
         text("answer_position", "none")
     );

@@ -45,17 +45,23 @@ impl<'a> MaskLocation<'a> {
         }
     }
 
-    /// The cells of the two regions, if the mask has two.
-    fn two_regions(&self, zones: Zones) -> Option<[Position; 2]> {
+    /// The cell of each region, the larger one first.
+    fn of_regions(&self, zones: Zones) -> Vec<Position> {
         let size = self.mask.dimensions();
         let of = |region: &Region| match zones {
             Zones::Grid => position::grid(region, size),
             Zones::Quadrants => position::component_zone(region, size).position,
         };
-        match regions(self.mask, &self.whole).as_slice() {
-            [first, second] => Some([of(first), of(second)]),
-            _ => None,
-        }
+        let mut regions = regions(self.mask, &self.whole);
+        regions.sort_by_key(|region| std::cmp::Reverse(region.area_px));
+        regions.iter().map(of).collect()
+    }
+
+    /// The locations of the regions, if none of them is that of the whole mask.
+    fn around(&self, zones: Zones) -> Vec<String> {
+        let (whole, regions) = (self.position(zones), self.of_regions(zones));
+        let is_between = regions.len() > 1 && !regions.contains(&whole);
+        regions.iter().filter(|_| is_between).map(|region| region.label(zones)).collect()
     }
 
     /// Whether one location of a text is that of the mask. One side alone is also right for the half of the centroid.
@@ -68,10 +74,10 @@ impl<'a> MaskLocation<'a> {
     /// Whether these locations of a text, of which the first counts, are those of the mask.
     pub(crate) fn fits_any(&self, first: StatedLocation, all: &[StatedLocation], zones: Zones) -> bool {
         let in_regions = || {
-            let regions = self.two_regions(zones)?;
-            Some(all.len() > 1 && all.iter().all(|stated| regions.iter().any(|region| stated.fits(*region))))
+            let regions = self.of_regions(zones);
+            regions.len() == 2 && all.iter().all(|stated| regions.iter().any(|region| stated.fits(*region)))
         };
-        self.fits(first, zones) || (all.len() > 1 && in_regions() == Some(true))
+        self.fits(first, zones) || (all.len() > 1 && in_regions())
     }
 }
 
@@ -101,6 +107,9 @@ pub struct Positions {
     /// Location of the mask in words, by the rule of `prsmed data prepare`; `None` for an empty mask.
     #[serde(default)]
     pub mask_position: Option<String>,
+    /// The locations of the regions of a mask whose own location is between them, the larger region first; else empty.
+    #[serde(default)]
+    pub mask_regions: Vec<String>,
     /// The location that the answer names; `None` if it names none.
     #[serde(default)]
     pub answer_position: Option<String>,
@@ -120,6 +129,7 @@ impl Positions {
         let stated = stated_location(answer);
         let zones = stated.map_or(zones, |stated| zones_of(answer, stated, zones));
         let mask_position = location.as_ref().map(|location| location.position(zones).label(zones));
+        let mask_regions = location.as_ref().map_or_else(Vec::new, |location| location.around(zones));
         let all = stated_locations(answer);
         let answer_position = stated.map(|first| match all.as_slice() {
             [_, _, ..] => all.iter().map(|stated| stated.label(zones)).collect::<Vec<_>>().join(" and "),
@@ -129,7 +139,7 @@ impl Positions {
         let numbers = numbers.map(|location| MaskNumbers::of(&location.whole, mask));
         let numbers = numbers.iter().flat_map(|numbers| numbers.wrong(answer).map(|(_, reason)| reason)).collect();
         let positions_agree = location.zip(stated).map(|(location, first)| location.fits_any(first, &all, zones));
-        let mut found = Self { mask_position, answer_position, positions_agree, position_warning: None };
+        let mut found = Self { mask_position, mask_regions, answer_position, positions_agree, position_warning: None };
         found.position_warning = found.warning(answer, numbers);
         found
     }
@@ -166,8 +176,12 @@ impl Positions {
             Some(false) => ", they differ",
             None => "",
         };
+        let between = match self.mask_regions.as_slice() {
+            [] => String::new(),
+            all => format!(", between its {} regions ({})", all.len(), all.join(", ")),
+        };
         format!(
-            "position of the mask: {}; in the answer: {}{agree}",
+            "position of the mask: {}{between}; in the answer: {}{agree}",
             or(&self.mask_position, "none, it is empty"),
             or(&self.answer_position, "none")
         )
@@ -266,6 +280,16 @@ mod tests {
             let is_said = found.position_warning.is_some();
             assert_eq!(is_said, agree == "false" || (mask_position == "-" && answer_position != "-"), "{answer}");
         }
+    }
+
+    #[test]
+    fn a_location_between_the_regions_of_a_mask_is_said_to_be_between() {
+        let line = |boxes| Positions::of(&mask(boxes), "The lesion is in the center of the image.", Zones::Grid).line();
+        let two = line(&[(5, 5, 10), (70, 45, 12)][..]);
+        let expected = "position of the mask: center, between its 2 regions (lower right, upper left); in the answer: center, they agree";
+        assert_eq!(two, expected);
+        let others = line(&[(5, 5, 5), (40, 25, 12)][..]);
+        assert_eq!(others, "position of the mask: center; in the answer: center, they agree", "one region lies there");
     }
 
     #[test]

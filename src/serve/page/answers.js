@@ -207,7 +207,8 @@ export class Card {
     const share = mask ? mask.area / mask.pixels.length : answer.area_frac;
     const area = (share > 0 && share < 5e-5 ? "less than 0.01 %" : `${(100 * share).toFixed(2)} %`) + (scale ? `, ${Math.round(share * scale)} mm²` : "");
     facts.push([answer.corrected ? "Area (corrected)" : "Area", area]);
-    facts.push(["Position of the mask", answer.mask_position || NO_POSITION]);
+    const regions = answer.mask_regions.length ? `, between its ${answer.mask_regions.length} regions (${answer.mask_regions.join(", ")})` : "";
+    facts.push(["Position of the mask", answer.mask_position ? `${answer.mask_position}${regions}` : NO_POSITION]);
     facts.push(["Position in the answer", answer.answer_position || "none"]);
     if (foreground !== null && isFound) facts.push([`Mean probability${of}`, foreground.toFixed(2)]);
     if (answer.class) facts.push(["Class", `${answer.class.name} (${answer.class.probability.toFixed(2)})`]);
