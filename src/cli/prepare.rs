@@ -64,8 +64,8 @@ pub(super) struct PrepareArgs {
     /// of volumes; for several labels see `--labels`
     #[arg(long, value_name = "PATH", num_args = 1.., required_unless_present_any = ["dir", "pairs"], requires = "images")]
     masks: Vec<PathBuf>,
-    /// Modality: class and folder name of these images. With `--pairs`, of those without a class
-    #[arg(long, value_name = "NAME", required_unless_present = "pairs")]
+    /// Modality: class and folder name of these images. With `--pairs` and DIR, of those without a class
+    #[arg(long, value_name = "NAME", required_unless_present_any = ["pairs", "dir"])]
     modality: Option<String>,
     /// Output data root; may already contain other modalities
     #[arg(long, value_name = "DIR")]

@@ -18,8 +18,9 @@ use std::path::{Path, PathBuf};
 /// The exit code is 1 if something is ambiguous, for example two masks of one image, or several sequences for one mask
 /// (`--channel`). Such lines have a reason in the column `ambiguous`, and stop `prsmed data prepare` until it is empty.
 ///
-/// Layouts: `busi`, `isic`, `lgg`, `kits`, `lits`, `brats`, `acdc`, `totalsegmentator`, `drive`, `chase`, `voc`, `nnunet`,
-/// `decathlon`, `kvasir`; and `names` for all others, such as a folder for each patient with files of equal names.
+/// Layouts: `prsmed`, `busi`, `isic`, `lgg`, `kits`, `lits`, `brats`, `acdc`, `totalsegmentator`, `drive`, `chase`, `voc`,
+/// `nnunet`, `decathlon`, `kvasir`, `bids`, `biomedparse`, `medsam`, `mecovqa`; `names` for all others, such as a folder for each
+/// patient with files of equal names; and `coco`, `labelme` and `yolo` for files of outlines.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed data scan downloads/BUSI

@@ -18,6 +18,7 @@ mod first_run;
 mod help;
 mod hub;
 mod init;
+mod layouts;
 mod leaks;
 #[expect(dead_code, reason = "tests of the hub client use the rest")]
 #[path = "../loopback/mod.rs"]

@@ -21,6 +21,7 @@ mod layouts;
 mod location;
 mod options;
 mod pairs_csv;
+mod pairs_outlines;
 mod path_pattern;
 mod patients;
 mod rows;

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use super::item::{NO_MASK, Skipped};
 use super::layouts::{called, stem};
 use super::options::word_problem;
+use super::pairs_outlines;
 use super::path_pattern::{self, BETWEEN, filled};
 use super::structures::NamedLabels;
 use super::table::{Pair, PairKind, PairTable, PairText};
@@ -270,10 +271,11 @@ impl Joined {
         Ok(())
     }
 
-    fn table(self, path: &Path) -> Result<PairTable> {
+    fn table(mut self, path: &Path) -> Result<PairTable> {
         if self.rows.is_empty() {
             return Err(Error::data(path, "the table has no lines", HINT));
         }
+        pairs_outlines::complete(&mut self.rows, path)?;
         let derived = names_of(&self.rows);
         let named = self
             .rows

@@ -184,3 +184,48 @@ fn classes_become_modalities_and_labels_targets() {
     };
     assert_eq!(split("c_liver"), split("a_cyst"), "one patient, one split");
 }
+
+/// A LabelMe file with a square for each label.
+fn labelme(root: &Root, name: &str, labels: &[&str]) {
+    let shapes: Vec<_> = labels
+        .iter()
+        .map(|label| serde_json::json!({"label": label, "points": [[1, 1], [4, 1], [4, 4], [1, 4]], "shape_type": "polygon"}))
+        .collect();
+    fs::write(root.file(name), serde_json::json!({"shapes": shapes}).to_string()).expect("written");
+}
+
+#[test]
+fn cells_name_files_of_outlines_and_columns_their_labels() {
+    let root = folder(&["a.png", "b.png"]);
+    labelme(&root, "a.json", &["left_cyst", "polyp"]);
+    labelme(&root, "b.json", &["polyp"]);
+    let coco = r#"{"images": [{"id": 1, "file_name": "x/a.png"}, {"id": 2, "file_name": "b.png"}], "categories": [{"id": 1,
+                   "name": "polyp"}], "annotations": [{"image_id": 2, "category_id": 1, "segmentation": [[1, 1, 4, 1, 4, 4]]}]}"#;
+    fs::write(root.file("all.json"), coco).expect("written");
+    let masks = |text: &str| -> Vec<String> {
+        let name = |(target, path): &(Option<String>, PathBuf)| {
+            let path = path.strip_prefix(root.path()).expect("below").display().to_string();
+            target.as_ref().map_or(path.clone(), |target| format!("{target}={path}"))
+        };
+        let table = read(&root, text).expect("a table");
+        table.rows.iter().flat_map(|pair| pair.masks.iter().map(name)).collect()
+    };
+    assert_eq!(
+        masks("image,mask.Left cyst,mask.polyp\na.png,a.json,a.json\nb.png,b.json,b.json\n"),
+        ["Left cyst=a.json#left_cyst", "polyp=a.json#polyp", "Left cyst=b.json#!Left cyst", "polyp=b.json#polyp"]
+    );
+    assert_eq!(masks("image,mask\na.png,a.json\nb.png,b.json#polyp\n"), ["a.json", "b.json#polyp"]);
+    assert_eq!(masks("image,mask\na.png,all.json#x/a.png\nb.png,all.json\n"), ["all.json#x/a.png", "all.json#b.png"]);
+    assert_eq!(masks("image,mask.polyp\nb.png,all.json\n"), ["polyp=all.json#b.png#polyp"]);
+    for (text, reason) in [
+        (
+            "image,mask.lesion\na.png,a.json\n",
+            "no annotation file has the label `lesion`: they have only `left_cyst`, `polyp`",
+        ),
+        ("image,mask\nc.png,all.json\n", "all.json: has no annotations of the image"),
+    ] {
+        root.image("c.png", 12, 8);
+        let error = read(&root, text).expect_err(text);
+        assert!(error.to_string().contains(reason) && !error.hint().is_empty(), "{error}");
+    }
+}

@@ -4,6 +4,7 @@ use std::path::{Component, Path, PathBuf};
 
 use regex::Regex;
 
+use crate::volume::path::split_selection;
 use prsmed_base::files::visible_entries;
 use prsmed_base::{Error, Result};
 
@@ -46,7 +47,7 @@ pub(super) fn filled(pattern: &str, texts: &[String]) -> String {
 }
 
 /// A path as it is written in a table of this folder, with `/` and, where needed, `..`. A path that has no folder in common
-/// with it is absolute.
+/// with it is absolute. What chooses a part of the file, behind `#`, stays as it is.
 ///
 /// # Errors
 /// [`Error::Data`] for a path that is not UTF-8, or that a table cannot hold; [`Error::Io`].
@@ -55,6 +56,8 @@ pub(super) fn relative(path: &Path, folder: &Path) -> Result<String> {
         let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
         path.canonicalize().or_else(|_| std::path::absolute(path)).map_err(Error::io(path, "find"))
     };
+    let (path, selected) = split_selection(path);
+    let selected = selected.map(|selected| format!("#{selected}")).unwrap_or_default();
     // the file itself may be a link
     let name = path.file_name().unwrap_or_default();
     let (path, folder) = (absolute(path.parent().unwrap_or(Path::new("")))?.join(name), absolute(folder)?);
@@ -67,8 +70,9 @@ pub(super) fn relative(path: &Path, folder: &Path) -> Result<String> {
     };
     let refuse = |reason: &str| Error::data(&path, reason, "rename the file");
     let text = written.to_str().ok_or_else(|| refuse("its name is not UTF-8"))?;
+    let text = format!("{text}{selected}");
     if text.contains([BETWEEN, '*']) || text.trim() != text {
         return Err(refuse("a table cannot name it: its name has `|` or `*`, or begins or ends with a blank"));
     }
-    Ok(text.to_owned())
+    Ok(text)
 }

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter::once;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use image::{DynamicImage, GrayImage};
@@ -62,76 +62,51 @@ pub(super) fn read(work: &Preparation, pairs: Vec<Pair>, window: Window, found: 
     Ok(windows.into_values().next().map_or(window, |(window, _)| window))
 }
 
-/// A volume with its label maps.
+/// A volume with the masks of its structures.
 struct Opened {
     volume: Volume,
     plane: SlicePlane,
-    labels: Vec<LabelMap>,
-    structures: Vec<(Structure, Vec<usize>)>,
+    structures: Vec<Structure>,
+    /// Of each structure.
+    masks: Vec<SliceMasks>,
+    /// What was assumed about the label maps.
+    notes: Vec<String>,
 }
 
+/// One bit for each pixel of the slices that show a structure, by the number of the slice.
+type SliceMasks = BTreeMap<usize, Vec<u8>>;
+
 impl Opened {
+    /// Label maps are opened one after another, and only the bits of their structures are kept: a volume may have a file for each
+    /// of a hundred structures.
     fn open(pair: &Pair, work: &Preparation) -> Result<Self, Skipped> {
-        let SliceOptions { geometry, resample, axis, .. } = work.options.slices;
+        let SliceOptions { geometry, axis, .. } = work.options.slices;
         let volume = volume::open_chosen(&pair.image, work.options.series.as_deref(), geometry)
             .map_err(|error| unusable(&pair.image, &error))?;
         let structures = pair.structures(&work.structures);
-        let open = |(number, (_, path)): (usize, &(Option<String>, PathBuf))| {
-            let shown =
-                || structures.iter().filter(|(_, files)| files.contains(&number)).map(|(structure, _)| structure);
-            let mut before = Vec::new();
-            let on_grid = |labels: LabelMap| {
-                if resample {
-                    before.extend(shown().map(|structure| mm3_of(&labels, structure.labels)));
-                }
-                labels.on_grid(path, &volume.grid, resample)
-            };
-            let mut labels = labels::open_for(path, geometry, &volume).and_then(on_grid).map_err(|error| {
-                // such as skipped files, without which the volume has another size
-                let skipped = unusable(path, &error);
-                let notes = volume.notes.iter().map(|note| format!("of its volume: {note}"));
-                let reason = once(skipped.reason).chain(notes).collect::<Vec<_>>().join("; ");
-                Skipped { reason, ..skipped }
-            })?;
-            let found = labels.labels().into_iter().map(|(label, count)| (label, count as u64));
-            if let Some(reason) = pair.unknown_label(number, found) {
-                return Err(Skipped { path: path.clone(), reason });
+        let plane = volume.plane(axis);
+        let mut masks: Vec<SliceMasks> = vec![SliceMasks::new(); structures.len()];
+        let mut notes = Vec::new();
+        for number in 0..pair.masks.len() {
+            let shown: Vec<usize> =
+                (0..structures.len()).filter(|index| structures[*index].1.contains(&number)).collect();
+            let of: Vec<&Structure> = shown.iter().map(|index| &structures[*index].0).collect();
+            let mut map = label_map(number, pair, &of, &volume, work)?;
+            for (index, structure) in shown.into_iter().zip(of) {
+                add_bits(&mut masks[index], &map, structure.labels, &plane, work.options.slices.every);
             }
-            let is_chosen = shown().all(|structure| !structure.labels.is_empty());
-            if let Some(reason) = several_labels(&labels).filter(|_| !is_chosen) {
-                return Err(Skipped { path: path.clone(), reason });
-            }
-            for (structure, before) in shown().zip(before) {
-                let left = mm3_of(&labels, structure.labels) / before;
-                if left == 0.0 {
-                    let reason = "is on no voxel of the volume, whose grid is too coarse for it or lies elsewhere; put the \
-                                  volume on the grid of the label map with another program";
-                    return Err(Skipped { path: path.clone(), reason: format!("its `{}` {reason}", structure.name) });
-                }
-                if left < 0.9 {
-                    let lost = format!("{:.0} % of `{}`", 100.0 * (1.0 - left), structure.name);
-                    labels.notes.push(format!("{lost} in its label map is lost on the grid of the volume"));
-                }
-            }
-            let (own, other) = (&labels.frame_of_reference, &volume.frame_of_reference);
-            if own.is_some() && other.is_some() && own != other {
-                let note = "its label map has another frame of reference, as one of another examination has: only the \
-                            positions fit; check that both belong together";
-                labels.notes.push(note.to_owned());
-            }
-            Ok(labels)
-        };
-        let labels = pair.masks.iter().enumerate().map(open).collect::<Result<_, _>>()?;
-        Ok(Self { plane: volume.plane(axis), volume, labels, structures })
+            notes.append(&mut map.notes);
+        }
+        let structures = structures.into_iter().map(|(structure, _)| structure).collect();
+        Ok(Self { volume, plane, structures, masks, notes })
     }
 
     /// The mask of a structure on a slice as 0 and 255.
     fn mask(&self, structure: usize, slice: usize) -> Result<GrayImage> {
-        let (Structure { labels: chosen, .. }, files) = &self.structures[structure];
         let [columns, rows] = self.plane.size;
-        let places = (0..rows).flat_map(|y| (0..columns).map(move |x| self.plane.index(slice, x, y)));
-        let has = |voxel| files.iter().any(|file| self.labels[*file].has(voxel, *chosen));
-        let pixels = places.map(|voxel| if has(voxel) { 255 } else { 0 }).collect();
+        let bits = self.masks[structure].get(&slice);
+        let is_set = |pixel: usize| bits.is_some_and(|bits| bits[pixel / 8] & (1 << (pixel % 8)) > 0);
+        let pixels = (0..columns * rows).map(|pixel| if is_set(pixel) { 255 } else { 0 }).collect();
         let [width, height] = self.plane.size.map(|side| u32::try_from(side).unwrap_or(u32::MAX));
         GrayImage::from_raw(width, height, pixels).ok_or_else(|| Error::Shape { reason: "a slice is too wide".into() })
     }
@@ -139,6 +114,79 @@ impl Opened {
     /// A slice as an image. A colour image has no levels.
     fn image(&self, slice: usize, levels: Option<&Levels>, context: Neighbours) -> Result<DynamicImage> {
         self.volume.image(&self.plane, slice, levels.unwrap_or(&Levels::new(0.0, 255.0)), context)
+    }
+}
+
+/// A label map of a pair on the grid of its volume, which shows these structures.
+fn label_map(
+    number: usize,
+    pair: &Pair,
+    shown: &[&Structure],
+    volume: &Volume,
+    work: &Preparation,
+) -> Result<LabelMap, Skipped> {
+    let SliceOptions { geometry, resample, .. } = work.options.slices;
+    let path = &pair.masks[number].1;
+    let mut before = Vec::new();
+    let on_grid = |labels: LabelMap| {
+        if resample {
+            before.extend(shown.iter().map(|structure| mm3_of(&labels, structure.labels)));
+        }
+        labels.on_grid(path, &volume.grid, resample)
+    };
+    let mut labels = labels::open_for(path, geometry, volume).and_then(on_grid).map_err(|error| {
+        // such as skipped files, without which the volume has another size
+        let skipped = unusable(path, &error);
+        let notes = volume.notes.iter().map(|note| format!("of its volume: {note}"));
+        let reason = once(skipped.reason).chain(notes).collect::<Vec<_>>().join("; ");
+        Skipped { reason, ..skipped }
+    })?;
+    let found = labels.labels().into_iter().map(|(label, count)| (label, count as u64));
+    if let Some(reason) = pair.unknown_label(number, found) {
+        return Err(Skipped { path: path.clone(), reason });
+    }
+    let is_chosen = shown.iter().all(|structure| !structure.labels.is_empty());
+    if let Some(reason) = several_labels(&labels).filter(|_| !is_chosen) {
+        return Err(Skipped { path: path.clone(), reason });
+    }
+    for (structure, before) in shown.iter().zip(before) {
+        let left = mm3_of(&labels, structure.labels) / before;
+        if left == 0.0 {
+            let reason = "is on no voxel of the volume, whose grid is too coarse for it or lies elsewhere; put the \
+                          volume on the grid of the label map with another program";
+            return Err(Skipped { path: path.clone(), reason: format!("its `{}` {reason}", structure.name) });
+        }
+        if left < 0.9 {
+            let lost = format!("{:.0} % of `{}`", 100.0 * (1.0 - left), structure.name);
+            labels.notes.push(format!("{lost} in its label map is lost on the grid of the volume"));
+        }
+    }
+    let (own, other) = (&labels.frame_of_reference, &volume.frame_of_reference);
+    if own.is_some() && other.is_some() && own != other {
+        let note = "its label map has another frame of reference, as one of another examination has: only the \
+                    positions fit; check that both belong together";
+        labels.notes.push(note.to_owned());
+    }
+    Ok(labels)
+}
+
+/// Adds the pixels with one of the labels to the masks of a structure, on every `every`-th slice.
+fn add_bits(masks: &mut SliceMasks, map: &LabelMap, labels: Labels, plane: &SlicePlane, every: usize) {
+    let [columns, rows] = plane.size;
+    let slices = (0..plane.num_slices).step_by(every).collect::<Vec<_>>().into_par_iter();
+    let of_slice = |slice: usize| {
+        let mut bits: Option<Vec<u8>> = None;
+        let voxels = (0..rows).flat_map(|y| (0..columns).map(move |x| plane.index(slice, x, y)));
+        for (pixel, _) in voxels.enumerate().filter(|(_, voxel)| map.has(*voxel, labels)) {
+            bits.get_or_insert_with(|| vec![0; (columns * rows).div_ceil(8)])[pixel / 8] |= 1 << (pixel % 8);
+        }
+        Some((slice, bits?))
+    };
+    for (slice, bits) in slices.filter_map(of_slice).collect::<Vec<_>>() {
+        match masks.get_mut(&slice) {
+            Some(known) => known.iter_mut().zip(bits).for_each(|(known, more)| *known |= more),
+            None => _ = masks.insert(slice, bits),
+        }
     }
 }
 
@@ -190,7 +238,7 @@ fn read_volume(pair: Pair, work: &Preparation, window: Window) -> Result<UsableS
     for (item, _) in &mut items {
         item.pixels = pixels[&item.slice_number()];
     }
-    let notes = opened.volume.notes.iter().chain(opened.labels.iter().flat_map(|labels| &labels.notes));
+    let notes = opened.volume.notes.iter().chain(&opened.notes);
     let mut notes: Vec<String> = notes.cloned().collect();
     if let Some((window, levels)) = window.zip(levels.as_ref()) {
         notes.extend(of_one_grey(&opened, &pixels, window, levels));
@@ -207,7 +255,7 @@ fn read_slice(
     work: &Preparation,
 ) -> Result<(Vec<(MaskItem, ItemMask)>, Findings)> {
     let (mut items, mut findings) = (Vec::new(), Findings::default());
-    for (number, (Structure { name, suffix, .. }, _)) in opened.structures.iter().enumerate() {
+    for (number, Structure { name, suffix, .. }) in opened.structures.iter().enumerate() {
         let mask = opened.mask(number, slice)?;
         let location = describe(&mask, work.options.zones, work.options.several);
         if location.is_none() && !work.options.negatives.are_wanted() {

@@ -111,6 +111,11 @@ pub fn is_annotation(path: &Path) -> bool {
     is_text && !is_names_of_classes(path) && kind_of(path).is_some_and(|kind| [COCO, LABELME, YOLO].contains(&kind))
 }
 
+/// Whether a file is one with annotations of many images, by its content.
+pub(super) fn is_of_many(path: &Path) -> bool {
+    kind_of(path) == Some(COCO)
+}
+
 /// Whether a file has names of classes for YOLO files, by its name.
 pub fn is_names_of_classes(path: &Path) -> bool {
     path.file_name().and_then(OsStr::to_str).is_some_and(|name| yolo::NAMES.contains(&name))
@@ -153,6 +158,16 @@ impl AnnotationFile {
     /// Whether the file is of many images, which a path must choose from.
     pub fn is_of_many(&self) -> bool {
         self.by_name.is_some()
+    }
+
+    /// The file without its outlines: names, sizes and labels of its images.
+    pub(super) fn without_outlines(mut self) -> Self {
+        for image in &mut self.images {
+            let mut labels = BTreeSet::new();
+            image.objects.retain(|object| labels.insert(object.label.clone()));
+            image.objects.iter_mut().for_each(|object| object.shape = Shape::Box);
+        }
+        self
     }
 
     /// The path of the objects of a label, or of all objects of an image.
@@ -260,8 +275,12 @@ impl AnnotationFiles {
         self.open(&file)?.mask(selection.as_deref(), size).map(Some)
     }
 
-    fn open(&self, path: &Path) -> Result<Arc<AnnotationFile>> {
-        if kind_of(path) != Some(COCO) {
+    /// A file, which stays open if it is of many images.
+    ///
+    /// # Errors
+    /// Those of [`AnnotationFile::open`].
+    pub(super) fn open(&self, path: &Path) -> Result<Arc<AnnotationFile>> {
+        if !is_of_many(path) {
             return AnnotationFile::open(path).map(Arc::new);
         }
         // locked, so that other threads wait instead of reading it too

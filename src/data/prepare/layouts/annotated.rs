@@ -141,7 +141,8 @@ impl Found {
         if pairs.is_empty() {
             return Err(self.nothing(masks, &skipped));
         }
-        let labels = labels(pairs.values(), masks)?;
+        let annotated = pairs.values().filter_map(Source::image);
+        let labels = labels(annotated, masks)?;
         let rows = self.rows(&pairs, &labels, options);
         let alone = (0..self.images.len()).filter(|number| !pairs.contains_key(number));
         let reason = if is_of_many { NOT_LISTED } else { NO_MASK };
@@ -226,7 +227,11 @@ enum Source<'a> {
     Unreadable(&'a Path),
 }
 
-impl Source<'_> {
+impl<'a> Source<'a> {
+    fn image(&self) -> Option<&'a AnnotatedImage> {
+        if let Self::Image(_, image) = self { Some(image) } else { None }
+    }
+
     fn path(&self) -> PathBuf {
         match self {
             Self::Image(file, image) => file.path_of(image, None),
@@ -236,19 +241,16 @@ impl Source<'_> {
 }
 
 /// Labels with their names in questions.
-type Labels = BTreeMap<String, String>;
+pub(super) type Labels = BTreeMap<String, String>;
 
 /// The labels of all images. Of several, each must be a name.
 ///
 /// # Errors
 /// [`Error::Data`] for a label that cannot be a name, and for two with one name.
-fn labels<'a>(sources: impl Iterator<Item = &'a Source<'a>>, masks: &Path) -> Result<Labels> {
+pub(super) fn labels<'a>(images: impl Iterator<Item = &'a AnnotatedImage>, masks: &Path) -> Result<Labels> {
     let mut labels = Labels::new();
-    for source in sources {
-        let Source::Image(_, image) = source else { continue };
-        for label in image.labels() {
-            labels.entry(label.to_owned()).or_insert_with(|| label.replace('_', " ").trim().to_owned());
-        }
+    for label in images.flat_map(AnnotatedImage::labels) {
+        labels.entry(label.to_owned()).or_insert_with(|| label.replace('_', " ").trim().to_owned());
     }
     if labels.len() < 2 {
         return Ok(labels);

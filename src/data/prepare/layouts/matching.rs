@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::patterns::split_of;
+use crate::manifest::Split;
 use crate::names;
 
 /// Folders and name of a file as they are compared, the name first: of `P1\Scan.png` they are `scan.png` and `p1`.
-pub(super) type Parts = Vec<String>;
+pub(in crate::prepare) type Parts = Vec<String>;
 
 /// The parts of a path; without the ending of the name if files of two kinds are matched.
-pub(super) fn parts(path: &str, with_ending: bool) -> Parts {
+pub(in crate::prepare) fn parts(path: &str, with_ending: bool) -> Parts {
     let path = path.replace('\\', "/");
     let mut parts: Vec<&str> = path.split('/').filter(|part| !["", "."].contains(part)).collect();
     if let Some(name) = parts.last_mut().filter(|_| !with_ending) {
@@ -20,7 +22,7 @@ pub(super) fn parts(path: &str, with_ending: bool) -> Parts {
 
 /// What a path means among files.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Meant {
+pub(in crate::prepare) enum Meant {
     /// The file with this number.
     File(usize),
     /// Each of these files may be meant.
@@ -30,13 +32,13 @@ pub(super) enum Meant {
 }
 
 /// Files by their names.
-pub(super) struct Known<'a> {
+pub(in crate::prepare) struct Known<'a> {
     files: &'a [Parts],
     by_name: BTreeMap<&'a str, Vec<usize>>,
 }
 
 impl<'a> Known<'a> {
-    pub(super) fn new(files: &'a [Parts]) -> Self {
+    pub(in crate::prepare) fn new(files: &'a [Parts]) -> Self {
         let mut by_name: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         for (number, name) in files.iter().enumerate().filter_map(|(number, parts)| Some((number, parts.first()?))) {
             by_name.entry(name).or_default().push(number);
@@ -45,7 +47,7 @@ impl<'a> Known<'a> {
     }
 
     /// The file that a path means: one of the two paths must end with the other one, and of several the longest end counts.
-    pub(super) fn meant(&self, path: &Parts) -> Meant {
+    pub(in crate::prepare) fn meant(&self, path: &Parts) -> Meant {
         let of_name = path.first().and_then(|name| self.by_name.get(name.as_str())).cloned().unwrap_or_default();
         let common = |file: &usize| path.iter().zip(&self.files[*file]).take_while(|(a, b)| a == b).count();
         let is_end = |file: &usize| common(file) == path.len().min(self.files[*file].len());
@@ -58,6 +60,22 @@ impl<'a> Known<'a> {
             _ => Meant::Several(best),
         }
     }
+}
+
+/// Those of several files that lie nearest to another one: below the first of its folders, from the inner to the outer, that has
+/// any of them. Of several, those in folders of a split.
+pub(super) fn nearest<'a>(
+    of: &str,
+    files: &[usize],
+    name: impl Fn(&usize) -> &'a str,
+    split: Option<Split>,
+) -> Vec<usize> {
+    let folders = of.rmatch_indices('/').map(|(at, _)| &of[..=at]).chain([""]);
+    let below = |folder: &str| files.iter().copied().filter(|file| name(file).starts_with(folder)).collect::<Vec<_>>();
+    let near = folders.map(below).find(|files| !files.is_empty()).unwrap_or_default();
+    let is_of = |file: &usize| split.is_some() && name(file).split('/').any(|folder| split_of(folder) == split);
+    let of_split: Vec<usize> = near.iter().copied().filter(is_of).collect();
+    if of_split.is_empty() { near } else { of_split }
 }
 
 #[cfg(test)]

@@ -2,22 +2,30 @@
 //! and of masks that the user names are matched by their names.
 
 mod annotated;
+mod bids_labels;
 mod by_name;
 mod by_words;
 mod dataset_json;
+mod folder_patients;
 mod matching;
+mod mecovqa;
+mod medsam;
 mod named;
 mod names;
+mod outlines;
 mod patterns;
+mod prsmed_tables;
 #[cfg(test)]
 mod toy_layout;
 mod voc_sets;
 mod volumes;
+mod words;
 
 use super::options::PrepareOptions;
 use super::table::PairTable;
 use prsmed_base::Result;
 
+pub(super) use matching::{Known, Meant, parts};
 pub(super) use names::{is_mask_word, without_suffix};
 pub(super) use patterns::{Group, GroupImage, GroupMask, Groups, Layout};
 pub(super) use volumes::{called, file_name, stem};
@@ -34,6 +42,7 @@ pub(super) fn of_folders(options: &PrepareOptions) -> Result<PairTable> {
 
 /// All layouts of trees. The one that explains most files counts, and the first of several.
 pub(super) const LAYOUTS: &[Layout] = &[
+    named::PRSMED,
     named::BUSI,
     named::ISIC,
     named::LGG,
@@ -48,7 +57,14 @@ pub(super) const LAYOUTS: &[Layout] = &[
     named::NNUNET,
     named::DECATHLON,
     named::KVASIR,
+    named::BIDS,
+    named::BIOMEDPARSE,
+    medsam::MEDSAM,
+    mecovqa::MECOVQA,
     #[cfg(test)]
     toy_layout::TOY,
     by_words::NAMES,
+    outlines::COCO,
+    outlines::LABELME,
+    outlines::YOLO,
 ];

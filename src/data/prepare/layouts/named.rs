@@ -145,3 +145,36 @@ pub(super) const DECATHLON: Layout = Layout {
     describe: Some(dataset_json::describe),
     ..NO_LAYOUT
 };
+
+pub(super) const BIOMEDPARSE: Layout = Layout {
+    name: "biomedparse",
+    about: "BiomedParse: `train/covid_1585_X-Ray_chest.png`, `train_mask/covid_1585_X-Ray_chest_COVID-19+infection.png`",
+    masks: &[r"^(?<base>.*?)(?<split>train|val|test)_mask/(?<id>[^/]+_[^/_]+_[^/_]+)_(?<target>[^/_]+)\.png$"],
+    others: &[(r"(^|/)(train|val|test)\.json$", "it repeats what the names of the masks say")],
+    images: &[r"^(?<base>.*?)(?<split>train|val|test)/(?<id>[^/]+_(?<class>[^/_]+)_[^/_]+)\.png$"],
+    ..NO_LAYOUT
+};
+
+pub(super) const PRSMED: Layout = Layout {
+    name: "prsmed",
+    about: "PRS-Med: `lung_CT/train_images/2.png`, `lung_CT/train_masks/2.png`, questions and answers of `annotations/lung_CT.csv`",
+    masks: &[r"^(?<base>(.*/)?[^/]+/)(?<split>train|val|test)_masks/(?<id>[^/]+?)(_Segmentation)?\.(png|jpg|jpeg)$"],
+    images: &[r"^(?<base>(.*/)?(?<class>[^/]+)/)(?<split>train|val|test)_images/(?<id>[^/]+)\.(png|jpg|jpeg)$"],
+    describe: Some(super::prsmed_tables::describe),
+    ..NO_LAYOUT
+};
+
+pub(super) const BIDS: Layout = Layout {
+    name: "bids",
+    about: "BIDS: `sub-01/anat/sub-01_T1w.nii.gz`, `derivatives/NAME/sub-01/anat/sub-01_label-lesion_mask.nii.gz`, `sub-01_dseg.nii.gz`",
+    masks: &[
+        r"^(?<base>.*?)(derivatives/[^/]+/)?sub-[^/]+/(ses-[^/]+/)?[^/]+/(?<id>sub-[^_]+(_ses-[^_]+)?)(_[a-z]+-[^_]+)*?_label-(?<target>[^_]+)(_[a-z]+-[^_]+)*_mask\.nii(\.gz)?$",
+        r"^(?<base>.*?)(derivatives/[^/]+/)?sub-[^/]+/(ses-[^/]+/)?[^/]+/(?<id>sub-[^_]+(_ses-[^_]+)?)(_[a-z]+-[^_]+)*?_desc-(?<target>[^_]+)(_[a-z]+-[^_]+)*_mask\.nii(\.gz)?$",
+        r"^(?<base>.*?)(derivatives/[^/]+/)?sub-[^/]+/(ses-[^/]+/)?[^/]+/(?<id>sub-[^_]+(_ses-[^_]+)?)(_[a-z]+-[^_]+)*_(mask|dseg)\.nii(\.gz)?$",
+    ],
+    images: &[
+        r"^(?<base>.*?)sub-[^/]+/(ses-[^/]+/)?[^/]+/(?<id>(?<patient>sub-[^_]+)(_ses-[^_]+)?)_(?<channel>([a-z]+-[^_]+_)*[A-Za-z0-9]+)\.nii(\.gz)?$",
+    ],
+    describe: Some(super::bids_labels::describe),
+    ..NO_LAYOUT
+};

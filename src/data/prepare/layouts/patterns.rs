@@ -1,15 +1,17 @@
 //! Layouts of trees: most of them are regular expressions on the paths of images and masks.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use rayon::prelude::*;
 use regex::Regex;
 
 use super::super::scan::tree::Tree;
 use super::super::structures::NamedLabels;
+use super::super::table::PairText;
 use crate::manifest::Split;
 use crate::names;
-use prsmed_base::Result;
+use prsmed_base::{Error, Result};
 
 /// How the images and masks of a data set lie in its folders.
 ///
@@ -22,6 +24,7 @@ use prsmed_base::Result;
 /// | `channel` | of an image: a sequence, phase or channel of several of one `id` |
 /// | `target` | of a mask: what it shows; `_` becomes a blank |
 /// | `number` | of a mask: one of several of a target, which are joined |
+/// | `class` | of an image: its modality |
 pub(in crate::prepare) struct Layout {
     /// Name for `--layout`.
     pub(in crate::prepare) name: &'static str,
@@ -62,6 +65,8 @@ pub(in crate::prepare) struct GroupMask {
     pub(in crate::prepare) target: Option<String>,
     /// One of several masks of a target, which are joined.
     pub(in crate::prepare) is_numbered: bool,
+    /// Path of a part of the file; `None` for the whole file.
+    pub(in crate::prepare) path: Option<PathBuf>,
 }
 
 /// Files that belong together.
@@ -76,12 +81,33 @@ pub(in crate::prepare) struct Group {
     pub(in crate::prepare) patient: Option<String>,
     pub(in crate::prepare) split: Option<Split>,
     pub(in crate::prepare) labels: NamedLabels,
+    pub(in crate::prepare) class: Option<String>,
+    pub(in crate::prepare) texts: Vec<PairText>,
+    /// Says what is not clear about the group, and what decides it.
+    pub(in crate::prepare) doubt: Option<String>,
 }
 
 impl Group {
     /// The number of files of a group with an image and a mask.
     pub(in crate::prepare) fn num_files(&self) -> usize {
-        if self.images.is_empty() || self.masks.is_empty() { 0 } else { self.images.len() + self.masks.len() }
+        if self.images.is_empty() || self.masks.is_empty() {
+            return 0;
+        }
+        let mut masks: Vec<usize> = self.masks.iter().map(|mask| mask.file).collect();
+        masks.sort_unstable();
+        masks.dedup();
+        self.images.len() + masks.len()
+    }
+
+    /// Gives the images a split. With two different ones, it is not clear which one counts.
+    pub(super) fn set_split(&mut self, split: Option<Split>) {
+        match (self.split, split) {
+            (Some(own), Some(other)) if own != other => {
+                let reason = format!("its files say both `{own}` and `{other}`; write its split into the table");
+                self.doubt.get_or_insert(reason);
+            }
+            (own, other) => self.split = own.or(other),
+        }
     }
 }
 
@@ -96,6 +122,8 @@ pub(in crate::prepare) struct Groups {
     pub(in crate::prepare) missing: Vec<super::super::item::Skipped>,
     /// What was assumed, in sentences for the user.
     pub(in crate::prepare) notes: Vec<String>,
+    /// Why the data set cannot be used as it is.
+    pub(in crate::prepare) refused: Option<Error>,
 }
 
 impl Groups {
@@ -136,13 +164,15 @@ impl Layout {
             let mut group = Group { base, name: id.join("_"), ..Group::default() };
             match role {
                 Role::Mask => {
-                    group.masks = vec![GroupMask { file: index, target, is_numbered: text("number").is_some() }];
+                    let is_numbered = text("number").is_some();
+                    group.masks = vec![GroupMask { file: index, target, is_numbered, path: None }];
                 }
                 Role::Other(_) => {}
                 Role::Image => {
                     group.images = vec![GroupImage { file: index, channel, part: None }];
                     group.patient = text("patient");
                     group.split = split.as_deref().and_then(split_of);
+                    group.class = text("class");
                 }
             }
             Some((index, role, group, key))
@@ -162,6 +192,7 @@ impl Layout {
             known.images.extend(group.images);
             known.masks.extend(group.masks);
             known.patient = known.patient.take().or(group.patient);
+            known.class = known.class.take().or(group.class);
             known.split = known.split.or(group.split);
         }
         found
@@ -182,9 +213,20 @@ pub(super) fn split_of(word: &str) -> Option<Split> {
     }
 }
 
-/// The name of a target in a file name: `kidney_left` is the `left kidney`.
+/// The split that a word of a path is, with or without a number: `annotations/instances_train2017.json`.
+pub(super) fn split_in(path: &str) -> Option<Split> {
+    let words = path.split(|c: char| !c.is_ascii_alphabetic()).map(str::to_lowercase);
+    words.rev().find_map(|word| match word.as_str() {
+        "train" | "training" => Some(Split::Train),
+        "val" | "valid" | "validation" => Some(Split::Val),
+        "test" | "testing" => Some(Split::Test),
+        _ => None,
+    })
+}
+
+/// The name of a target in a file name: `kidney_left` is the `left kidney`, `optic+disc` the `optic disc`.
 pub(super) fn words(name: &str) -> String {
-    let name = name.replace('_', " ");
+    let name = name.replace(['_', '+'], " ");
     let sided =
         ["left", "right"].iter().find_map(|side| Some(format!("{side} {}", name.strip_suffix(side)?.trim_end())));
     sided.unwrap_or(name).trim().to_owned()

@@ -1,11 +1,12 @@
 //! The lists of images of each split that a Pascal VOC data set has: `ImageSets/Segmentation/train.txt`.
 
+use super::super::item::Skipped;
 use super::super::scan::tree::Tree;
 use super::patterns::{Groups, split_of};
 use crate::names;
 use prsmed_base::{Error, Result, files};
 
-/// Gives the images their splits.
+/// Gives the images their splits. An image in two lists is not clear.
 pub(super) fn describe(tree: &Tree, found: &mut Groups) -> Result<()> {
     for list in &tree.others {
         let path = &list.path;
@@ -16,9 +17,11 @@ pub(super) fn describe(tree: &Tree, found: &mut Groups) -> Result<()> {
         };
         let text = files::read_to_string(path, files::MAX_TEXT).map_err(Error::io(path, "read"))?;
         for id in text.split_whitespace() {
-            if let Some(group) = found.groups.get_mut(&format!("{}//{}", names::key(base), names::key(id))) {
-                group.split = split_of(split);
-            }
+            let Some(group) = found.groups.get_mut(&format!("{}//{}", names::key(base), names::key(id))) else {
+                found.missing.push(Skipped { path: path.clone(), reason: format!("`{id}` is listed, and missing") });
+                continue;
+            };
+            group.set_split(split_of(split));
         }
     }
     Ok(())

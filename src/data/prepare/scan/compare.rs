@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
-use super::super::item::{ITS_IMAGE, Skipped, reason_of};
+use super::super::annotations::AnnotationFiles;
+use super::super::item::{ITS_IMAGE, Skipped, UNREADABLE, reason_of};
 use super::super::table::Pair;
 use super::report::{Ambiguous, ScanReport};
 use crate::decode;
@@ -16,7 +17,7 @@ use crate::manifest::Split;
 use crate::names;
 use crate::volume::path::split_selection;
 use prsmed_base::event::{Event, Observer};
-use prsmed_base::files;
+use prsmed_base::{Error, files};
 
 /// First bytes by which files are compared before their whole content.
 const START: u64 = 64 << 10;
@@ -25,11 +26,11 @@ const START: u64 = 64 << 10;
 pub(super) fn sizes(report: &mut ScanReport, observer: &dyn Observer) {
     let rows = &report.table.rows;
     observer.on(&Event::Started { phase: "compare sizes".into(), total: rows.len() as u64, unit: "images" });
-    let done = AtomicU64::new(0);
+    let (done, outlines) = (AtomicU64::new(0), AnnotationFiles::default());
     let problems: Vec<Skipped> = rows
         .par_iter()
         .flat_map_iter(|pair| {
-            let found = if pair.is_image() { of_image(pair) } else { of_volume(pair) };
+            let found = if pair.is_image() { of_image(pair, &outlines) } else { of_volume(pair) };
             observer.on(&Event::Advanced { done: done.fetch_add(1, Ordering::Relaxed) + 1 });
             found
         })
@@ -38,25 +39,27 @@ pub(super) fn sizes(report: &mut ScanReport, observer: &dyn Observer) {
     report.problems = problems;
 }
 
-fn of_image(pair: &Pair) -> Vec<Skipped> {
-    let size = |path: &Path| {
-        decode::dimensions(path).map_err(|error| Skipped {
-            path: path.to_owned(),
-            reason: format!("cannot be read: {}", reason_of(&error)),
-        })
+fn of_image(pair: &Pair, outlines: &AnnotationFiles) -> Vec<Skipped> {
+    let unreadable = |path: &Path, error: &Error| Skipped {
+        path: path.to_owned(),
+        reason: format!("{UNREADABLE}: {}", reason_of(error)),
     };
-    let expected = match size(&pair.image) {
+    let expected = match decode::dimensions(&pair.image) {
         Ok(expected) => expected,
-        Err(problem) => return vec![problem],
+        Err(error) => return vec![unreadable(&pair.image, &error)],
     };
-    let problem = |(_, path): &(Option<String>, PathBuf)| match size(path) {
-        Ok(found) if found == expected => None,
-        Ok(found) => {
-            let turned = decode::turned_by_90(found, expected);
-            let reason = format!("is {} x {}{ITS_IMAGE}{} x {}{turned}", found.0, found.1, expected.0, expected.1);
-            Some(Skipped { path: path.clone(), reason })
-        }
-        Err(problem) => Some(problem),
+    let problem = |(_, path): &(Option<String>, PathBuf)| match outlines.mask(path, expected) {
+        Ok(Some(_)) => None,
+        Ok(None) => match decode::dimensions(path) {
+            Ok(found) if found == expected => None,
+            Ok(found) => {
+                let turned = decode::turned_by_90(found, expected);
+                let reason = format!("is {} x {}{ITS_IMAGE}{} x {}{turned}", found.0, found.1, expected.0, expected.1);
+                Some(Skipped { path: path.clone(), reason })
+            }
+            Err(error) => Some(unreadable(path, &error)),
+        },
+        Err(error) => Some(unreadable(path, &error)),
     };
     pair.masks.iter().filter_map(problem).collect()
 }

@@ -7,10 +7,11 @@ mod pairs;
 mod report;
 pub(super) mod tree;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use self::pairs::Found;
-use self::tree::Tree;
+use self::tree::{FileKind, Tree};
 use super::layouts::{Groups, LAYOUTS, Layout};
 use super::pairs_csv::write_pairs;
 use prsmed_base::event::{Event, Observer};
@@ -37,14 +38,22 @@ pub fn scan(root: &Path, options: &ScanOptions, observer: &dyn Observer) -> Resu
     let mut found = Found::default();
     observer.on(&Event::Started { phase: "match names".into(), total: 0, unit: "files" });
     loop {
-        let tried = candidates.iter().map(|layout| (*layout, layout.groups(&tree, &free)));
-        let best = tried
-            .filter(|(_, groups)| groups.num_files() > 0)
-            .reduce(|best, next| if next.1.num_files() > best.1.num_files() { next } else { best });
-        let Some((layout, mut groups)) = best else { break };
+        let mut tried: Vec<Tried> = candidates.iter().map(|layout| (*layout, layout.groups(&tree, &free))).collect();
+        let most = tried.iter().map(|(_, groups)| groups.num_files()).max().filter(|most| *most > 0);
+        let Some(best) = tried.iter().position(|(_, groups)| Some(groups.num_files()) == most) else {
+            if let Some(error) = tried.into_iter().find_map(|(_, groups)| groups.refused).filter(|_| found.len() == 0) {
+                return Err(error);
+            }
+            break;
+        };
+        let (layout, mut groups) = tried.swap_remove(best);
+        if let Some(error) = groups.refused {
+            return Err(error);
+        }
         if let Some(describe) = layout.describe {
             describe(&tree, &mut groups)?;
         }
+        outlines_too(&mut groups, &tried, &tree);
         let before = found.len();
         take(&mut free, &groups);
         found.add(groups, &tree, options, &mut report);
@@ -65,6 +74,34 @@ pub fn scan(root: &Path, options: &ScanOptions, observer: &dyn Observer) -> Resu
     compare::copies(&mut report, observer);
     compare::splits(&mut report);
     Ok(report)
+}
+
+/// A layout, and what it finds.
+type Tried = (&'static Layout, Groups);
+
+/// Images that have masks of their own and files of outlines, or those of two programs, are not clear.
+fn outlines_too(groups: &mut Groups, others: &[Tried], tree: &Tree) {
+    let unreadable: BTreeSet<usize> =
+        tree.outlines().iter().filter(|found| found.opened.is_err()).map(|found| found.file).collect();
+    let is_outlines = |file: usize| tree.files[file].kind == FileKind::Outlines;
+    let mut by_image: BTreeMap<usize, (&str, usize)> = BTreeMap::new();
+    for (layout, other) in others {
+        for group in other.groups.values() {
+            let Some(mask) = group.masks.iter().find(|mask| !unreadable.contains(&mask.file)) else { continue };
+            by_image.extend(group.images.iter().map(|image| (image.file, (layout.name, mask.file))));
+        }
+    }
+    for group in groups.groups.values_mut().filter(|group| group.doubt.is_none()) {
+        let Some(mask) = group.masks.first().map(|mask| mask.file) else { continue };
+        let other = group.images.iter().find_map(|image| by_image.get(&image.file));
+        let Some((layout, other)) = other.filter(|(_, other)| is_outlines(mask) || is_outlines(*other)) else {
+            continue;
+        };
+        let (own, other) = (&tree.files[mask].name, &tree.files[*other].name);
+        group.doubt = Some(format!(
+            "it has masks in `{own}`, and in `{other}` by the layout `{layout}`; choose with the argument `layout`"
+        ));
+    }
 }
 
 /// The layouts that may be used.

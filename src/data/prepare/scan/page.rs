@@ -7,6 +7,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use image::{DynamicImage, GrayImage, Luma, RgbImage};
 
+use super::super::annotations::AnnotationFiles;
 use super::super::item::Skipped;
 use super::super::layouts::file_name;
 use super::super::table::Pair;
@@ -49,8 +50,9 @@ pub(super) fn page(report: &ScanReport) -> String {
     if !rows.is_empty() {
         html.push_str("<h2>Some pairs</h2>\n");
     }
+    let outlines = AnnotationFiles::default();
     for pair in rows.iter().step_by(step) {
-        let shown = picture(pair).and_then(|image| sheet::encode(&image, Path::new("pair.png")));
+        let shown = picture(pair, &outlines).and_then(|image| sheet::encode(&image, Path::new("pair.png")));
         let picture = match shown {
             Ok(png) => format!("<img alt=\"\" src=\"data:image/png;base64,{}\">", BASE64_STANDARD.encode(png)),
             Err(error) => format!("<p>{}</p>", escaped(&error.to_string())),
@@ -87,19 +89,20 @@ fn caption(pair: &Pair) -> String {
 }
 
 /// An image with its masks drawn over it.
-fn picture(pair: &Pair) -> Result<DynamicImage> {
-    let (image, mask) = if pair.is_image() { of_image(pair)? } else { of_volume(pair)? };
+fn picture(pair: &Pair, outlines: &AnnotationFiles) -> Result<DynamicImage> {
+    let (image, mask) = if pair.is_image() { of_image(pair, outlines)? } else { of_volume(pair)? };
     let (width, height) = image.dimensions();
     let drawn = DynamicImage::from(sheet::overlay(&image, &mask, None)?);
     Ok(if width.max(height) > SIDE { drawn.thumbnail(SIDE, SIDE) } else { drawn })
 }
 
-fn of_image(pair: &Pair) -> Result<(RgbImage, GrayImage)> {
+fn of_image(pair: &Pair, outlines: &AnnotationFiles) -> Result<(RgbImage, GrayImage)> {
     let image = decode::image(&pair.image)?.to_rgb8();
     let (width, height) = image.dimensions();
     let mut mask = GrayImage::new(width, height);
     for (_, path) in &pair.masks {
-        let own = decode::stored_mask(path)?.binary();
+        let drawn = outlines.mask(path, (width, height))?.map(|drawn| drawn.mask);
+        let own = drawn.map_or_else(|| Ok(decode::stored_mask(path)?.binary()), Ok::<_, Error>)?;
         if own.dimensions() != (width, height) {
             return Err(Error::data(path, "has another size than its image", ""));
         }

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
+use super::super::annotations::is_names_of_classes;
 use super::super::item::{NO_IMAGE, NO_MASK, Skipped};
 use super::super::layouts::{Group, GroupImage, GroupMask, Groups, LAYOUTS, called, file_name};
 use super::super::table::{Pair, PairTable};
 use super::report::{Ambiguous, ScanOptions, ScanReport, kind_of, num_patients};
-use super::tree::Tree;
+use super::tree::{FileKind, Tree};
 use crate::names;
 use prsmed_base::Result;
 use prsmed_base::error::first_quoted;
@@ -105,12 +106,15 @@ impl Found {
         let left = (0..tree.files.len()).filter(|file| free[*file]);
         let reason = |file: usize| match (reasons.get(&file), layout) {
             (Some(reason), _) => (*reason).to_owned(),
+            (None, _) if tree.files[file].kind == FileKind::Outlines => tree.reason(file).unwrap_or_default(),
             (None, Some(layout)) => format!("its name is none of the layout `{}`", layout.name),
             (None, None) => NO_MASK.to_owned(),
         };
         self.skipped.extend(left.map(|file| Skipped { path: tree.files[file].path.clone(), reason: reason(file) }));
         let is_read = |skip: &&Skipped| {
-            skip.path.ends_with("dataset.json") || skip.path.components().any(|part| part.as_os_str() == "ImageSets")
+            skip.path.ends_with("dataset.json")
+                || is_names_of_classes(&skip.path)
+                || skip.path.components().any(|part| part.as_os_str() == "ImageSets")
         };
         self.skipped.extend(tree.others.iter().filter(|skip| layout.is_none() || !is_read(skip)).cloned());
         self.skipped.sort_by(|a, b| a.path.cmp(&b.path));
@@ -148,22 +152,13 @@ fn row(group: Group, tree: &Tree, options: &ScanOptions) -> Row {
         image.part.map_or_else(|| file.clone(), |part| PathBuf::from(format!("{}#{part}", file.display())))
     };
     let (image, several) = chosen(&group, options);
-    let mut ambiguous = several.map(|reason| (group.images.iter().map(path).collect::<Vec<_>>(), reason));
-    if ambiguous.is_none() {
-        let masks: Vec<&GroupMask> =
-            group.masks.iter().filter(|mask| mask.target.is_none() && !mask.is_numbered).collect();
-        if masks.len() > 1 {
-            let files: Vec<PathBuf> = masks.iter().map(|mask| tree.files[mask.file].path.clone()).collect();
-            let reason = format!(
-                "{} masks fit the image: {}; keep one, or give each a column `mask.NAME`",
-                files.len(),
-                quoted(&files)
-            );
-            ambiguous = Some((files, reason));
-        }
-    }
+    let of_mask = |mask: &GroupMask| mask.path.clone().unwrap_or_else(|| tree.files[mask.file].path.clone());
+    let ambiguous = several
+        .map(|reason| (group.images.iter().map(path).collect::<Vec<_>>(), reason))
+        .or_else(|| Some((group.masks.iter().map(of_mask).collect(), group.doubt.clone()?)))
+        .or_else(|| several_masks(&group, of_mask));
     let image = path(image);
-    let masks = group.masks.iter().map(|mask| (mask.target.clone(), tree.files[mask.file].path.clone()));
+    let masks = group.masks.iter().map(|mask| (mask.target.clone(), of_mask(mask)));
     let pair = Pair {
         name: group.name,
         source: image.clone(),
@@ -172,13 +167,31 @@ fn row(group: Group, tree: &Tree, options: &ScanOptions) -> Row {
         patient: group.patient,
         split: group.split,
         labels: group.labels,
-        ..Pair::default()
+        class: group.class,
+        texts: group.texts,
     };
     let ambiguous = ambiguous.map(|(files, reason)| {
         let reason = if reason.is_empty() { several_images(&files, &group.images) } else { reason };
         (files, reason)
     });
     Row { pair, base: group.base, ambiguous }
+}
+
+/// Masks of one target that no number tells apart.
+fn several_masks(group: &Group, path: impl Fn(&GroupMask) -> PathBuf) -> Option<(Vec<PathBuf>, String)> {
+    let mut masks: BTreeMap<&Option<String>, Vec<&GroupMask>> = BTreeMap::new();
+    for mask in group.masks.iter().filter(|mask| !mask.is_numbered) {
+        masks.entry(&mask.target).or_default().push(mask);
+    }
+    let (target, masks) = masks.into_iter().find(|(_, masks)| masks.len() > 1)?;
+    let files: Vec<PathBuf> = masks.into_iter().map(path).collect();
+    let of = target.as_ref().map(|target| format!(" as `{target}`")).unwrap_or_default();
+    let reason = format!(
+        "{} masks fit the image{of}: {}; keep one, or give each a column `mask.NAME`",
+        files.len(),
+        quoted(&files)
+    );
+    Some((files, reason))
 }
 
 /// The image of a group, and a reason if several fit; the text is empty if it is to name the files.

@@ -1,24 +1,29 @@
 //! Tests of scans, on trees with the names of real data sets and invented pixels.
 
 use std::fs;
-use std::io::Cursor;
+use std::io::{Cursor, Write as _};
 
 use image::{GrayImage, ImageFormat, Luma, Rgb, RgbImage};
+use serde_json::json;
 
 use super::super::table::Pair;
 use super::*;
 use crate::fixture::Root;
 use crate::manifest::{Manifest, Split};
-use crate::prepare::{PrepareOptions, prepare_classes, read_pairs};
+use crate::prepare::{PairText, PrepareOptions, prepare, prepare_classes, read_pairs};
 use crate::volume::write::{nifti_i16, nifti_labels};
 use crate::volume::{Affine, Grid};
 use prsmed_base::event::Silent;
 
-/// A tree. Images are PNG files whatever their ending is; names of masks begin with `=`.
+/// A tree. Images are PNG files whatever their ending is; names of masks begin with `=`. Behind `<` is what a file has.
 fn tree(names: &[&str]) -> Root {
     let root = Root::new();
     for (number, name) in names.iter().enumerate() {
         let (name, is_mask) = name.strip_prefix('=').map_or((*name, false), |name| (name, true));
+        if let Some((name, content)) = name.split_once('<') {
+            fs::write(root.file(name), text_of(content)).unwrap();
+            continue;
+        }
         let path = root.file(name);
         let tint = u8::try_from(number % 250).unwrap() + 1;
         let grid = Grid {
@@ -38,6 +43,70 @@ fn tree(names: &[&str]) -> Root {
         }
     }
     root
+}
+
+/// A file of outlines of images of 12 x 8 pixels, two arrays, or a text.
+fn text_of(content: &str) -> Vec<u8> {
+    let (kind, rest) = content.split_once(' ').unwrap_or((content, ""));
+    let labels = ["polyp", "large_cyst"];
+    let number = |label: &str| labels.iter().position(|known| *known == label).unwrap();
+    let of = |text: &str| text.split('+').filter(|label| !label.is_empty()).map(number).collect::<Vec<_>>();
+    let outline = |label: usize| vec![1 + label, 1, 6 + label, 1, 6 + label, 5, 1 + label, 5];
+    match kind {
+        // `a.jpg=polyp+large_cyst,b.jpg=`
+        "coco" => {
+            let (mut images, mut annotations) = (Vec::new(), Vec::new());
+            for (id, (name, own)) in rest.split(',').map(|image| image.split_once('=').unwrap()).enumerate() {
+                images.push(json!({"id": id, "file_name": name, "width": 12, "height": 8}));
+                annotations.extend(of(own).into_iter().map(|label| {
+                    json!({"id": id * 10 + label, "image_id": id, "category_id": label, "segmentation": [outline(label)]})
+                }));
+            }
+            let categories: Vec<_> = labels.iter().zip(0..).map(|(name, id)| json!({"id": id, "name": name})).collect();
+            json!({"images": images, "annotations": annotations, "categories": categories}).to_string().into_bytes()
+        }
+        "labelme" => {
+            let (name, own) = rest.split_once('=').unwrap();
+            let shape = |label: usize| {
+                let points: Vec<_> = outline(label).chunks(2).map(<[usize]>::to_vec).collect();
+                json!({"label": labels[label], "points": points, "shape_type": "polygon"})
+            };
+            let shapes: Vec<_> = of(own).into_iter().map(shape).collect();
+            json!({"shapes": shapes, "imagePath": name, "imageWidth": 12, "imageHeight": 8}).to_string().into_bytes()
+        }
+        "yolo" => {
+            let part = |(at, value): (usize, usize)| value as f64 / [12.0, 8.0][at % 2];
+            let line = |label: usize| {
+                let values = outline(label).into_iter().enumerate().map(|value| part(value).to_string());
+                format!("{label} {}\n", values.collect::<Vec<_>>().join(" "))
+            };
+            of(rest).into_iter().map(line).collect::<String>().into_bytes()
+        }
+        "npz" => npz(),
+        _ => content.as_bytes().to_vec(),
+    }
+}
+
+/// The arrays `imgs`, `gts` and `spacing`, as MedSAM stores them.
+fn npz() -> Vec<u8> {
+    let array = |kind: &str, shape: &str, bytes: &[u8]| {
+        let header = format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': ({shape}), }}");
+        let header = format!("{header:<117}\n");
+        [b"\x93NUMPY\x01\0", &u16::try_from(header.len()).unwrap().to_le_bytes()[..], header.as_bytes(), bytes].concat()
+    };
+    let image: Vec<u8> = (0..90).map(|at| at * 7 % 89).collect();
+    let labels: Vec<u8> = (0..90).map(|at| u8::from(at > 35 && at < 50)).collect();
+    let spacing: Vec<u8> = [0.5_f64, 0.5, 2.0].iter().flat_map(|mm| mm.to_le_bytes()).collect();
+    let mut zip = zip::ZipWriter::new(Cursor::new(Vec::new()));
+    for (name, bytes) in [
+        ("imgs.npy", array("|u1", "3, 5, 6", &image)),
+        ("gts.npy", array("|u1", "3, 5, 6", &labels)),
+        ("spacing.npy", array("<f8", "3,", &spacing)),
+    ] {
+        zip.start_file(name, zip::write::SimpleFileOptions::default()).unwrap();
+        zip.write_all(&bytes).unwrap();
+    }
+    zip.finish().unwrap().into_inner()
 }
 
 fn png(is_mask: bool, tint: u8, width: u32) -> Vec<u8> {
@@ -309,6 +378,126 @@ const CASES: &[Case] = &[
         None,
     ),
     (
+        "bids",
+        &[
+            "sub-01/ses-1/anat/sub-01_ses-1_T1w.nii.gz",
+            "=derivatives/manual/sub-01/ses-1/anat/sub-01_ses-1_space-orig_label-lesion_mask.nii.gz",
+            "sub-02/anat/sub-02_acq-fast_T1w.nii.gz",
+            "=derivatives/manual/sub-02/anat/sub-02_dseg.nii.gz",
+            "derivatives/manual/dseg.tsv<index\tname\n0\tbackground\n1\tLeft_Thalamus\n",
+            "dataset_description.json",
+        ],
+        &[
+            "sub-01_ses-1: sub-01/ses-1/anat/sub-01_ses-1_T1w.nii.gz + lesion=derivatives/manual/sub-01/ses-1/anat/sub-01_ses-1_space-orig_label-lesion_mask.nii.gz",
+            "sub-02: sub-02/anat/sub-02_acq-fast_T1w.nii.gz + derivatives/manual/sub-02/anat/sub-02_dseg.nii.gz",
+        ],
+        Some(2),
+    ),
+    (
+        "biomedparse",
+        &[
+            "train/covid_1585_X-Ray_chest.png",
+            "=train_mask/covid_1585_X-Ray_chest_COVID-19+infection.png",
+            "=train_mask/covid_1585_X-Ray_chest_lung.png",
+            "test/T0340_fundus_retinal.png",
+            "=test_mask/T0340_fundus_retinal_optic+disc.png",
+            "train.json",
+        ],
+        &[
+            "T0340_fundus_retinal: test/T0340_fundus_retinal.png + optic disc=test_mask/T0340_fundus_retinal_optic+disc.png",
+            "covid_1585_X-Ray_chest: train/covid_1585_X-Ray_chest.png + COVID-19 infection=train_mask/covid_1585_X-Ray_chest_COVID-19+infection.png + lung=train_mask/covid_1585_X-Ray_chest_lung.png",
+        ],
+        None,
+    ),
+    (
+        "prsmed",
+        &[
+            "lung_CT/train_images/2.png",
+            "=lung_CT/train_masks/2.png",
+            "skin_rgbimage/test_images/ISIC_0000001.jpg",
+            "=skin_rgbimage/test_masks/ISIC_0000001_Segmentation.png",
+            "annotations/lung_CT.csv<image_path,question,answer,split\nlung_CT\\train_masks\\2.png,Where?,\"Top, left.\",train\n",
+        ],
+        &[
+            "2: lung_CT/train_images/2.png + lung_CT/train_masks/2.png",
+            "ISIC_0000001: skin_rgbimage/test_images/ISIC_0000001.jpg + skin_rgbimage/test_masks/ISIC_0000001_Segmentation.png",
+        ],
+        None,
+    ),
+    (
+        "medsam",
+        &["MedSAM_train/CT_Abd/CT_Abd_FLARE22_Tr_0001.npz<npz", "MedSAM_test/CT_Abd/CT_Abd_FLARE22_Tr_0050.npz<npz"],
+        &[
+            "CT_Abd_FLARE22_Tr_0050: MedSAM_test/CT_Abd/CT_Abd_FLARE22_Tr_0050.npz + MedSAM_test/CT_Abd/CT_Abd_FLARE22_Tr_0050.npz#gts",
+            "CT_Abd_FLARE22_Tr_0001: MedSAM_train/CT_Abd/CT_Abd_FLARE22_Tr_0001.npz + MedSAM_train/CT_Abd/CT_Abd_FLARE22_Tr_0001.npz#gts",
+        ],
+        None,
+    ),
+    (
+        "mecovqa",
+        &[
+            "SAMed2Dv1/images/ct_00--AbdomenCT1K--Case_00220--x_0359.png",
+            "=SAMed2Dv1/masks/ct_00--AbdomenCT1K--Case_00220--x_0359--0001_000.png",
+            r#"MeCoVQA/train/MeCoVQA-Grounding.json<[{"image": "images/ct_00--AbdomenCT1K--Case_00220--x_0359.png", "conversations": [{"from": "human", "value": "<image>\nWhere is the liver?"}, {"from": "gpt", "value": "It is <SEG>.<mask>masks/ct_00--AbdomenCT1K--Case_00220--x_0359--0001_000.png</mask>"}]}]"#,
+        ],
+        &[
+            "ct_00--AbdomenCT1K--Case_00220--x_0359: SAMed2Dv1/images/ct_00--AbdomenCT1K--Case_00220--x_0359.png + target 1=SAMed2Dv1/masks/ct_00--AbdomenCT1K--Case_00220--x_0359--0001_000.png",
+        ],
+        Some(1),
+    ),
+    (
+        "coco",
+        &[
+            "train/a.jpg",
+            "train/_annotations.coco.json<coco a.jpg=polyp+large_cyst",
+            "valid/a.jpg",
+            "valid/_annotations.coco.json<coco a.jpg=polyp",
+        ],
+        &[
+            "train_a: train/a.jpg + large cyst=train/_annotations.coco.json#a.jpg#large_cyst + polyp=train/_annotations.coco.json#a.jpg#polyp",
+            "val_a: valid/a.jpg + large cyst=valid/_annotations.coco.json#a.jpg#!large_cyst + polyp=valid/_annotations.coco.json#a.jpg#polyp",
+        ],
+        None,
+    ),
+    (
+        "coco",
+        &[
+            "annotations/instances_train2017.json<coco 1.jpg=polyp",
+            "annotations/instances_val2017.json<coco 1.jpg=polyp",
+            "train2017/1.jpg",
+            "val2017/1.jpg",
+        ],
+        &[
+            "train_1: train2017/1.jpg + annotations/instances_train2017.json#1.jpg",
+            "val_1: val2017/1.jpg + annotations/instances_val2017.json#1.jpg",
+        ],
+        None,
+    ),
+    (
+        "labelme",
+        &["P1/a.jpg", "P1/a.json<labelme a.jpg=polyp", "P2/a.jpg", "P2/a.json<labelme a.jpg=large_cyst"],
+        &[
+            "P1_a: P1/a.jpg + large cyst=P1/a.json#!large_cyst + polyp=P1/a.json#polyp",
+            "P2_a: P2/a.jpg + large cyst=P2/a.json#large_cyst + polyp=P2/a.json#!polyp",
+        ],
+        Some(2),
+    ),
+    (
+        "yolo",
+        &[
+            "data.yaml<names: [polyp, large_cyst]",
+            "images/train/a.png",
+            "images/val/b.png",
+            "labels/train/a.txt<yolo polyp+large_cyst",
+            "labels/val/b.txt<yolo polyp",
+        ],
+        &[
+            "a: images/train/a.png + large cyst=labels/train/a.txt#large_cyst + polyp=labels/train/a.txt#polyp",
+            "b: images/val/b.png + large cyst=labels/val/b.txt#!large_cyst + polyp=labels/val/b.txt#polyp",
+        ],
+        None,
+    ),
+    (
         "toy",
         &["P1/train/a.scan.png", "=P1/train/a.spot.png"],
         &["a: P1/train/a.scan.png + spot=P1/train/a.spot.png"],
@@ -341,7 +530,8 @@ fn the_layouts_of_data_sets_are_recognised() {
             ..PrepareOptions::new(root.path(), root.path(), "x", root.path().join("data"))
         };
         let prepared = prepare_classes(table, &options, &Silent).unwrap();
-        assert!(prepared[0].1.rows >= expected.len(), "{layout}: {prepared:?}");
+        let num_rows: usize = prepared.iter().map(|(_, report)| report.rows).sum();
+        assert!(num_rows >= expected.len(), "{layout}: {prepared:?}");
         let page = fs::read_to_string(out.join("scan.html")).unwrap();
         assert_eq!(page.matches("data:image/png;base64,iVBOR").count(), expected.len(), "{layout}");
     }
@@ -459,6 +649,101 @@ fn several_channels_masks_and_layouts_are_ambiguous() {
     assert!(error.hint().contains("`busi`, `isic`") && error.to_string().contains("there is no layout `x`"), "{error}");
 }
 
+#[test]
+fn what_a_data_set_says_twice_is_ambiguous() {
+    for (files, reason) in [
+        (
+            &["a.jpg", "=a_mask.png", "a.json<labelme a.jpg=polyp"][..],
+            "it has masks in `a_mask.png`, and in `a.json` by the layout `labelme`",
+        ),
+        (
+            &["scans/a.jpg", "labelme/a.json<labelme a.jpg=polyp", "yolo/a.txt<yolo polyp", "yolo/classes.txt<polyp"],
+            "it has masks in `labelme/a.json`, and in `yolo/a.txt` by the layout `yolo`",
+        ),
+        (
+            &["a.jpg", "x.json<coco a.jpg=polyp", "y.json<coco a.jpg=polyp"],
+            "several annotation files have the image: keep one of their masks",
+        ),
+        (&["b/a.jpg", "c/a.jpg", "x.json<coco a.jpg=polyp"], "`a.jpg` of `x.json` may be each of 2 images"),
+        (&["train2017/a.jpg", "annotations/val.json<coco a.jpg=polyp"], "its files say both `train` and `val`"),
+        (
+            &[
+                "JPEGImages/a.jpg",
+                "=SegmentationClass/a.png",
+                "ImageSets/Segmentation/val.txt<a",
+                "ImageSets/Segmentation/test.txt<a\nb",
+            ],
+            "its files say both `",
+        ),
+        (
+            &[
+                "sub-1/anat/sub-1_T1w.nii.gz",
+                "=derivatives/one/sub-1/anat/sub-1_label-lesion_mask.nii.gz",
+                "=derivatives/two/sub-1/anat/sub-1_label-lesion_mask.nii.gz",
+            ],
+            "2 masks fit the image as `lesion`",
+        ),
+    ] {
+        let root = tree(files);
+        let report = scanned(&root);
+        let first = report.ambiguous.first().map_or("", |found| found.reason.as_str());
+        assert!(first.contains(reason), "{files:?}: {report:?}");
+        write_scan(&report, &root.path().join("out")).unwrap();
+        assert!(read_pairs(&root.path().join("out/pairs.csv")).unwrap_err().to_string().contains("is ambiguous"));
+        assert!(report.into_table().is_err());
+    }
+    let root = tree(&["scans/a.jpg", "coco/instances.json<{\"images\": [], \"annotations\": [], \"categories\": []}"]);
+    let error = scan(root.path(), &ScanOptions::default(), &Silent).unwrap_err();
+    assert!(error.to_string().contains("coco/instances.json: names no images"), "{error}");
+    assert!(error.hint().contains("export the annotations again"), "{}", error.hint());
+    let root = tree(&["a.jpg", "a.txt<yolo polyp+large_cyst"]);
+    let error = scan(root.path(), &ScanOptions::default(), &Silent).unwrap_err();
+    assert!(error.to_string().contains("`0` is a number without a name"), "{error}");
+}
+
+#[test]
+fn outlines_of_a_scan_have_the_pixels_of_folders() {
+    for (name, labels) in [("a.json<labelme a.png=polyp", "labels"), ("x.json<coco a.png=polyp", "labels/x.json")] {
+        let label = format!("labels/{name}");
+        let root = tree(&["images/a.png", "images/b.png", &label]);
+        let file = |name: &str| root.path().join(name);
+        let options = |images: &str, masks: &str, out: &str| PrepareOptions {
+            val_frac: 0.0,
+            test_frac: 0.0,
+            skip_bad_pairs: true,
+            ..PrepareOptions::new(file(images), file(masks), "x", file(out))
+        };
+        prepare(&options("images", labels, "by-folders"), &Silent).unwrap();
+        let table = scanned(&root).into_table().unwrap();
+        prepare_classes(table, &options("", "", "by-scan"), &Silent).unwrap();
+        let [a, b] = ["by-folders", "by-scan"].map(|out| fs::read(file(out).join("x/train_masks/a.png")).unwrap());
+        assert_eq!(a, b);
+        let mask = image::open(file("by-scan/x/train_masks/a.png")).unwrap().into_luma8();
+        assert_eq!(mask.iter().filter(|value| **value > 0).count(), 20);
+    }
+}
+
+#[test]
+fn questions_and_names_of_labels_are_those_of_the_data_set() {
+    let of = |layout: &str| {
+        let (_, files, ..) = CASES.iter().find(|(name, ..)| *name == layout).unwrap();
+        scanned(&tree(files)).into_table().unwrap().rows
+    };
+    let rows = of("prsmed");
+    assert_eq!(rows[0].class.as_deref(), Some("lung_CT"));
+    assert_eq!(rows[0].texts, [PairText { target: None, question: "Where?".into(), answer: "Top, left.".into() }]);
+    let rows = of("mecovqa");
+    let text = |target: &str| PairText {
+        target: Some(target.into()),
+        question: "Where is the liver?".into(),
+        answer: "It is.".into(),
+    };
+    assert_eq!((rows[0].class.as_deref(), &rows[0].texts), (Some("ct"), &vec![text("target 1")]));
+    assert_eq!(rows[0].patient.as_deref(), Some("AbdomenCT1K--Case_00220"));
+    assert_eq!(of("bids")[1].labels.to_string(), "1=Left Thalamus");
+    assert_eq!(of("biomedparse")[1].class.as_deref(), Some("X-Ray"));
+}
+
 /// Thirty patients as a hospital names them.
 fn messy() -> Root {
     let mut names = Vec::new();
@@ -519,4 +804,19 @@ fn shared_data_volumes_and_cases_are_scanned_without_renaming() {
     assert_eq!((busi.images, busi.masks), (3, 4), "{busi:?}");
     assert_eq!(names(&of("cases/mask-palette-voc")), ["P0", "P1", "P2"]);
     assert_eq!(names(&of("cases/several-series-no-number")), ["P1"]);
+    let outlines = "cases/annotation-files-as-masks";
+    let report = of(outlines);
+    assert_eq!(report.ambiguous.len(), 8, "{report:?}");
+    for layout in ["labelme", "yolo"] {
+        let options = ScanOptions { layout: Some(layout.into()), ..ScanOptions::default() };
+        let report = scan(&shared(outlines), &options, &Silent).unwrap();
+        assert_eq!((report.images, report.ambiguous.len(), report.problems.len()), (8, 0, 0), "{report:?}");
+        let out = tempfile::tempdir().unwrap();
+        let options = PrepareOptions::new("", "", "us", out.path().join("data"));
+        let prepared = prepare_classes(report.into_table().unwrap(), &options, &Silent).unwrap();
+        assert_eq!(prepared[0].1.images, 8);
+    }
+    let options = ScanOptions { layout: Some("coco".into()), ..ScanOptions::default() };
+    let error = scan(&shared(outlines), &options, &Silent).unwrap_err();
+    assert!(error.to_string().contains("coco/instances.json: names no images"), "{error}");
 }

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
 
-use super::super::item::{IS_A, NOT_AN_IMAGE, NOT_UTF8, Skipped};
+use super::super::annotations::{AnnotationFile, is_annotation};
+use super::super::item::{IS_A, NOT_AN_IMAGE, NOT_UTF8, Skipped, UNREADABLE, reason_of};
 use crate::annotation::is_image;
 use crate::annotation_file;
 use crate::volume::format::{has_voxels_only, is_other_image, of_volume, stem_of};
@@ -23,6 +25,8 @@ pub(in crate::prepare) enum FileKind {
     Volume,
     /// A folder of DICOM files.
     Series,
+    /// A file of outlines, of one image or of many.
+    Outlines,
 }
 
 /// An image, mask, volume or label map of a tree.
@@ -51,6 +55,33 @@ pub(in crate::prepare) struct Tree {
     pub(in crate::prepare) files: Vec<TreeFile>,
     /// Files that are neither images nor volumes, and links to folders, each with the reason.
     pub(in crate::prepare) others: Vec<Skipped>,
+    outlines: OnceLock<Vec<Outlined>>,
+}
+
+/// A file of outlines that was opened, without the outlines.
+#[derive(Debug)]
+pub(in crate::prepare) struct Outlined {
+    /// Index of the file in the tree.
+    pub(in crate::prepare) file: usize,
+    /// What wrote it, as [`annotation_file::kind_of`] says it.
+    pub(in crate::prepare) kind: &'static str,
+    /// Images and labels, or why the file cannot be read.
+    pub(in crate::prepare) opened: Result<AnnotationFile>,
+}
+
+impl Outlined {
+    /// Why the file cannot be read.
+    pub(in crate::prepare) fn error(&self) -> Option<Error> {
+        Some(match self.opened.as_ref().err()? {
+            Error::Data { path, line, reason, hint } => {
+                Error::Data { path: path.clone(), line: *line, reason: reason.clone(), hint: hint.clone() }
+            }
+            Error::Io { path, action, source } => {
+                Error::Io { path: path.clone(), action, source: std::io::Error::new(source.kind(), source.to_string()) }
+            }
+            other => Error::Shape { reason: other.to_string() },
+        })
+    }
 }
 
 /// The entries of a folder that are files, before their kinds are known.
@@ -97,6 +128,29 @@ impl Tree {
         tree.files.sort_by(|a, b| a.name.cmp(&b.name));
         tree.others.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(tree)
+    }
+
+    /// The files of outlines. They are opened once.
+    pub(in crate::prepare) fn outlines(&self) -> &[Outlined] {
+        self.outlines.get_or_init(|| {
+            let all = self.files.par_iter().enumerate().filter(|(_, file)| file.kind == FileKind::Outlines);
+            let open = |(number, file): (usize, &TreeFile)| Outlined {
+                file: number,
+                kind: annotation_file::kind_of(&file.path).unwrap_or(annotation_file::YOLO),
+                opened: AnnotationFile::open(&file.path).map(AnnotationFile::without_outlines),
+            };
+            all.map(open).collect()
+        })
+    }
+
+    /// Why a file of outlines belongs to no pair.
+    pub(in crate::prepare) fn reason(&self, file: usize) -> Option<String> {
+        let all = self.outlines();
+        let outlined = &all[all.binary_search_by_key(&file, |outlined| outlined.file).ok()?];
+        Some(match &outlined.opened {
+            Ok(_) => format!("{IS_A} {}", outlined.kind),
+            Err(error) => format!("{UNREADABLE}: {}", reason_of(error)),
+        })
     }
 
     /// The file of this name below the root.
@@ -190,6 +244,11 @@ fn kind_of(path: &Path) -> Result<Option<Found>, String> {
             Ok(None) => {}
             Err(error) => return Err(format!("cannot be read: {error}")),
         }
+    }
+    // a YOLO file of an image without objects is empty
+    let is_empty = || ending == "txt" && path.metadata().is_ok_and(|found| found.len() == 0);
+    if is_annotation(path) || is_empty() {
+        return Ok(Some(Found::File(FileKind::Outlines)));
     }
     Err(annotation_file::kind_of(path).map_or(NOT_AN_IMAGE.into(), |kind| format!("{IS_A} {kind}")))
 }
