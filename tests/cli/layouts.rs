@@ -142,16 +142,16 @@ fn image_bytes(is_mask: bool, patient: usize) -> Vec<u8> {
 /// Voxels of a volume or of its label map; the mask is in the middle slice.
 fn voxels(is_mask: bool, patient: usize) -> Vec<u8> {
     let all = (0..DEPTH).flat_map(|z| (0..SIDE).flat_map(move |y| (0..SIDE).map(move |x| (x, y, z))));
-    let value = |(x, y, z): (usize, usize, usize)| match is_mask {
-        true => u8::from(z == 1 && is_inside(x, y, patient)),
-        false => byte(x * 5 + y * 3 + z * 40 + patient * 9),
+    let value = |(x, y, z): (usize, usize, usize)| {
+        if is_mask { u8::from(z == 1 && is_inside(x, y, patient)) } else { byte(x * 5 + y * 3 + z * 40 + patient * 9) }
     };
     all.map(value).collect()
 }
 
 fn write_file(path: &Path, is_mask: bool, patient: usize) {
     if !path.to_string_lossy().contains(".nii") {
-        return fs::write(path, image_bytes(is_mask, patient)).unwrap();
+        fs::write(path, image_bytes(is_mask, patient)).unwrap();
+        return;
     }
     let affine = Affine::from_columns([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0]], [0.0; 3]);
     let (grid, voxels) = (Grid { size: [SIDE, SIDE, DEPTH], affine }, voxels(is_mask, patient));
@@ -199,7 +199,7 @@ fn arrays(root: &Path) {
         let header = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': ({DEPTH}, {SIDE}, {SIDE}), }}");
         let header = format!("{header:<117}\n");
         let length = u16::try_from(header.len()).unwrap().to_le_bytes();
-        [b"\x93NUMPY\x01\0", &length[..], header.as_bytes(), bytes].concat()
+        [&b"\x93NUMPY\x01\0"[..], &length[..], header.as_bytes(), bytes].concat()
     };
     for patient in 1..=PATIENTS {
         let path = file(root, &format!("MedSAM_train/CT_Abd/CT_Abd_{patient:02}.npz"));

@@ -1,6 +1,7 @@
 //! Tests of the preparation of volumes, on NIfTI files made for them.
 
 use std::fs;
+use std::path::PathBuf;
 
 use super::super::layouts::are_volumes;
 use super::*;

@@ -92,9 +92,10 @@ fn npz() -> Vec<u8> {
     let array = |kind: &str, shape: &str, bytes: &[u8]| {
         let header = format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': ({shape}), }}");
         let header = format!("{header:<117}\n");
-        [b"\x93NUMPY\x01\0", &u16::try_from(header.len()).unwrap().to_le_bytes()[..], header.as_bytes(), bytes].concat()
+        [&b"\x93NUMPY\x01\0"[..], &u16::try_from(header.len()).unwrap().to_le_bytes()[..], header.as_bytes(), bytes]
+            .concat()
     };
-    let image: Vec<u8> = (0..90).map(|at| at * 7 % 89).collect();
+    let image: Vec<u8> = (0..90_u32).map(|at| u8::try_from(at * 7 % 89).unwrap()).collect();
     let labels: Vec<u8> = (0..90).map(|at| u8::from(at > 35 && at < 50)).collect();
     let spacing: Vec<u8> = [0.5_f64, 0.5, 2.0].iter().flat_map(|mm| mm.to_le_bytes()).collect();
     let mut zip = zip::ZipWriter::new(Cursor::new(Vec::new()));
