@@ -1,6 +1,6 @@
 //! `prsmed data`: check, prepare or generate data roots, and compare masks of volumes.
 
-use super::args::{LeakArgs, labels_of};
+use super::args::{LeakArgs, SettingsArgs, labels_of};
 use super::compare::{CompareArgs, compare_masks};
 use super::context::Context;
 use super::next;
@@ -8,12 +8,14 @@ use super::prepare::{PrepareArgs, prepare_root};
 use super::report::{CommandEnd, CommandResult};
 use super::scan::{ScanCommandArgs, scan_folder};
 use crate::Result;
+use crate::config::Resolved;
 use crate::data::annotation;
 use crate::data::check::{self, CheckReport, ModalityCounts};
 use crate::data::familiarity::add_fields;
 use crate::data::held_out::JOURNAL;
 use crate::data::phantom::{self, PhantomOptions, PhantomVolumeOptions};
-use crate::report::data_check;
+use crate::report::{check_page, data_check};
+use crate::segment::setup;
 use crate::shell::ShellCommand;
 use crate::units::counted;
 use serde_json::json;
@@ -56,10 +58,18 @@ pub(super) fn run(command: &Command, context: &Context) -> CommandResult {
 /// transparency that was applied, masks that cover the whole image or are inverted, and images of one grey level. They also
 /// name texts that differ from their mask, each with its file and line: another location (`upper left part of the image`, the
 /// column `position`), area (`about 14% of the image`) or number of regions, and answers about another target than their
-/// question.
+/// question. Further warnings name a patient with most rows, targets of fewer than two cells of the grid on which the mask head
+/// draws (`--preset`; 64 x 64 cells with the full one), targets that touch the border of their image, and questions that name
+/// the location of their answer, or the class.
+///
+/// A table has for each class its part of the rows, its patients in each split, and the numbers of such targets. Advice says
+/// what the numbers of patients allow: splits, intervals of scores, and the steps of a learning curve. No warning and no advice
+/// changes the exit code.
 #[derive(Debug, clap::Args)]
+#[command(mut_arg("preset", |arg| arg.help("Settings of the training, which decide the grid of the mask head: tiny, full, cpu, gpu-24gb, ... [default: full]")))]
 #[command(after_help = "Examples:
   prsmed data check data
+  prsmed data check data --html check.html
   prsmed data check data --annotations csv
   prsmed data check data --labels 1,3
   prsmed data check data --extra corrected
@@ -79,6 +89,11 @@ pub(super) struct CheckArgs {
     /// Labels of masks that are foreground, as `--labels` of `prsmed train`
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
     labels: String,
+    #[command(flatten)]
+    settings: SettingsArgs,
+    /// Also write a page with the tables, the advice, and images of targets to look at
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 /// What a good data root is for: a training of its own, that of the data root that it belongs to, or scores.
@@ -100,7 +115,7 @@ fn next_step(args: &CheckArgs, report: &CheckReport) -> Result<String> {
         return Ok(format!("train with it: add `{flag}` to the `prsmed train` command of the real data root"));
     }
     let command = with_rows("prsmed train").flag("--extra", &args.extra);
-    let command = command.switch("--allow-leak", args.leak.allow_leak);
+    let command = args.settings.add_to(command.switch("--allow-leak", args.leak.allow_leak));
     Ok(command.flag("--out", next::free_instead_of("runs/train")).to_string())
 }
 
@@ -115,7 +130,9 @@ fn is_extra(args: &CheckArgs) -> Result<bool> {
 fn check_root(args: &CheckArgs, context: &Context) -> CommandResult {
     let labels = labels_of("--labels", &args.labels)?;
     let root = (args.root.as_path(), args.annotations.as_deref());
-    let report = check::check_with_extra(root, &args.extra, labels, context.progress.as_ref())?;
+    let settings: Resolved = args.settings.sources("full", []).resolve()?;
+    let grid = setup::mask_grid(&settings.config.model)?;
+    let report = check::check_with_extra(root, &args.extra, labels, Some(grid), context.progress.as_ref())?;
     for bad in &report.bad {
         context.output.line(format!("{}:{}: {}", bad.csv.display(), bad.line, bad.reason))?;
     }
@@ -131,7 +148,14 @@ fn check_root(args: &CheckArgs, context: &Context) -> CommandResult {
     }
     context.output.line(data_check::fingerprint_table(&report))?;
     context.output.line(String::new())?;
+    context.output.line(data_check::balance_table(&report))?;
+    report.balance.advice.iter().try_for_each(|advice| context.output.line(format!("advice: {advice}")))?;
+    context.output.line(String::new())?;
     context.output.line(data_check::count_table(&report))?;
+    if let Some(path) = &args.html {
+        check_page::write(path, &report)?;
+        context.output.line(format!("written: {}", path.display()))?;
+    }
     let has_leak = !args.leak.allow_leak && !leaks.is_empty();
     if has_leak {
         context.output.line(format!(

@@ -31,7 +31,7 @@ pub(super) fn role(command: &str, argument: &str) -> Option<OutputRole> {
         ("augment filter", "extra") => parts(&["annotations", "rejected", "manifest.jsonl", "report.html"]),
         ("merge", "out") => OutputRole::Writes(Written::New),
         ("augment filter", "filter_models") | (_, "out") => OutputRole::Writes(Written::Folder),
-        (_, "mask_out" | "overlay_out" | "record_out" | "probabilities" | "timeline") => {
+        (_, "mask_out" | "overlay_out" | "record_out" | "probabilities" | "timeline" | "html") => {
             OutputRole::Writes(Written::File)
         }
         (_, "data_root" | "extra" | "external" | "root") => OutputRole::Reads(Read::DataRoot),

@@ -1,5 +1,6 @@
 //! The check of a data root in words and tables.
 
+use crate::data::check::balance::{ClassBalance, SplitUnits};
 use crate::data::check::{CheckReport, ModalityCounts, Uncovered};
 use crate::data::fingerprint::{Fingerprint, ValueRange};
 use crate::data::manifest::Split;
@@ -25,9 +26,12 @@ pub fn warnings(report: &CheckReport) -> Vec<String> {
         .chain(report.spellings.clone())
         .chain(left_out)
         .chain(uncovered)
+        .chain(report.balance.texts())
+        .chain(report.given_away.texts())
         .chain(report.words.texts())
         .chain(report.depth.warning())
         .chain(report.findings.texts())
+        .chain(report.target_sizes.texts())
         .collect()
 }
 
@@ -55,6 +59,40 @@ pub fn count_table(report: &CheckReport) -> String {
         count => format!(" ({count} rows are of extra data roots and not in the table)"),
     };
     format!("{text}{} rows of {} images{extra}, {bad}", report.rows, report.images)
+}
+
+/// Table of what decides whether a training is worth its time, one line for each class.
+pub fn balance_table(report: &CheckReport) -> String {
+    let rows = balance_rows(report).into_iter().map(|row| row.to_vec());
+    let text = columns(&std::iter::once(BALANCE_HEAD.map(str::to_owned).to_vec()).chain(rows).collect::<Vec<_>>());
+    let grid = report.target_sizes.grid_side.map(|side| format!("the mask head draws on {side} x {side} cells"));
+    format!("{text}{}", grid.unwrap_or_default())
+}
+
+/// Heads of the columns of [`balance_rows`].
+pub const BALANCE_HEAD: [&str; 8] =
+    ["modality", "% of rows", "units", "train/val/test", "largest patient", "targets", "< 2 cells", "at border"];
+
+/// For each class: its part of the rows, its patients or images in each split, the patient with most rows, and the numbers of
+/// its targets, of those that are small for the mask head, and of those at the border.
+pub fn balance_rows(report: &CheckReport) -> Vec<[String; 8]> {
+    let row = |class: &ClassBalance| {
+        let SplitUnits { train, val, test } = class.units;
+        let counts = report.target_sizes.classes.get(&class.modality).copied().unwrap_or_default();
+        let largest = class.largest_patient.as_ref();
+        let small = report.target_sizes.grid_side.map(|_| counts.small.to_string());
+        [
+            class.modality.clone(),
+            format!("{:.1}", 100.0 * class.frac),
+            if class.are_patients { "patients" } else { "images" }.to_owned(),
+            format!("{train}/{val}/{test}"),
+            largest.map_or_else(|| "-".to_owned(), |of| format!("{} ({:.1} %)", of.patient, 100.0 * of.frac)),
+            counts.targets.to_string(),
+            small.unwrap_or_else(|| "-".to_owned()),
+            counts.at_border.to_string(),
+        ]
+    };
+    report.balance.classes.iter().map(row).collect()
 }
 
 /// Table of the fingerprint, one line for each class.

@@ -4,6 +4,7 @@
 //! A page needs no network and no JavaScript: scripts only sort and filter tables. Every text is escaped, and the page's
 //! content security policy allows no script but its own.
 
+pub mod check_page;
 pub mod comparison;
 pub mod data_check;
 pub mod evaluation;
@@ -56,9 +57,13 @@ impl Page {
 
 /// Renders a page into `folder`.
 fn write(folder: &Path, page: &impl Template) -> Result<()> {
-    let path = folder.join(REPORT_FILE);
+    write_file(&folder.join(REPORT_FILE), page)
+}
+
+/// Renders a page into a file.
+fn write_file(path: &Path, page: &impl Template) -> Result<()> {
     let text = page.render().map_err(|error| Error::Internal { reason: format!("cannot render a report: {error}") })?;
-    files::write(&path, text.as_bytes()).map_err(Error::io(&path, "write"))
+    files::write(path, text.as_bytes()).map_err(Error::io(path, "write"))
 }
 
 /// A number for people: three decimals below 10, one above; `–` without a value.

@@ -1,7 +1,8 @@
 //! Report of a data root of generated pairs: how many were accepted, which tests rejected the others, and pictures.
 
 use super::Page;
-use super::picture::{self, MaskLayer};
+use super::picture::Picture;
+use crate::Result;
 use crate::augment::export::{Export, Record};
 use crate::augment::filter::Thresholds;
 use crate::augment::pipeline_config::RANDOM_DIGEST;
@@ -9,17 +10,12 @@ use crate::augment::settings::word;
 use crate::data::decode;
 use crate::data::image::foreground;
 use crate::data::split::spread;
-use crate::{Error, Result};
 use askama::Template;
-use image::imageops::{self, FilterType};
-use image::{GrayImage, RgbImage};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Most accepted pairs that are shown, and most rejected ones.
 const SHOWN: usize = 12;
-/// Longer side of a picture in the page, in pixels.
-const SIDE_PX: u32 = 384;
 
 const SIGMA: &str = "standard deviations from real images, at most filter.sigma";
 /// The tests of the filter, in the order of their use: name, what it measures, what a pair needs to pass.
@@ -91,14 +87,6 @@ struct PairView<'a> {
     record: &'a Record,
     /// The source and the generated image.
     pictures: [Picture; 2],
-}
-
-/// An image and the outline of its label as data URIs; or why it cannot be shown.
-struct Picture {
-    shows: &'static str,
-    image: String,
-    outline: String,
-    problem: String,
 }
 
 impl<'a> PairsPage<'a> {
@@ -175,34 +163,13 @@ impl<'a> PairView<'a> {
     }
 }
 
-impl Picture {
-    fn of(shows: &'static str, image: &Path, label: std::result::Result<&GrayImage, &Error>) -> Self {
-        let drawn = decode::image(image).map_err(|error| error.to_string()).and_then(|image| {
-            let (image, label) = smaller(&image.to_rgb8(), label.map_err(ToString::to_string)?);
-            Ok((picture::photo(&image), picture::layer(&label, MaskLayer::Truth)))
-        });
-        let problem = drawn.as_ref().err().cloned().unwrap_or_default();
-        let (image, outline) = drawn.unwrap_or_default();
-        Self { shows, image, outline, problem }
-    }
-}
-
-/// Both with at most [`SIDE_PX`] pixels a side.
-fn smaller(image: &RgbImage, label: &GrayImage) -> (RgbImage, GrayImage) {
-    let (width, height) = image.dimensions();
-    let scale = (f64::from(SIDE_PX) / f64::from(width.max(height))).min(1.0);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most SIDE_PX")]
-    let [w, h] = [width, height].map(|side| (f64::from(side) * scale).round().max(1.0) as u32);
-    (imageops::resize(image, w, h, FilterType::Triangle), imageops::resize(label, w, h, FilterType::Nearest))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::augment::export::{MaskSource, record};
     use crate::augment::filter::pixels::REPAINTED_MIN;
     use crate::report::REPORT_FILE;
-    use image::{Luma, Rgb};
+    use image::{GrayImage, Luma, Rgb, RgbImage};
 
     #[test]
     fn a_page_shows_the_pairs_their_scores_and_why_some_were_rejected() {

@@ -1,14 +1,20 @@
 //! Images inside a page: data URIs of bounded size.
 
+use crate::Error;
+use crate::data::decode;
 use crate::data::sheet::{PREDICTION_COLOR, TRUTH_COLOR};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use image::codecs::jpeg::JpegEncoder;
 use image::codecs::png::{CompressionType, FilterType, PngEncoder};
+use image::imageops::{self, FilterType as Resize};
 use image::{ExtendedColorType, GrayImage, ImageEncoder, ImageResult, RgbImage};
+use std::path::Path;
 
 /// JPEG quality, 1..=100.
 const QUALITY: u8 = 82;
+/// Longer side of a [`Picture`] in pixels.
+const SIDE_PX: u32 = 384;
 /// Opacity of the filled prediction.
 const FILL_ALPHA: u8 = 80;
 
@@ -56,6 +62,36 @@ pub(super) fn layer(mask: &GrayImage, layer: MaskLayer) -> String {
 
 fn uri(format: &str, encoded: ImageResult<()>, bytes: &[u8]) -> String {
     encoded.map_or_else(|_| String::new(), |()| format!("data:image/{format};base64,{}", BASE64_STANDARD.encode(bytes)))
+}
+
+/// An image and the outline of its label as data URIs; or why it cannot be shown.
+pub(super) struct Picture {
+    pub(super) shows: &'static str,
+    pub(super) image: String,
+    pub(super) outline: String,
+    pub(super) problem: String,
+}
+
+impl Picture {
+    /// The image of a file with the outline of a label.
+    pub(super) fn of(shows: &'static str, image: &Path, label: std::result::Result<&GrayImage, &Error>) -> Self {
+        let drawn = decode::image(image).map_err(|error| error.to_string()).and_then(|image| {
+            let (image, label) = smaller(&image.to_rgb8(), label.map_err(ToString::to_string)?);
+            Ok((photo(&image), layer(&label, MaskLayer::Truth)))
+        });
+        let problem = drawn.as_ref().err().cloned().unwrap_or_default();
+        let (image, outline) = drawn.unwrap_or_default();
+        Self { shows, image, outline, problem }
+    }
+}
+
+/// An image and its label, both with at most [`SIDE_PX`] pixels a side.
+fn smaller(image: &RgbImage, label: &GrayImage) -> (RgbImage, GrayImage) {
+    let (width, height) = image.dimensions();
+    let scale = (f64::from(SIDE_PX) / f64::from(width.max(height))).min(1.0);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most SIDE_PX")]
+    let [w, h] = [width, height].map(|side| (f64::from(side) * scale).round().max(1.0) as u32);
+    (imageops::resize(image, w, h, Resize::Triangle), imageops::resize(label, w, h, Resize::Nearest))
 }
 
 #[cfg(test)]

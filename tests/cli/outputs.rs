@@ -17,7 +17,7 @@ struct Case {
 
 const ROWS: [(&str, &str); 2] = [("--data-root", "data"), ("--annotations", "data/annotations")];
 
-const CASES: [Case; 16] = [
+const CASES: [Case; 17] = [
     Case {
         command: "predict",
         inputs: &[("RUN", "run"), ("--image", "scans/a.png"), ("--mask-in", "labels/a.png")],
@@ -141,14 +141,24 @@ const CASES: [Case; 16] = [
         outputs: &["--out"],
         rest: &["--modality", "ct"],
     },
+    Case {
+        command: "data check",
+        inputs: &[
+            ("DIR", "data"),
+            ("--annotations", "data/annotations"),
+            ("--extra", "pairs"),
+            ("--config", "settings.toml"),
+            ("--set", "model.base=base"),
+        ],
+        outputs: &["--html"],
+        rest: &[],
+    },
     Case { command: "data scan", inputs: &[("DIR", "scans")], outputs: &["--out"], rest: &[] },
 ];
 
 /// Commands whose files are inputs only, or that have outputs only.
-const OTHERS: [&str; 10] = [
-    "serve", "preset", "solve", "calibrate", "data check", "data compare", "data phantom", "hub get", "hub ls",
-    "hub verify",
-];
+const OTHERS: [&str; 9] =
+    ["serve", "preset", "solve", "calibrate", "data compare", "data phantom", "hub get", "hub ls", "hub verify"];
 
 /// Value names of flags that name files or folders.
 const FILES: [&str; 13] =
@@ -244,7 +254,7 @@ fn every_output_of_every_command_is_refused_where_links_of_an_input_lead() {
     }
     let store = home.join("store");
     let before = tree(&store);
-    let files = ["--mask-out", "--overlay-out", "--probabilities", "--record-out", "--timeline"];
+    let files = ["--mask-out", "--overlay-out", "--probabilities", "--record-out", "--timeline", "--html"];
     // folders of which parts are written, which these links do not lead to
     let parts = [
         ("train", "--out"),

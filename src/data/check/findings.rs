@@ -86,11 +86,20 @@ impl Findings {
         self.num_masks > 1 && self.num_whole == self.num_masks
     }
 
-    /// A text for each kind, with the number of files and the first of them.
-    pub fn texts(&self) -> Vec<String> {
+    /// The kinds that are told, with their files.
+    fn shown(&self) -> impl Iterator<Item = (&String, &BTreeSet<PathBuf>)> {
         // the border of a single mask is often foreground; of most masks, it says that they are inverted
         let is_inverted = |files: &BTreeSet<PathBuf>| 2 * files.len() > self.num_masks;
-        let shown = self.files.iter().filter(|(what, files)| *what != BORDER || is_inverted(files));
+        self.files.iter().filter(move |(what, files)| *what != BORDER || is_inverted(files))
+    }
+
+    /// Images of one grey level or colour.
+    pub fn flat_images(&self) -> impl Iterator<Item = &PathBuf> {
+        self.files.get(FLAT).into_iter().flatten()
+    }
+
+    /// A text for each kind, with the number of files and the first of them.
+    pub fn texts(&self) -> Vec<String> {
         let text = |(what, files): (&String, &BTreeSet<PathBuf>)| {
             let remedy = match what.as_str() {
                 FLAT => "; they show nothing",
@@ -100,7 +109,7 @@ impl Findings {
             };
             format!("{what}: {}{remedy}", count_and_first(files.len(), files.iter()))
         };
-        shown.map(text).collect()
+        self.shown().map(text).collect()
     }
 }
 

@@ -81,6 +81,8 @@ pub(crate) struct PairSummary {
     pub(crate) num_foreground: usize,
     /// Labels in the mask file.
     pub(crate) labels: Vec<u16>,
+    /// Whether the foreground has a pixel at the border of the image.
+    pub(crate) is_at_border: bool,
 }
 
 /// Number of pixels of each grey level.
@@ -208,7 +210,7 @@ mod tests {
         let pair = |width: u32, num_foreground: usize| {
             let mut levels = Box::new([0; 256]);
             levels[7] = u64::from(width) * 10;
-            PairSummary { size_px: (width, 10), levels, num_foreground, labels: vec![255] }
+            PairSummary { size_px: (width, 10), levels, num_foreground, labels: vec![255], is_at_border: false }
         };
         let rows = [
             row("a", Presence::Present, Some("p1")),

@@ -1,11 +1,14 @@
 //! Checks a whole data root and reports every bad row. Nothing is changed.
 
 pub mod absent;
+pub mod balance;
 pub mod findings;
 pub mod fingerprint;
+pub mod given_away;
 pub mod identity;
 pub mod leaks;
 pub mod marks;
+pub mod targets;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -15,10 +18,13 @@ use ::image::GrayImage;
 use rayon::prelude::*;
 use serde::Serialize;
 
+use self::balance::Balance;
 use self::findings::Findings;
 use self::fingerprint::{Fingerprint, PairSummary};
+use self::given_away::GivenAway;
 use self::leaks::{Leak, Leaks, PatientLeak};
 use self::marks::{ImageMarks, Mark, Marks, pixel_mark};
+use self::targets::{MaskGrid, TargetSizes};
 use super::bit_depth::DepthReport;
 use super::decode::{self, MaskRefusal};
 use super::image::foreground;
@@ -86,6 +92,12 @@ pub struct CheckReport {
     pub words: WordReport,
     /// Choices that were made to read the files, and masks and images that are probably not meant so: warnings.
     pub findings: Findings,
+    /// Parts of classes and patients, and what the numbers allow.
+    pub balance: Balance,
+    /// Targets that are small for the model, or that touch the border of their image: warnings.
+    pub target_sizes: TargetSizes,
+    /// Questions that give their answers away: warnings.
+    pub given_away: GivenAway,
 }
 
 /// Classes without rows of a split that other classes have.
@@ -110,10 +122,11 @@ impl CheckReport {
 /// # Errors
 /// As [`Manifest::read`], when the rows cannot be read at all. Bad rows are in the report.
 pub fn check(root: &Path, annotations: Option<&Path>, labels: Labels, observer: &dyn Observer) -> Result<CheckReport> {
-    check_with_extra((root, annotations), &[], labels, observer)
+    check_with_extra((root, annotations), &[], labels, None, observer)
 }
 
-/// As [`check()`], with the rows of extra data roots. The fingerprint and the counts are those of the data root alone.
+/// As [`check()`], with the rows of extra data roots. The fingerprint and the counts are those of the data root alone. With
+/// a `grid`, targets that are small for it are named.
 ///
 /// # Errors
 /// As [`check()`] and [`Manifest::with_extra`].
@@ -121,6 +134,7 @@ pub fn check_with_extra(
     (root, annotations): (&Path, Option<&Path>),
     extra: &[PathBuf],
     labels: Labels,
+    grid: Option<MaskGrid>,
     observer: &dyn Observer,
 ) -> Result<CheckReport> {
     let (mut manifest, mut bad) = Manifest::read(root, annotations)?;
@@ -143,13 +157,16 @@ pub fn check_with_extra(
         depth.add(path, range);
     }
     let images = manifest.rows.iter().map(|row| &row.image_path).collect::<BTreeSet<_>>().len();
-    let usable = manifest.rows.iter().zip(&good).filter_map(|(row, good)| (*good && !row.synthetic).then_some(row));
+    let usable = || manifest.rows.iter().zip(&good).filter_map(|(row, good)| (*good && !row.synthetic).then_some(row));
     let leaks = Leaks::find(&manifest, &marks);
     Ok(CheckReport {
         root: manifest.root.clone(),
         rows,
         images,
-        counts: counts(usable),
+        counts: counts(usable()),
+        balance: balance::balance(usable()),
+        target_sizes: targets::sizes(&summaries, grid),
+        given_away: given_away::given_away(&manifest),
         copies: copies(&manifest, &by_pixels),
         leaks_into_test: leaks.errors(),
         other_leaks: leaks.warnings(),
@@ -263,14 +280,19 @@ fn check_pair(
     let mut findings = Findings::default();
     findings.add_image(image, &file);
     let (decoded, range) = (file.pixels, file.range);
-    let good = |num_foreground: usize, labels: Vec<u16>, findings: Findings, mask: Option<MaskWords>| {
-        let size_px = (decoded.width(), decoded.height());
-        let summary = PairSummary { size_px, levels: fingerprint::levels(&decoded), num_foreground, labels };
+    let good = |set: Option<&GrayImage>, labels: Vec<u16>, findings: Findings, mask: Option<MaskWords>| {
+        let summary = PairSummary {
+            size_px: (decoded.width(), decoded.height()),
+            levels: fingerprint::levels(&decoded),
+            num_foreground: set.map_or(0, |set| set.iter().filter(|&&value| value > 0).count()),
+            labels,
+            is_at_border: set.is_some_and(targets::is_at_border),
+        };
         let file = content(image).map_err(undecodable)?;
         Ok(GoodPair { marks: ImageMarks { file, pixels: pixel_mark(&decoded) }, range, summary, findings, mask })
     };
     if target != Presence::Present && !mask.exists() {
-        return good(0, Vec::new(), findings, None);
+        return good(None, Vec::new(), findings, None);
     }
     let stored = decode::stored_mask(mask).map_err(|error| (Problem::UndecodableMask, describe(&error)))?;
     findings.add_stored(mask, &stored);
@@ -307,7 +329,7 @@ fn check_pair(
         findings.add_mask(mask, &set);
         words = Some(compare(&set));
     }
-    good(num_foreground, found.into_iter().map(|(label, _)| label).collect(), findings, words)
+    good(Some(&set), found.into_iter().map(|(label, _)| label).collect(), findings, words)
 }
 
 fn describe(error: &Error) -> String {

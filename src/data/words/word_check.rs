@@ -79,7 +79,8 @@ pub(crate) fn compare(manifest: &Manifest, rows: &[usize], mask: &GrayImage) -> 
     for &index in rows {
         let row = &manifest.rows[index];
         let cell = row.position.as_deref().and_then(|text| Some(("column `position`", text, in_cell(text)?)));
-        let answer = Some(("answer", row.answer.as_str(), certain(&row.answer))).filter(|(.., all)| !all.is_empty());
+        let answer =
+            Some(("answer", row.answer.as_str(), locations_of_image(&row.answer))).filter(|(.., all)| !all.is_empty());
         for (field, text, all) in cell.into_iter().chain(answer) {
             found.claims.push(claim((index, field, text), &all, &location, mask));
         }
@@ -147,12 +148,12 @@ fn in_cell(text: &str) -> Option<Vec<StatedLocation>> {
         let word = word.lower.as_str();
         DIRECTIONS.contains(&word) || CENTRES.contains(&word) || ["and", "part", "in", "the"].contains(&word)
     });
-    let all = if is_label { stated_location(text).into_iter().collect() } else { certain(text) };
+    let all = if is_label { stated_location(text).into_iter().collect() } else { locations_of_image(text) };
     Some(all).filter(|all: &Vec<StatedLocation>| !all.is_empty())
 }
 
-/// The locations that certainly are those of the image.
-fn certain(text: &str) -> Vec<StatedLocation> {
+/// The locations that a text certainly says of the image, and not of the patient.
+pub(crate) fn locations_of_image(text: &str) -> Vec<StatedLocation> {
     let words = words(text);
     let (mut found, mut index) = (Vec::new(), 0);
     while let Some(word) = words.get(index) {

@@ -6,13 +6,14 @@ pub use crate::segment::run_folder::description::{check_host_layers, describe, v
 pub use crate::segment::run_folder::loaded::{Build, Description, LoadedModel, RunOverrides, pixels};
 pub use crate::segment::run_folder::parts::Configs;
 
+use crate::data::check::targets::MaskGrid;
 use crate::data::familiarity::images::KnownImages;
 use crate::data::familiarity::questions::KnownQuestions;
 use crate::data::identity::SeenImages;
 use crate::data::image::PixelConfig;
 use crate::data::text::TextTokenizer;
 use crate::models::base::{Parts, check_weights};
-use crate::models::image_encoder::{self, known};
+use crate::models::image_encoder::{self, EncoderSizes as _, known};
 use crate::models::mask_head;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
 use crate::nn::LoraConfig;
@@ -313,14 +314,28 @@ pub fn planned_sizes(
     } else {
         Found::local(config, configs)?.planned_sizes(config)?
     };
-    let encoder = match config.image_encoder.as_str() {
-        RANDOM => sizes(config)?.encoder.clone(),
-        spec => known::sizes_by_name(spec),
-    };
-    let sizes = assembled_sizes(config, lora, num_classes, (base, encoder));
+    let sizes = assembled_sizes(config, lora, num_classes, (base, planned_encoder(config)?));
     check_sizes(config, &sizes)?;
     check_adapters(config, &sizes)?;
     Ok(sizes)
+}
+
+/// The image encoder of settings, without reading weights.
+fn planned_encoder(config: &ModelConfig) -> Result<image_encoder::Config> {
+    match config.image_encoder.as_str() {
+        RANDOM => sizes(config).map(|sizes| sizes.encoder.clone()),
+        spec => Ok(known::sizes_by_name(spec)),
+    }
+}
+
+/// The grid on which the mask head of settings draws: that of the image encoder.
+///
+/// # Errors
+/// [`Error::Config`] for a random encoder without sizes.
+pub fn mask_grid(config: &ModelConfig) -> Result<MaskGrid> {
+    let encoder = planned_encoder(config)?;
+    let side = u32::try_from(config.image_size / encoder.stride()).unwrap_or_default();
+    Ok(MaskGrid { side, fit: encoder.fit() })
 }
 
 fn model_sizes(
