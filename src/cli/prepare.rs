@@ -97,10 +97,6 @@ pub(super) struct PrepareArgs {
     /// percentiles such as `p0.5-p99.5`, or `file` (of the DICOM header) [default: auto]
     #[arg(long, value_name = "WINDOW", allow_hyphen_values = true)]
     window: Option<String>,
-    /// Series to use of each folder or zip with several DICOM series: its number, SeriesInstanceUID, description (or a part
-    /// of it), or `largest`
-    #[arg(long, value_name = "SERIES")]
-    series: Option<String>,
     /// Use label maps on another grid than their volume, by the nearest voxel
     #[arg(long)]
     resample: bool,
@@ -161,11 +157,20 @@ pub(super) struct ScanArgs {
     /// Sequence, phase or channel to use where DIR has several for a mask, for example `flair`
     #[arg(long, value_name = "NAME")]
     channel: Option<String>,
+    /// Series to use of each folder or zip with several DICOM series: its number, SeriesInstanceUID, description (or a part
+    /// of it), or rules such as `description~portal`, `orientation=axial,newest` or `most-slices`
+    ///
+    /// Rules are `description~PART`, `description=TEXT`, `modality=MR`, `orientation=axial` (`coronal`, `sagittal`),
+    /// `slices>=N`, `slices<=N`, `newest` (by the date of the series), and `most-slices` (or `largest`). Several are separated by
+    /// commas and apply in their order. A choice that fits several series of a folder stops with their list.
+    #[arg(long, value_name = "RULE")]
+    series: Option<String>,
 }
 
 impl ScanArgs {
     pub(super) fn options(&self) -> ScanOptions {
-        ScanOptions { layout: self.layout.clone(), channel: self.channel.clone() }
+        let Self { layout, channel, series } = self;
+        ScanOptions { layout: layout.clone(), channel: channel.clone(), series: series.clone() }
     }
 }
 
@@ -303,7 +308,7 @@ fn options(args: &PrepareArgs) -> Result<PrepareOptions> {
         templates: args.templates.clone(),
         labels,
         named_labels,
-        series: args.series.clone(),
+        series: args.scan.series.clone(),
         slices: SliceOptions {
             axis,
             every: args.every,

@@ -5,6 +5,7 @@ use super::next;
 use super::prepare::ScanArgs;
 use super::report::{CommandEnd, CommandResult};
 use crate::data::prepare::{self, ScanReport};
+use crate::metrics::text_table::columns;
 use crate::shell::ShellCommand;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +17,8 @@ use std::path::{Path, PathBuf};
 /// masks drawn over their images.
 ///
 /// The exit code is 1 if something is ambiguous, for example two masks of one image, or several sequences for one mask
-/// (`--channel`). Such lines have a reason in the column `ambiguous`, and stop `prsmed data prepare` until it is empty.
+/// (`--channel`). A folder with several DICOM series is ambiguous until `--series` chooses one; the series are listed by number,
+/// description, modality, slices, orientation and date, in the text, `scan.json` and `scan.html`. Such lines have a reason in the column `ambiguous`, and stop `prsmed data prepare` until it is empty.
 ///
 /// Layouts: `prsmed`, `busi`, `isic`, `lgg`, `kits`, `lits`, `brats`, `acdc`, `totalsegmentator`, `drive`, `chase`, `voc`,
 /// `nnunet`, `decathlon`, `kvasir`, `bids`, `biomedparse`, `medsam`, `mecovqa`; `names` for all others, such as a folder for each
@@ -25,6 +27,7 @@ use std::path::{Path, PathBuf};
 #[command(after_help = "Examples:
   prsmed data scan downloads/BUSI
   prsmed data scan BraTS2020 --channel flair --out scan
+  prsmed data scan archive --series 'description~portal,newest'
   prsmed data scan hospital --json | jq '.ambiguous[]'")]
 pub(super) struct ScanCommandArgs {
     /// Folder with images and masks
@@ -39,6 +42,8 @@ pub(super) struct ScanCommandArgs {
 
 /// Most files that the text names for each kind.
 const MAX_NAMED: usize = 10;
+/// Most DICOM series that the text lists.
+const MAX_SERIES: usize = 30;
 
 pub(super) fn scan_folder(args: &ScanCommandArgs, context: &Context) -> CommandResult {
     let report = prepare::scan(&args.dir, &args.scan.options(), context.progress.as_ref())?;
@@ -49,6 +54,9 @@ pub(super) fn scan_folder(args: &ScanCommandArgs, context: &Context) -> CommandR
     }
     for text in lines(&report) {
         context.output.line(text)?;
+    }
+    if report.series.iter().any(|found| found.series.len() > 1) {
+        context.output.line(series_table(&report))?;
     }
     report.notes.iter().for_each(|text| context.runtime.note(text.clone()));
     context.output.line(format!("written: {}, {}", pairs.display(), page.display()))?;
@@ -64,6 +72,15 @@ pub(super) fn scan_folder(args: &ScanCommandArgs, context: &Context) -> CommandR
 fn name_of(dir: &Path) -> String {
     let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
     dir.file_name().map_or_else(|| "data".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+/// The DICOM series of folders, those of folders with several first.
+fn series_table(report: &ScanReport) -> String {
+    let rows = prepare::series_rows(report);
+    let more = rows.len().saturating_sub(MAX_SERIES);
+    let more = if more > 0 { format!("and {more} more, see scan.json") } else { String::new() };
+    let shown: Vec<Vec<String>> = [prepare::series_head()].into_iter().chain(rows).take(1 + MAX_SERIES).collect();
+    columns(&shown) + &more
 }
 
 /// The files that need a look, each with the reason.

@@ -47,7 +47,9 @@ pub use self::options::{MASK_SUFFIXES, Negatives, PrepareOptions, Several, Slice
 pub use self::pairs_csv::read_pairs;
 use self::patients::Finder;
 pub use self::patients::Patients;
-pub use self::scan::{LayoutRow, ScanOptions, ScanReport, layouts, scan, write_scan};
+pub use self::scan::{
+    FolderSeries, LayoutRow, ScanOptions, ScanReport, layouts, scan, series_head, series_rows, write_scan,
+};
 use self::splits::KnownSplits;
 pub use self::structures::NamedLabels;
 pub use self::table::{Pair, PairKind, PairTable, PairText};

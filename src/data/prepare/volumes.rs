@@ -24,6 +24,7 @@ use crate::findings::Findings;
 use crate::labels::Labels;
 use crate::manifest::Split;
 use crate::marks::{Mark, pixel_mark};
+use crate::volume::dicom::SEVERAL_FIT;
 use crate::volume::{self, LabelMap, Levels, Neighbours, SlicePlane, Volume, Window, labels};
 use prsmed_base::event::Event;
 use prsmed_base::{Error, Result};
@@ -32,7 +33,8 @@ use prsmed_base::{Error, Result};
 /// all volumes have.
 ///
 /// # Errors
-/// [`Error::Config`] if the volumes need different windows.
+/// [`Error::Config`] if the volumes need different windows; [`Error::Data`] if the option `series` fits several series of a
+/// folder.
 pub(super) fn read(work: &Preparation, pairs: Vec<Pair>, window: Window, found: &mut FoundItems) -> Result<Window> {
     let mut windows: BTreeMap<String, (Window, String)> = BTreeMap::new();
     work.observer.on(&Event::Started { phase: "read volumes".into(), total: pairs.len() as u64, unit: "volumes" });
@@ -46,6 +48,10 @@ pub(super) fn read(work: &Preparation, pairs: Vec<Pair>, window: Window, found: 
                     items.into_iter().partition(|(item, _)| work.existing.has_stem(&item.stem));
                 found.known += known.iter().map(|(item, _)| item.slice_number()).collect::<BTreeSet<_>>().len();
                 found.add((source, new, findings));
+            }
+            Err(skip) if work.options.series.is_some() && skip.reason.contains(SEVERAL_FIT) => {
+                let hint = "give the argument `series` a rule that fits one series of every folder";
+                return Err(Error::data(skip.path, skip.reason, hint));
             }
             Err(skip) => found.skipped.push(skip),
         }

@@ -61,6 +61,14 @@ impl Container {
         }
     }
 
+    /// A file of a folder.
+    pub(super) fn file(&self, index: usize) -> Option<&Path> {
+        match self {
+            Self::Files { paths, .. } => paths.get(index).map(PathBuf::as_path),
+            Self::Zip(_) => None,
+        }
+    }
+
     /// Name and content of a file. Of a file that is not a DICOM file, only the start is read.
     pub(super) fn read(&mut self, index: usize) -> Result<(PathBuf, Vec<u8>)> {
         let path = match self {

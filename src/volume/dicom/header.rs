@@ -40,6 +40,8 @@ pub(super) struct DicomHeader {
     /// SeriesDescription, to compare it with the text that a user gives. It is printed only in the hint about a series that is
     /// not found.
     pub description: String,
+    /// `YYYY-MM-DD` and the digits of the time of the series, or else of its acquisition or study. They choose the newest series.
+    pub date: Option<(String, String)>,
     /// Names and values of what tells images at one position apart.
     pub distinct: Vec<(&'static str, f64)>,
     /// True if PresentationLUTShape contradicts that large values are bright.
@@ -167,6 +169,7 @@ impl DicomHeader {
             table,
             kinds: kinds.split('\\').map(|part| part.trim().to_uppercase()).collect(),
             description: text(object, tags::SERIES_DESCRIPTION).unwrap_or_default(),
+            date: date(object),
             distinct: distinct.collect(),
             modality: Modality::from_code(&modality),
             study: text(object, tags::STUDY_INSTANCE_UID).unwrap_or_default(),
@@ -446,6 +449,20 @@ fn padding_value(value: i64, bits: u16, is_signed: bool) -> i64 {
     let size = 1_i64 << bits;
     let value = value.rem_euclid(size);
     if is_signed && value >= size / 2 { value - size } else { value }
+}
+
+/// Date and time of a series, from the first date that is one.
+fn date(object: &InMemDicomObject) -> Option<(String, String)> {
+    let digits = |tag: Tag| text(object, tag).map(|text| text.chars().filter(char::is_ascii_digit).collect::<String>());
+    let pairs = [
+        (tags::SERIES_DATE, tags::SERIES_TIME),
+        (tags::ACQUISITION_DATE, tags::ACQUISITION_TIME),
+        (tags::STUDY_DATE, tags::STUDY_TIME),
+    ];
+    pairs.into_iter().find_map(|(date, time)| {
+        let date = digits(date).filter(|date| date.len() == 8)?;
+        Some((format!("{}-{}-{}", &date[..4], &date[4..6], &date[6..]), digits(time).unwrap_or_default()))
+    })
 }
 
 /// Attributes that tell images at one position apart.

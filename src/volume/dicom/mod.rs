@@ -6,11 +6,13 @@
 
 mod archive;
 mod assemble;
+mod choice;
 mod copies;
 mod derived;
 mod element;
 mod encoding;
 mod header;
+mod listing;
 mod numbers;
 mod object;
 mod pixels;
@@ -30,6 +32,9 @@ use std::path::{Path, PathBuf};
 use dicom_dictionary_std::tags;
 
 pub(crate) use archive::is_zip;
+pub use choice::{RULE_FORMS, SERIES_HEAD, SeriesRow};
+pub use listing::{list as list_series, usable as usable_series};
+pub use series::SEVERAL_FIT;
 pub use structure::is_dicom;
 
 use super::format::DICOM;

@@ -11,6 +11,7 @@ use dicom_dictionary_std::{StandardSopClassDictionary, tags};
 use dicom_object::mem::InMemElement;
 use dicom_object::{DefaultDicomObject, FileMetaTable, InMemDicomObject, OpenFileOptions, StandardDataDictionary};
 
+use super::super::path::start_of;
 use super::element::Damage;
 use super::structure::{self, CheckedFile, is_dicom};
 use super::{numbers, syntax};
@@ -40,6 +41,17 @@ impl HeaderObject {
     pub(super) fn parse(path: &Path, bytes: &[u8]) -> Result<Self> {
         let (object, checked) = parse_checked(path, bytes, true)?;
         Ok(Self { object, encoding: checked.note, has_pixels: checked.header.len() < checked.whole.len() })
+    }
+
+    /// The attributes before the pixels of a file, of which no more is read; `None` for one that needs another look.
+    pub(super) fn start_of(path: &Path) -> Option<Object> {
+        if !is_dicom(&start_of(path).ok()?) {
+            return None;
+        }
+        let read = || OpenFileOptions::new().read_until(tags::PIXEL_DATA).open_file(path);
+        let mut object = catch_unwind(AssertUnwindSafe(read)).ok()?.ok()?;
+        name_representations(&mut object);
+        Some(object)
     }
 
     /// The SOP class of an object that has no image, and no modality of other objects.

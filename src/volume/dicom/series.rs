@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::super::grid::{Affine, Grid, cross, dot, length, scale, subtract, swap_lps_ras, unit};
 use super::super::limits::check_size;
-use super::super::slices::stored_orientation;
+use super::super::slices::{Axis, stored_orientation};
+use super::choice::{self, RULE_FORMS, SeriesRow};
 use super::header::{DicomHeader, FrameHeader};
 use prsmed_base::error::{Error, Result};
 use prsmed_base::units::counted;
@@ -62,6 +63,20 @@ pub(super) struct SeriesLayout<'a> {
     pub notes: Vec<String>,
 }
 
+/// The files of each series, ordered by the numbers of the series.
+pub(super) fn by_series(entries: Vec<SeriesFile>) -> Vec<Vec<SeriesFile>> {
+    let mut series: BTreeMap<String, Vec<SeriesFile>> = BTreeMap::new();
+    for entry in entries {
+        series.entry(entry.header.series.clone()).or_default().push(entry);
+    }
+    let mut all: Vec<Vec<SeriesFile>> = series.into_values().collect();
+    all.sort_by_key(|entries| entries[0].header.series_number);
+    all
+}
+
+/// In the reason of an error: a choice of a series that fits several.
+pub const SEVERAL_FIT: &str = "series that fit the choice";
+
 /// The files of one series: the only one that is no localizer, or that which `selected` names.
 pub(super) fn choose(
     path: &Path,
@@ -71,60 +86,42 @@ pub(super) fn choose(
 ) -> Result<Vec<SeriesFile>> {
     // a localizer can be chosen
     let entries = if selected.is_some() { entries } else { without_localizers(entries, notes) };
-    let mut series: BTreeMap<String, Vec<SeriesFile>> = BTreeMap::new();
-    for entry in entries {
-        series.entry(entry.header.series.clone()).or_default().push(entry);
-    }
-    let mut all: Vec<Vec<SeriesFile>> = series.into_values().collect();
-    all.sort_by_key(|entries| entries[0].header.series_number);
+    let mut all = by_series(entries);
     let listed = |all: &[Vec<SeriesFile>]| all.iter().map(|entries| describe(entries)).collect::<Vec<_>>().join("; ");
     let shown = path.display();
-    let hint = format!(
-        "choose a series by its number, as in `{shown}#3`, by its SeriesInstanceUID, or by its description, as in `{shown}#T2 \
-         axial`; `{shown}#largest` is that with most slices (`data prepare --series` chooses for all volumes)"
-    );
+    let forms = format!("choose a series by its number, description or SeriesInstanceUID, or by rules: {RULE_FORMS}");
     if let Some(selected) = selected {
         let (known, named) = (listed(&all), named(&all));
-        all = matching(all, selected);
+        let rows: Vec<SeriesRow> = all.iter().map(|entries| row(entries)).collect();
+        let numbers = choice::matching(&rows, selected);
+        let mut number = 0..;
+        all.retain(|_| number.next().is_some_and(|number| numbers.contains(&number)));
         if all.is_empty() {
-            // a hint is shown to the user who chose, and is in no file
-            let hint = format!("choose one by its number, description or SeriesInstanceUID, or `#largest`:{named}");
             // another text could be an identifier
             let of = selected
                 .parse::<u32>()
                 .map_or("of the chosen name".into(), |number| format!("with the number {number}"));
-            return Err(Error::data(path, format!("it has no series {of}, but: {known}"), hint));
+            // a hint is shown to the user who chose, and is in no file
+            return Err(Error::data(path, format!("it has no series {of}, but: {known}"), format!("{forms}:{named}")));
+        }
+        if all.len() > 1 {
+            let reason = format!("it has {} {SEVERAL_FIT}: {}", all.len(), listed(&all));
+            let named = self::named(&all);
+            return Err(Error::data(path, reason, format!("add a rule, or {forms}:{named}")));
         }
     }
     if all.len() > 1 {
-        let fit = if selected.is_some() { " that fit the choice" } else { "" };
-        return Err(Error::data(path, format!("it has {} series{fit}: {}", all.len(), listed(&all)), hint));
+        let hint = format!(
+            "{forms}; as in `{shown}#3` or `{shown}#T2 axial` for this one, or `data prepare --series` for all volumes (`#largest` is \
+             the series with most slices)"
+        );
+        return Err(Error::data(path, format!("it has {} series: {}", all.len(), listed(&all)), hint));
     }
     Ok(without_localizers(all.pop().unwrap_or_default(), notes))
 }
 
-/// Whether a series is one that is asked for.
-type Rule<'a> = dyn Fn(&[SeriesFile]) -> bool + 'a;
-
-/// The series that `selected` names: by the first of these rules that fits one. Descriptions are compared without case.
-fn matching(mut all: Vec<Vec<SeriesFile>>, selected: &str) -> Vec<Vec<SeriesFile>> {
-    let wanted = selected.trim().to_lowercase();
-    let number: Option<i64> = wanted.parse().ok();
-    let most = all.iter().map(|entries| num_frames(entries)).max();
-    let description = |entries: &[SeriesFile]| entries[0].header.description.to_lowercase();
-    let rules: [&Rule; 5] = [
-        &|entries| number.is_some() && entries[0].header.series_number == number,
-        &|entries| entries[0].header.series == wanted,
-        &|entries| description(entries) == wanted,
-        &|entries| wanted == "largest" && Some(num_frames(entries)) == most,
-        &|entries| number.is_none() && !wanted.is_empty() && description(entries).contains(&wanted),
-    ];
-    let rule = rules.into_iter().find(|rule| all.iter().any(|entries| rule(entries)));
-    all.retain(|entries| rule.is_some_and(|rule| rule(entries)));
-    all
-}
-
-fn num_frames(entries: &[SeriesFile]) -> usize {
+/// Number of slices of a series.
+pub(super) fn num_frames(entries: &[SeriesFile]) -> usize {
     entries.iter().map(|entry| entry.header.frames.len()).sum()
 }
 
@@ -144,6 +141,29 @@ fn describe(entries: &[SeriesFile]) -> String {
     let ([width, height], number) = (header.pixels.size, header.series_text());
     let slices = counted(num_frames(entries), "slice");
     format!("{number} ({}, {slices} of {width}x{height})", header.modality)
+}
+
+/// A series in a table.
+pub(super) fn row(entries: &[SeriesFile]) -> SeriesRow {
+    let header = &entries[0].header;
+    let orientation = header.frames[0].orientation.map(|[a, b, c, d, e, f]| {
+        let normal = unit(cross([a, b, c], [d, e, f]));
+        let largest = (0..3).max_by(|a, b| normal[*a].abs().total_cmp(&normal[*b].abs()));
+        // the axes of a patient lead to the left, to the back and up
+        [Axis::Sagittal, Axis::Coronal, Axis::Axial][largest.unwrap_or(2)]
+    });
+    let (date, time) = header.date.clone().unzip();
+    SeriesRow {
+        number: header.series_number,
+        description: header.description.chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect(),
+        modality: header.modality.code().to_owned(),
+        slices: num_frames(entries),
+        orientation,
+        date,
+        is_localizer: entries.iter().all(|entry| entry.header.is_localizer()),
+        uid: header.series.clone(),
+        time: time.unwrap_or_default(),
+    }
 }
 
 /// Most series of a list, and characters of a description.

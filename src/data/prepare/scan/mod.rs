@@ -1,10 +1,11 @@
 //! Looks at a tree of files: which layout it has, which files make pairs, and what does not fit. Nothing is decoded; of images,
-//! sizes and the first bytes are read.
+//! sizes and the first bytes are read, and of DICOM files the headers.
 
 mod compare;
 mod page;
 mod pairs;
 mod report;
+mod series;
 pub(super) mod tree;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +20,7 @@ use prsmed_base::{Error, Result, files};
 
 use report::Ambiguous;
 pub use report::{LayoutRow, ScanOptions, ScanReport};
+pub use series::{FolderSeries, series_head, series_rows};
 
 /// All layouts with their names.
 pub fn layouts() -> impl Iterator<Item = LayoutRow> {
@@ -71,6 +73,7 @@ pub fn scan(root: &Path, options: &ScanOptions, observer: &dyn Observer) -> Resu
         report.ambiguous.insert(0, Ambiguous { name: "layout".into(), files: vec![root.to_owned()], reason });
     }
     compare::sizes(&mut report, observer);
+    series::decide(&tree, options.series.as_deref(), &mut report, observer);
     compare::copies(&mut report, observer);
     compare::splits(&mut report);
     Ok(report)

@@ -12,6 +12,7 @@ use super::super::item::Skipped;
 use super::super::layouts::file_name;
 use super::super::table::Pair;
 use super::report::ScanReport;
+use super::series::{series_head, series_rows};
 use crate::decode;
 use crate::sheet;
 use crate::volume::{self, Axis, LabelMap, Window, labels};
@@ -73,6 +74,7 @@ pub(super) fn page(report: &ScanReport) -> String {
     let skipped = |all: &[Skipped]| all.iter().map(|skip| format!("{}: {}", path(&skip.path), skip.reason)).collect();
     let ambiguous = report.ambiguous.iter().map(|found| format!("{}: {}", found.name, found.reason)).collect();
     let copies = report.copies.iter().map(|files| files.iter().map(|file| path(file)).collect::<Vec<_>>().join(", "));
+    html.push_str(&series_table(report));
     html.push_str(&list("Ambiguous", ambiguous));
     html.push_str(&list("Problems", skipped(&report.problems)));
     html.push_str(&list("Copies", copies.collect()));
@@ -80,6 +82,27 @@ pub(super) fn page(report: &ScanReport) -> String {
     html.push_str(&list("Notes", report.notes.clone()));
     html.push_str("</body></html>\n");
     html
+}
+
+/// The DICOM series of folders; empty without any.
+fn series_table(report: &ScanReport) -> String {
+    let rows = series_rows(report);
+    if rows.is_empty() {
+        return String::new();
+    }
+    let cells = |kind: &str, row: &[String]| {
+        row.iter().map(|cell| format!("<{kind}>{}</{kind}>", escaped(cell))).collect::<String>()
+    };
+    let mut html =
+        "<h2>DICOM series</h2>\n<p>Descriptions and dates are those of the DICOM headers, which may say who a patient \
+                    is: share this page as you share the files.</p>\n<table>\n"
+            .to_owned();
+    let _ = writeln!(html, "<tr>{}</tr>", cells("th", &series_head()));
+    for row in rows.iter().take(MAX_LISTED) {
+        let _ = writeln!(html, "<tr>{}</tr>", cells("td", row));
+    }
+    let more = rows.len().saturating_sub(MAX_LISTED);
+    html + "</table>\n" + &if more > 0 { format!("<p>and {more} more, see scan.json</p>\n") } else { String::new() }
 }
 
 fn caption(pair: &Pair) -> String {

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::super::item::Skipped;
 use super::super::table::{Pair, PairKind, PairTable};
+use super::series::FolderSeries;
 use crate::names;
 use prsmed_base::{Error, Result};
 
@@ -20,6 +21,8 @@ pub struct ScanOptions {
     pub layout: Option<String>,
     /// The sequence, phase or channel to use where an image has several.
     pub channel: Option<String>,
+    /// The DICOM series to use where a folder has several, as after `#` in [`crate::volume::open`].
+    pub series: Option<String>,
 }
 
 /// A layout by its name.
@@ -71,6 +74,8 @@ pub struct ScanReport {
     pub ambiguous: Vec<Ambiguous>,
     /// Masks of another size than their image, and files that cannot be read.
     pub problems: Vec<Skipped>,
+    /// DICOM series of folders. Descriptions and dates are those of the headers, which may say who a patient is.
+    pub series: Vec<FolderSeries>,
     /// Image files with equal content.
     pub copies: Vec<Vec<PathBuf>>,
     /// What was assumed, in sentences for the user.
@@ -94,6 +99,9 @@ impl ScanReport {
         };
         let layouts = self.layouts.iter().map(|row| format!("{} ({})", row.name, row.images)).collect::<Vec<_>>();
         let unknown = |text: String, what: &str| if text.is_empty() { what.to_owned() } else { text };
+        let several = self.series.iter().filter(|found| found.series.len() > 1).count();
+        let num_series: usize = self.series.iter().map(|found| found.series.len()).sum();
+        let series = format!("{num_series} in {} folders, {several} of them with several", self.series.len());
         let all = [
             ("layout", unknown(layouts.join(", "), "none")),
             ("patients", self.patients.map_or("not known".to_owned(), |count| count.to_string())),
@@ -102,13 +110,15 @@ impl ScanReport {
             ("masks", self.masks.to_string()),
             ("structures", unknown(counts(&self.structures), "without names")),
             ("sequences", unknown(counts(&self.sequences), "one")),
+            ("series", series),
             ("splits", unknown(counts(&self.splits), "to be drawn")),
             ("ambiguous", self.ambiguous.len().to_string()),
             ("problems", self.problems.len().to_string()),
             ("copies", self.copies.len().to_string()),
             ("unmatched", self.unmatched.len().to_string()),
         ];
-        all.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+        let is_shown = |(name, _): &(&str, String)| *name != "series" || num_series > 0;
+        all.into_iter().filter(is_shown).map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
     /// The pairs.

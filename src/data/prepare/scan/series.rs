@@ -1,0 +1,135 @@
+//! DICOM series of the folders of a tree, and which of them a preparation uses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rayon::prelude::*;
+use serde::Serialize;
+
+use super::super::item::{Skipped, reason_of};
+use super::super::table::Pair;
+use super::report::{Ambiguous, ScanReport};
+use super::tree::{FileKind, Tree};
+use crate::volume::dicom::{RULE_FORMS, SERIES_HEAD, SeriesRow, list_series, usable_series};
+use crate::volume::path::split_selection;
+use prsmed_base::event::{Event, Observer};
+
+/// The series of a folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FolderSeries {
+    /// The folder.
+    pub folder: PathBuf,
+    /// Its series, by number.
+    pub series: Vec<SeriesRow>,
+    /// Index of the series that a preparation uses; `None` if several or none fit.
+    pub used: Option<usize>,
+}
+
+/// Lists the series of all folders of DICOM files in the report, by the headers of their files. A folder in which not exactly
+/// one series fits is ambiguous. The images of folders with several series get the rule that chooses one.
+pub(super) fn decide(tree: &Tree, rule: Option<&str>, report: &mut ScanReport, observer: &dyn Observer) {
+    let folders: Vec<&PathBuf> =
+        tree.files.iter().filter(|file| file.kind == FileKind::Series).map(|file| &file.path).collect();
+    if folders.is_empty() {
+        return;
+    }
+    observer.on(&Event::Started { phase: "list series".into(), total: folders.len() as u64, unit: "folders" });
+    let done = AtomicU64::new(0);
+    let listed: Vec<_> = folders
+        .into_par_iter()
+        .map(|folder| {
+            let found = list_series(folder);
+            observer.on(&Event::Advanced { done: done.fetch_add(1, Ordering::Relaxed) + 1 });
+            (folder, found)
+        })
+        .collect();
+    observer.on(&Event::Finished);
+    let mut ambiguous: BTreeMap<&Path, String> = BTreeMap::new();
+    let mut several: BTreeSet<&Path> = BTreeSet::new();
+    for (folder, found) in listed {
+        let series = match found {
+            Ok(series) if series.is_empty() => continue,
+            Ok(series) => series,
+            Err(error) => {
+                let reason = format!("cannot be read: {}", reason_of(&error));
+                report.problems.push(Skipped { path: folder.clone(), reason });
+                continue;
+            }
+        };
+        let usable = usable_series(&series, rule);
+        if usable.len() != 1 {
+            ambiguous.insert(folder, reason(&series, &usable, rule));
+        }
+        if series.len() > 1 {
+            several.insert(folder);
+        }
+        let used = usable.first().copied().filter(|_| usable.len() == 1);
+        report.series.push(FolderSeries { folder: folder.clone(), series, used });
+    }
+    let mut clear = Vec::new();
+    for pair in std::mem::take(&mut report.table.rows) {
+        let (folder, selected) = split_selection(&pair.image);
+        match ambiguous.get(folder.as_path()).filter(|_| selected.is_none()) {
+            Some(reason) => {
+                let (name, files) = (pair.name.clone(), vec![folder]);
+                report.ambiguous.push(Ambiguous { name, files, reason: reason.clone() });
+                report.undecided.push(pair);
+            }
+            None => {
+                clear.push(with_rule(pair, rule.filter(|_| several.contains(folder.as_path()) && selected.is_none())))
+            }
+        }
+    }
+    report.volumes = clear.iter().filter(|pair| !pair.is_image()).count();
+    report.table.rows = clear;
+}
+
+/// The pair with a rule in the path of its image, which chooses the series wherever the table is read.
+fn with_rule(pair: Pair, rule: Option<&str>) -> Pair {
+    match rule {
+        Some(rule) => Pair { image: PathBuf::from(format!("{}#{rule}", pair.image.display())), ..pair },
+        None => pair,
+    }
+}
+
+/// Why not exactly one series of a folder is used.
+fn reason(all: &[SeriesRow], usable: &[usize], rule: Option<&str>) -> String {
+    /// Most series that a reason names.
+    const MAX_NAMED: usize = 10;
+    let of = |row: &SeriesRow| {
+        let [number, description, modality, slices, ..] = row.cells();
+        format!("{number}: `{description}` ({modality}, {slices} slices)")
+    };
+    let listed: Vec<&SeriesRow> =
+        if usable.is_empty() { all.iter().collect() } else { usable.iter().map(|index| &all[*index]).collect() };
+    let more = listed.len().saturating_sub(MAX_NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let named = listed.iter().take(MAX_NAMED).map(|row| of(row)).collect::<Vec<_>>().join(", ");
+    let fit = match rule {
+        Some(rule) if usable.is_empty() => format!("none of its {} series fits `{rule}`", all.len()),
+        Some(rule) => format!("{} of its series fit `{rule}`", usable.len()),
+        None => format!("it has {} series", usable.len()),
+    };
+    format!("{fit}: {named}{more}; choose one with the argument `series`: {RULE_FORMS}")
+}
+
+/// Heads of [`series_rows`].
+pub fn series_head() -> Vec<String> {
+    ["folder"].into_iter().chain(SERIES_HEAD).chain(["used"]).map(str::to_owned).collect()
+}
+
+/// The rows of a table of folders and their series, those of folders with several first, with a mark at those that are used.
+pub fn series_rows(report: &ScanReport) -> Vec<Vec<String>> {
+    let of_folder = |found: &FolderSeries| {
+        let name = found.folder.strip_prefix(&report.root).unwrap_or(&found.folder).display().to_string();
+        let name = if name.is_empty() { ".".to_owned() } else { name };
+        let of = |(index, row): (usize, &SeriesRow)| {
+            let used = if found.used == Some(index) { "yes" } else { "no" };
+            [name.clone()].into_iter().chain(row.cells()).chain([used.to_owned()]).collect()
+        };
+        found.series.iter().enumerate().map(of).collect::<Vec<_>>()
+    };
+    let (several, single): (Vec<_>, Vec<_>) = report.series.iter().partition(|found| found.series.len() > 1);
+    several.into_iter().chain(single).flat_map(of_folder).collect()
+}

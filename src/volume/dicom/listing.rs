@@ -1,0 +1,50 @@
+//! The series of a folder or zip, from the headers of its files.
+
+use std::path::Path;
+
+use super::archive::Container;
+use super::choice::{self, SeriesRow};
+use super::header::DicomHeader;
+use super::object::HeaderObject;
+use super::series::{self, SeriesFile};
+use super::structure::is_dicom;
+use prsmed_base::error::Result;
+use prsmed_base::panics::guard_file;
+
+/// The series of a folder or zip of DICOM files, ordered by their numbers. Files that are no images are left out, and pixels are
+/// not read.
+///
+/// # Errors
+/// [`Error::Data`](prsmed_base::Error::Data) for a damaged header; [`Error::Io`](prsmed_base::Error::Io).
+pub fn list(path: &Path) -> Result<Vec<SeriesRow>> {
+    guard_file(path, "copy the files again, or export the series again from the archive", || {
+        let mut container = Container::open(path)?;
+        let mut entries = Vec::new();
+        for index in 0..container.len() {
+            entries.extend(entry(&mut container, index)?);
+        }
+        Ok(series::by_series(entries).iter().map(|entries| series::row(entries)).collect())
+    })
+}
+
+fn entry(container: &mut Container, index: usize) -> Result<Option<SeriesFile>> {
+    let of_start = container.file(index).and_then(|path| Some((path.to_owned(), HeaderObject::start_of(path)?)));
+    let (name, object) = match of_start {
+        Some(found) => found,
+        None => {
+            let (name, bytes) = container.read(index)?;
+            if !is_dicom(&bytes) {
+                return Ok(None);
+            }
+            let object = HeaderObject::parse(&name, &bytes)?.object;
+            (name, object)
+        }
+    };
+    let header = DicomHeader::read(&name, &object)?;
+    Ok(header.map(|header| SeriesFile { index, short: String::new(), name, header, encoding: None }))
+}
+
+/// The numbers of the series of a folder that a preparation uses: those that `rule` names, or all but localizers.
+pub fn usable(all: &[SeriesRow], rule: Option<&str>) -> Vec<usize> {
+    choice::usable(all, rule)
+}
