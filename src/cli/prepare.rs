@@ -40,6 +40,7 @@ use std::path::PathBuf;
   prsmed data prepare --images scans --masks labels --modality skin --out data --group '^(P[0-9]+)_' --negatives
   prsmed data prepare --images ct/ --masks labels/ --labels 1=liver,2=tumour --modality abdomen_CT --out data \\
       --window soft-tissue --every 2 --negatives
+  prsmed data prepare --pairs pairs.csv --modality ct --join lesion --instances --out data
   prsmed data prepare --images dicom_folder --masks labels.nii.gz --target spleen --modality abdomen_CT --out data
   prsmed data prepare --images new --masks new_labels --modality skin --target nevus --out data --append")]
 #[command(override_usage = "prsmed data prepare [OPTIONS] DIR --modality NAME --out DIR
@@ -114,6 +115,14 @@ pub(super) struct PrepareArgs {
     /// Describe a mask of two separate regions by two locations instead of one
     #[arg(long)]
     regions: bool,
+    /// Make one target of this name out of all masks and labels of an image. Without it, each column `mask.NAME` and each name
+    /// of `--labels` is a target of its own
+    #[arg(long, value_name = "NAME")]
+    join: Option<String>,
+    /// Also ask for the larger and the smaller one of two separate parts of a target, or for the largest and the smallest one of
+    /// more, with the location of this part. Parts of fewer than 9 pixels, or of a hundredth of the target, do not count
+    #[arg(long)]
+    instances: bool,
     /// Questions per mask
     #[arg(long, value_name = "N", default_value_t = 2)]
     questions: usize,
@@ -302,6 +311,8 @@ fn options(args: &PrepareArgs) -> Result<PrepareOptions> {
         target: args.target.clone(),
         image_word: args.image_word.clone(),
         rows_per_image: args.questions,
+        join: args.join.clone(),
+        instances: args.instances,
         val_frac: args.val_frac,
         test_frac: args.test_frac,
         seed: args.seed,

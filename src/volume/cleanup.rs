@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::components::Components;
 use super::grid::Grid;
 use prsmed_base::error::Result;
 
@@ -34,10 +35,10 @@ impl Cleanup {
             let components = Components::of(mask, grid.size);
             let largest = components.largest();
             let is_kept = |component: u32| {
-                let volume = components.sizes[component as usize] as f64 * grid.voxel_ml();
+                let volume = components.sizes()[component as usize - 1] as f64 * grid.voxel_ml();
                 volume >= self.min_volume_ml && (!self.largest_component || Some(component) == largest)
             };
-            for (value, component) in mask.iter_mut().zip(&components.of_voxel) {
+            for (value, component) in mask.iter_mut().zip(components.of_voxels()) {
                 *value = u8::from(*component != 0 && is_kept(*component));
             }
         }
@@ -60,60 +61,6 @@ fn fill_gaps(mask: &mut [u8], size: [usize; 3], axis: usize, max: usize) {
                 (last + 1..place).for_each(|gap| mask[start + gap * stride] = 1);
             }
             last = Some(place);
-        }
-    }
-}
-
-/// Connected components of a mask.
-struct Components {
-    /// Component of each voxel, from 1; 0 is background.
-    of_voxel: Vec<u32>,
-    /// Number of voxels; entry 0 is not used.
-    sizes: Vec<usize>,
-}
-
-impl Components {
-    fn of(mask: &[u8], size: [usize; 3]) -> Self {
-        let mut of_voxel = vec![0_u32; mask.len()];
-        let mut sizes = vec![0];
-        let mut stack = Vec::new();
-        for seed in 0..mask.len() {
-            if mask[seed] == 0 || of_voxel[seed] != 0 {
-                continue;
-            }
-            let component = u32::try_from(sizes.len()).unwrap_or(u32::MAX);
-            sizes.push(0);
-            of_voxel[seed] = component;
-            stack.push(seed);
-            while let Some(voxel) = stack.pop() {
-                sizes[component as usize] += 1;
-                for_neighbours(voxel, size, |neighbour| {
-                    if mask[neighbour] != 0 && of_voxel[neighbour] == 0 {
-                        of_voxel[neighbour] = component;
-                        stack.push(neighbour);
-                    }
-                });
-            }
-        }
-        Self { of_voxel, sizes }
-    }
-
-    /// The component with most voxels; the first of equal ones.
-    fn largest(&self) -> Option<u32> {
-        let components = (1_u32..).zip(self.sizes.iter().skip(1));
-        components.reduce(|best, next| if next.1 > best.1 { next } else { best }).map(|(component, _)| component)
-    }
-}
-
-/// Calls `visit` with the linear indices of the 26 neighbours of a voxel that are inside, and of the voxel itself.
-fn for_neighbours(voxel: usize, size: [usize; 3], mut visit: impl FnMut(usize)) {
-    let place = [voxel % size[0], voxel / size[0] % size[1], voxel / size[0] / size[1]];
-    let range = |axis: usize| place[axis].saturating_sub(1)..=(place[axis] + 1).min(size[axis] - 1);
-    for z in range(2) {
-        for y in range(1) {
-            for x in range(0) {
-                visit((z * size[1] + y) * size[0] + x);
-            }
         }
     }
 }

@@ -10,7 +10,7 @@ use ::image::{DynamicImage, GenericImage, GrayImage, ImageBuffer, Luma, Rgb, Rgb
 
 use super::colours::{self, Colour, grey_of, hex, is_grey};
 use super::decode::shared::Decoded;
-use super::foreground::{self as labels, Labels, NOISE, SMALL};
+use super::foreground::{self as labels, Labels, MAX_LABELS, NOISE, SMALL};
 use super::photograph;
 use super::plateau;
 use super::transparency::{self, Transparency};
@@ -315,8 +315,7 @@ impl StoredMask {
             let reason = format!("is no mask: it has {num_levels} grey levels that fill no area, like a photograph");
             return Err(MaskRefusal::Photograph(reason));
         }
-        if let (Meaning::Indexes(targets), Values::Grey8(grey), true) = (&self.meaning, &self.values, labels.is_empty())
-            && let Some((index, (_, count))) = targets.iter().find(|(_, (colour, _))| colours::is_black(*colour))
+        if let (Some((index, count)), Values::Grey8(grey), true) = (self.black_index(), &self.values, labels.is_empty())
         {
             let num_zeros: usize = grey.iter().map(|value| usize::from(*value == 0)).sum();
             let reason = format!(
@@ -370,6 +369,34 @@ impl StoredMask {
              probabilities below one half or in a map of thin labels"
         );
         Err(MaskRefusal::Probabilities(reason))
+    }
+
+    /// A black index of a palette beside index 0, and its number of pixels.
+    fn black_index(&self) -> Option<(u8, u64)> {
+        let Meaning::Indexes(targets) = &self.meaning else { return None };
+        let black = targets.iter().find(|(_, (colour, _))| colours::is_black(*colour));
+        black.map(|(index, (_, count))| (*index, *count))
+    }
+
+    /// 255 where the mask has any label, also one of several.
+    ///
+    /// # Errors
+    /// As [`Self::check`], but for several labels.
+    pub fn any_label(&self) -> Result<GrayImage, MaskRefusal> {
+        match self.check(Labels::NONE) {
+            Ok(()) => return Ok(self.binary()),
+            Err(MaskRefusal::SeveralLabels(_)) if self.black_index().is_none() => {}
+            Err(refusal) => return Err(refusal),
+        }
+        let (width, height) = self.dimensions();
+        let mut all = GrayImage::new(width, height);
+        let found: Vec<u16> = self.labels().into_iter().map(|(label, _)| label).collect();
+        for some in found.chunks(MAX_LABELS) {
+            let some = Labels::new(some).map_err(MaskRefusal::SeveralLabels)?;
+            self.check(some)?;
+            all.iter_mut().zip(self.select(some).iter()).for_each(|(value, own)| *value |= own);
+        }
+        Ok(all)
     }
 
     /// 255 where the value is one of `labels`, else 0. In a file with compression noise, pixels have the label that is

@@ -23,6 +23,7 @@
 //! ```
 
 pub mod cleanup;
+pub mod components;
 pub mod decode;
 pub mod dicom;
 pub mod display;

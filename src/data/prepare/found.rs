@@ -28,8 +28,17 @@ pub(super) struct UsableVolume {
 pub(super) enum ItemMask {
     /// The bytes of its PNG file.
     Png(Vec<u8>),
-    /// A slice of a structure with this number of the volume's pair.
-    Structure(usize),
+    /// A slice of a part of the volume's pair.
+    Part(VolumePart),
+}
+
+/// A structure of a volume, or one of its instances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct VolumePart {
+    /// Number of the structure.
+    pub(super) structure: usize,
+    /// Number of the instance; `None` for the whole structure.
+    pub(super) instance: Option<usize>,
 }
 
 /// An item with its files.

@@ -8,15 +8,17 @@ use image::{DynamicImage, GrayImage};
 use rayon::prelude::*;
 
 use super::found::{FoundItems, ItemMask, UsableItem, UsablePair, UsableSource};
+use super::instances;
 use super::item::{EMPTY, ITS_IMAGE, MaskItem, Skipped, UNREADABLE, png, reason_of};
 use super::location::describe;
-use super::structures::Structure;
+use super::options::PrepareOptions;
 use super::table::Pair;
 use super::work::Preparation;
 use super::write;
 use crate::bit_depth::DepthReport;
 use crate::decode::{self, MaskRefusal, StoredMask};
 use crate::findings::Findings;
+use crate::labels::Labels;
 use crate::manifest::Split;
 use crate::marks::pixel_mark;
 use prsmed_base::event::Event;
@@ -66,7 +68,7 @@ pub(super) fn read(work: &Preparation, pairs: Vec<Pair>, found: &mut FoundItems)
 /// Whether the data root has this image with all structures.
 fn is_known(pair: &Pair, work: &Preparation) -> Result<Result<bool, Skipped>> {
     let mut all = true;
-    for (structure, _) in pair.structures(&work.structures) {
+    for (structure, _) in work.shown_by(pair) {
         match work.existing.has(&format!("{}{}", pair.name, structure.suffix), &pair.image)? {
             Ok(known) => all &= known,
             Err(skip) => return Ok(Err(skip)),
@@ -103,23 +105,25 @@ fn read_pair(pair: &Pair, work: &Preparation) -> Result<UsablePair, Skipped> {
     }
     let pixels = pixel_mark(&image.pixels);
     let (mut items, mut is_joined) = (Vec::new(), false);
-    for (structure, files) in pair.structures(&work.structures) {
-        is_joined |= files.len() > 1;
-        let files: Vec<_> = files.iter().map(|file| &masks[*file]).collect();
-        let mask = joined(&files, &structure).map_err(|(path, reason)| skip(path, reason))?;
+    for (structure, files) in work.shown_by(pair) {
+        let files: Vec<_> = files.iter().map(|(file, labels)| (&masks[*file], *labels)).collect();
+        is_joined |= files.iter().any(|(mask, _)| mask.0 != files[0].0.0);
+        let mask = joined(&files, work.options.join.is_some()).map_err(|(path, reason)| skip(path, reason))?;
         let location = describe(&mask, work.options.zones, work.options.several);
         let stem = format!("{}{}", pair.name, structure.suffix);
         if (location.is_none() && !work.options.negatives.are_wanted()) || work.existing.has_stem(&stem) {
             continue;
         }
-        let path = files[0].0;
+        let path: &Path = files[0].0.0;
         if location.is_some() {
             findings.add_mask(path, &mask);
         }
-        let mask = png(&DynamicImage::ImageLuma8(mask)).map_err(|reason| skip(path, reason))?;
         let (image, of_pair) = (pair.name.clone(), pair.item(&structure.name));
-        let item = MaskItem { image, stem, target: structure.name, location, pixels, ..of_pair };
-        items.push((item, ItemMask::Png(mask)));
+        let whole = MaskItem { image, stem, target: structure.name, location, pixels, ..of_pair };
+        for (item, mask) in with_instances(whole, mask, work.options) {
+            let mask = png(&DynamicImage::ImageLuma8(mask)).map_err(|reason| skip(path, reason))?;
+            items.push((item, ItemMask::Png(mask)));
+        }
     }
     if is_joined {
         findings.add(format!("images with {} mask files, which were joined", masks.len()), &pair.image);
@@ -131,6 +135,17 @@ fn read_pair(pair: &Pair, work: &Preparation) -> Result<UsablePair, Skipped> {
     Ok((source, items, findings))
 }
 
+/// An item with its mask, and those of its instances, if they are wanted.
+fn with_instances(whole: MaskItem, mask: GrayImage, options: &PrepareOptions) -> Vec<(MaskItem, GrayImage)> {
+    let parts = if options.instances { instances::of_image(&mask) } else { Vec::new() };
+    let part = |(which, mask): (&'static str, GrayImage)| {
+        let location = describe(&mask, options.zones, options.several);
+        (whole.instance(which, location), mask)
+    };
+    let parts: Vec<_> = parts.into_iter().map(part).collect();
+    std::iter::once((whole, mask)).chain(parts).collect()
+}
+
 /// A mask of an image of this width and height, from its file or drawn from outlines, with the notes about what was drawn.
 fn stored(path: &Path, size: (u32, u32), work: &Preparation) -> Result<(StoredMask, Option<BTreeSet<&'static str>>)> {
     match work.annotations.mask(path, size)? {
@@ -139,17 +154,21 @@ fn stored(path: &Path, size: (u32, u32), work: &Preparation) -> Result<(StoredMa
     }
 }
 
-/// The foreground of all mask files of a structure.
+/// The foreground of all mask files of a structure, each with its labels. With `takes_all`, files without labels may have
+/// several, and different ones.
 ///
 /// # Errors
 /// A file and the reason.
-fn joined<'a>(masks: &[&(&'a PathBuf, StoredMask)], structure: &Structure) -> Result<GrayImage, (&'a Path, String)> {
+fn joined<'a>(
+    masks: &[(&(&'a PathBuf, StoredMask), Labels)],
+    takes_all: bool,
+) -> Result<GrayImage, (&'a Path, String)> {
     let mut all: Option<GrayImage> = None;
     let mut first_label = None;
-    for (path, mask) in masks {
+    for ((path, mask), labels) in masks {
         let path: &Path = path;
-        let selected = select(mask, structure).map_err(|reason| (path, reason))?;
-        if structure.labels.is_empty() && masks.len() > 1 {
+        let selected = select(mask, *labels, takes_all).map_err(|reason| (path, reason))?;
+        if labels.is_empty() && masks.len() > 1 && !takes_all {
             match (first_label, mask.only_label()) {
                 (Some((first, other)), Some(label)) if first != label => {
                     let other: &Path = other;
@@ -171,13 +190,17 @@ fn joined<'a>(masks: &[&(&'a PathBuf, StoredMask)], structure: &Structure) -> Re
     Ok(all.unwrap_or_default())
 }
 
-/// The mask of a structure as 0 and 255.
-fn select(mask: &StoredMask, structure: &Structure) -> Result<GrayImage, String> {
-    mask.check(structure.labels).map_err(|refusal| match refusal {
+/// The pixels with one of the labels as 0 and 255.
+fn select(mask: &StoredMask, labels: Labels, takes_all: bool) -> Result<GrayImage, String> {
+    let refused = |refusal: MaskRefusal| match refusal {
         MaskRefusal::SeveralLabels(reason) => format!("{reason}; choose with the argument `labels`"),
         _ => format!("{refusal}; {}", refusal.hint()),
-    })?;
-    Ok(if structure.labels.is_empty() { mask.binary() } else { mask.select(structure.labels) })
+    };
+    if takes_all && labels.is_empty() {
+        return mask.any_label().map_err(refused);
+    }
+    mask.check(labels).map_err(refused)?;
+    Ok(if labels.is_empty() { mask.binary() } else { mask.select(labels) })
 }
 
 /// Copies the images and writes the masks.

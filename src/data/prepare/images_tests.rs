@@ -543,3 +543,73 @@ fn a_class_that_differs_from_another_in_case_only_is_refused() {
         assert!(!f.out.join(name).exists());
     }
 }
+
+/// Stem, question, answer and position of each row.
+fn table(f: &Folders) -> Vec<[String; 4]> {
+    let mut csv = csv::Reader::from_path(f.out.join("annotations/lung_CT.csv")).unwrap();
+    let row = |row: csv::StringRecord| {
+        let stem = row[0].rsplit_once('/').unwrap().1.trim_end_matches(".png").to_owned();
+        [stem, row[1].to_owned(), row[2].to_owned(), row[3].to_owned()]
+    };
+    csv.records().map(|record| row(record.unwrap())).collect()
+}
+
+#[test]
+fn instances_are_rows_with_their_own_location() {
+    let f = folders();
+    f.image("two.png");
+    f.mask("two.png", 255, &[FIRST, (40, 25, 45, 30)]);
+    f.image("three.png");
+    f.mask("three.png", 255, &[FIRST, (40, 25, 45, 30), (25, 18, 33, 22)]);
+    f.image("one.png");
+    // 4 pixels are no instance
+    f.mask("one.png", 255, &[FIRST, (40, 25, 41, 26)]);
+    let all = PrepareOptions { instances: true, val_frac: 0.0, test_frac: 0.0, rows_per_image: 3, ..f.options() };
+    let report = prepare(&all, &Silent).unwrap();
+    assert_eq!((report.images, report.rows), (3, 3 * (1 + 3 + 3)));
+    let rows = table(&f);
+    let of = |stem: &str| -> Vec<&[String; 4]> { rows.iter().filter(|row| row[0] == stem).collect() };
+    for (stem, which, position, area) in [
+        ("two_larger", "larger", "upper left", 100),
+        ("two_smaller", "smaller", "lower right", 36),
+        ("three_largest", "largest", "upper left", 100),
+        ("three_smallest", "smallest", "lower right", 36),
+    ] {
+        let found = of(stem);
+        assert_eq!((found.len(), written(&f, stem)), (3, area), "{stem}");
+        for [_, question, answer, own] in found {
+            assert!(question.contains(&format!("the {which} lesion")), "{question}");
+            assert!(answer.contains(position) && own == position, "{answer}");
+        }
+    }
+    assert_eq!((of("two").len(), of("two")[0][1].contains("larger")), (3, false));
+    assert_eq!((of("one").len(), written(&f, "one")), (3, 104), "the whole target keeps all of its pixels");
+    let checked = check::check(&f.out, None, Labels::NONE, &Silent).unwrap();
+    assert_eq!((checked.bad, checked.words.wrong), (vec![], vec![]));
+}
+
+#[test]
+fn all_masks_and_labels_of_an_image_are_joined_to_one_target() {
+    let f = folders();
+    f.image("a.png");
+    f.mask("a_mask_1.png", 1, &[FIRST]);
+    // two labels, of which one is another than that of the first file
+    let mut second = mask(2, &[SECOND]);
+    second.put_pixel(0, 0, Luma([3]));
+    second.save(f.masks.join("a_mask_2.png")).unwrap();
+    assert!(run(&f).is_err(), "without a name, labels that differ are refused");
+    let join = |labels: &str| {
+        let named_labels = labels.parse().unwrap();
+        let join = Some("finding".to_owned());
+        PrepareOptions { join, named_labels, val_frac: 0.0, test_frac: 0.0, ..f.options() }
+    };
+    let report = prepare(&join(""), &Silent).unwrap();
+    assert_eq!((report.images, written(&f, "a")), (1, 201));
+    assert!(table(&f).iter().all(|row| row[1].contains("finding")), "{:?}", table(&f));
+    // names of labels say what belongs to it
+    fs::remove_dir_all(&f.out).unwrap();
+    prepare(&join("1=liver,2=tumour,3=background"), &Silent).unwrap();
+    assert_eq!((written(&f, "a"), table(&f).len()), (200, 2));
+    let error = prepare(&PrepareOptions { join: Some("left lung".into()), ..join("") }, &Silent).unwrap_err();
+    assert!(error.to_string().contains("left lung"), "{error}");
+}

@@ -87,6 +87,8 @@ pub(super) struct MaskItem {
     pub(super) texts: Vec<(String, String)>,
     /// Name of the structure.
     pub(super) target: String,
+    /// Which of its instances the mask shows, for example `larger`; `None` for the whole.
+    pub(super) which: Option<&'static str>,
     /// `None` if the structure is not in the image.
     pub(super) location: Option<LocationWords>,
     /// Size of a pixel in mm, across and down.
@@ -101,6 +103,12 @@ impl MaskItem {
     /// The name of the volume or image that it is from.
     pub(super) fn source(&self) -> &str {
         self.slice.as_ref().map_or(&self.image, |(volume, _)| volume)
+    }
+
+    /// The item of an instance of its structure. Texts of the table are about the whole.
+    pub(super) fn instance(&self, which: &'static str, location: Option<LocationWords>) -> Self {
+        let stem = format!("{}_{which}", self.stem);
+        Self { stem, which: Some(which), location, texts: Vec::new(), ..self.clone() }
     }
 
     /// The number of its slice; 0 for an image.

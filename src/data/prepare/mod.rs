@@ -16,6 +16,7 @@ mod found;
 mod grouping;
 mod hints;
 mod images;
+mod instances;
 mod item;
 mod layouts;
 mod location;
@@ -57,6 +58,7 @@ use self::work::Preparation;
 use crate::annotation::is_image;
 use crate::bit_depth::DepthReport;
 use crate::findings::Findings;
+use crate::labels::Labels;
 use crate::manifest::Split;
 use crate::marks::{Mark, Marks};
 use crate::prepared::{Intensity, Prepared};
@@ -248,8 +250,14 @@ impl Preparation<'_> {
     /// The labels of the targets of volumes by their names.
     fn targets(&self, found: &FoundItems) -> BTreeMap<String, String> {
         let volumes = found.sources.iter().filter_map(|source| source.volume.as_ref());
-        let structures = volumes.flat_map(|volume| volume.pair.structures(&self.structures));
-        structures.map(|(structure, _)| (structure.name, structure.labels.to_string())).collect()
+        let structures = volumes.flat_map(|volume| self.shown_by(&volume.pair));
+        let labels = |files: Vec<(usize, Labels)>| {
+            let mut all: Vec<String> = files.into_iter().map(|(_, labels)| labels.to_string()).collect();
+            all.dedup();
+            // no labels: all of the file
+            if all.iter().any(String::is_empty) { String::new() } else { all.join(",") }
+        };
+        structures.map(|(structure, files)| (structure.name, labels(files))).collect()
     }
 
     /// Refuses image pairs of which most cannot be used, and masks without any background, of which nothing can be learned.

@@ -119,6 +119,10 @@ pub struct PrepareOptions {
     pub slices: SliceOptions,
     /// Chooses one of several DICOM series of each folder or zip, as after `#` in [`crate::volume::open`].
     pub series: Option<String>,
+    /// One target of this name out of all masks and labels of an image; `None` for a target for each name.
+    pub join: Option<String>,
+    /// Also ask for the larger and the smaller one of the connected components of a target.
+    pub instances: bool,
 }
 
 impl PrepareOptions {
@@ -219,7 +223,8 @@ fn check_words(options: &PrepareOptions, templates: &Templates) -> Result<()> {
     }
     let named = options.named_labels.iter().map(|(name, _)| ("labels", name));
     let words = [("target", options.target.as_str()), ("image_word", &options.image_word)];
-    for (key, word) in words.into_iter().chain(named) {
+    let joined = options.join.as_deref().map(|name| ("join", name));
+    for (key, word) in words.into_iter().chain(named).chain(joined) {
         if let Some((reason, hint)) = word_problem(word) {
             return Err(Error::config(key, reason, hint));
         }

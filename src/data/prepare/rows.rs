@@ -77,8 +77,10 @@ fn questions(
     if !item.texts.is_empty() {
         return item.texts.clone();
     }
-    let drawn = templates::draw(&templates.one, options.rows_per_image, rng);
-    let words = Words { target: &item.target, image: &options.image_word, ..Words::default() };
+    let questions = if item.which.is_some() { &templates.pair } else { &templates.one };
+    let drawn = templates::draw(questions, options.rows_per_image, rng);
+    let which = item.which.unwrap_or_default();
+    let words = Words { target: &item.target, image: &options.image_word, which, ..Words::default() };
     let Some(LocationWords { zone, second_zone, count, near }) = &item.location else {
         let mut absent = || templates.absent.answers.choose(rng).map_or("", String::as_str);
         return drawn.into_iter().map(|(question, _)| (words.fill(question), words.fill(absent()))).collect();

@@ -75,7 +75,7 @@ impl FromStr for NamedLabels {
 }
 
 /// A structure that questions ask about.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Structure {
     /// Name in questions and answers.
     pub(super) name: String,

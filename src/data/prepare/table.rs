@@ -87,24 +87,39 @@ impl Pair {
         is_image(&self.image)
     }
 
-    /// The structures that its masks show, each with the numbers of its mask files: those of unnamed masks, and one for
-    /// each name of a mask.
-    pub(super) fn structures(&self, of_unnamed: &[Structure]) -> Vec<(Structure, Vec<usize>)> {
+    /// The structures that its masks show: those of unnamed masks, and one for each name of a mask; or with `join` one of this
+    /// name, which all of them show.
+    pub(super) fn structures(&self, of_unnamed: &[Structure], join: Option<&str>) -> Vec<Shown> {
+        let all = self.by_name(of_unnamed);
+        let Some(name) = join else { return all };
+        let files = all.into_iter().flat_map(|(_, files)| files).collect();
+        vec![(Structure { name: name.to_owned(), suffix: String::new(), ..Structure::default() }, files)]
+    }
+
+    fn by_name(&self, of_unnamed: &[Structure]) -> Vec<Shown> {
         let unnamed: Vec<usize> = (0..self.masks.len()).filter(|index| self.masks[*index].0.is_none()).collect();
         let own = structures(&self.labels, "", Labels::NONE);
         let of_unnamed = if self.labels.is_empty() { of_unnamed } else { &own };
         let of_unnamed = of_unnamed.iter().filter(|_| !unnamed.is_empty());
-        let mut found: Vec<_> = of_unnamed.map(|structure| (structure.clone(), unnamed.clone())).collect();
+        let of = |structure: &Structure| {
+            let files = unnamed.iter().map(|file| (*file, structure.labels)).collect();
+            (structure.clone(), files)
+        };
+        let mut found: Vec<Shown> = of_unnamed.map(of).collect();
         for (index, (name, _)) in self.masks.iter().enumerate() {
             let Some(structure) = name.as_ref().map(|name| Structure::named(name, Labels::NONE)) else { continue };
             match found.iter_mut().find(|(known, _)| *known == structure) {
-                Some((_, files)) => files.push(index),
-                None => found.push((structure, vec![index])),
+                Some((_, files)) => files.push((index, Labels::NONE)),
+                None => found.push((structure, vec![(index, Labels::NONE)])),
             }
         }
         found
     }
 }
+
+/// A structure, and the numbers of the mask files that show it, each with the labels that do so; no labels: the only label of the
+/// file, or all of them if targets are joined.
+pub(super) type Shown = (Structure, Vec<(usize, Labels)>);
 
 /// What the pairs of a layout are, for messages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

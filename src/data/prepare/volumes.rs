@@ -11,13 +11,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use image::{DynamicImage, GrayImage};
 use rayon::prelude::*;
 
-use super::found::{FoundItems, ItemMask, UsableItem, UsablePair, UsableSource, UsableVolume};
+use super::found::{FoundItems, ItemMask, UsableItem, UsablePair, UsableSource, UsableVolume, VolumePart};
+use super::instances;
 use super::item::{MaskItem, Skipped, png, reason_of};
 use super::layouts::file_name;
 use super::location::describe;
 use super::options::{PrepareOptions, SliceOptions};
 use super::structures::Structure;
-use super::table::Pair;
+use super::table::{Pair, Shown};
 use super::work::Preparation;
 use super::write;
 use crate::findings::Findings;
@@ -25,7 +26,7 @@ use crate::labels::Labels;
 use crate::manifest::Split;
 use crate::marks::{Mark, pixel_mark};
 use crate::volume::dicom::SEVERAL_FIT;
-use crate::volume::{self, LabelMap, Levels, Neighbours, SlicePlane, Volume, Window, labels};
+use crate::volume::{self, LabelMap, Levels, Neighbours, SlicePlane, Volume, VoxelSet, Window, labels};
 use prsmed_base::event::Event;
 use prsmed_base::{Error, Result};
 
@@ -75,6 +76,8 @@ struct Opened {
     structures: Vec<Structure>,
     /// Of each structure.
     masks: Vec<SliceMasks>,
+    /// The instances of each structure; none if they are not wanted.
+    instances: Vec<Vec<VoxelSet>>,
     /// What was assumed about the label maps.
     notes: Vec<String>,
 }
@@ -89,29 +92,41 @@ impl Opened {
         let SliceOptions { geometry, axis, .. } = work.options.slices;
         let volume = volume::open_chosen(&pair.image, work.options.series.as_deref(), geometry)
             .map_err(|error| unusable(&pair.image, &error))?;
-        let structures = pair.structures(&work.structures);
+        let shown = work.shown_by(pair);
         let plane = volume.plane(axis);
-        let mut masks: Vec<SliceMasks> = vec![SliceMasks::new(); structures.len()];
+        let mut masks: Vec<SliceMasks> = vec![SliceMasks::new(); shown.len()];
+        let num_whole = if work.options.instances { shown.len() } else { 0 };
+        let mut whole = vec![vec![0_u8; volume.grid.num_voxels()]; num_whole];
         let mut notes = Vec::new();
         for number in 0..pair.masks.len() {
-            let shown: Vec<usize> =
-                (0..structures.len()).filter(|index| structures[*index].1.contains(&number)).collect();
-            let of: Vec<&Structure> = shown.iter().map(|index| &structures[*index].0).collect();
-            let mut map = label_map(number, pair, &of, &volume, work)?;
-            for (index, structure) in shown.into_iter().zip(of) {
-                add_bits(&mut masks[index], &map, structure.labels, &plane, work.options.slices.every);
+            let of_file: Vec<OfFile> = shown.iter().enumerate().flat_map(|shown| of_file(number, shown)).collect();
+            let mut map = label_map(number, pair, &of_file, &volume, work)?;
+            for OfFile { structure, labels, .. } in of_file {
+                add_bits(&mut masks[structure], &map, labels, &plane, work.options.slices.every);
+                if let Some(whole) = whole.get_mut(structure) {
+                    whole
+                        .par_iter_mut()
+                        .enumerate()
+                        .for_each(|(voxel, is_set)| *is_set |= u8::from(map.has(voxel, labels)));
+                }
             }
             notes.append(&mut map.notes);
         }
-        let structures = structures.into_iter().map(|(structure, _)| structure).collect();
-        Ok(Self { volume, plane, structures, masks, notes })
+        let instances = whole.iter().map(|mask| instances::instances(mask, volume.grid.size)).collect();
+        let structures = shown.into_iter().map(|(structure, _)| structure).collect();
+        Ok(Self { volume, plane, structures, masks, instances, notes })
     }
 
-    /// The mask of a structure on a slice as 0 and 255.
-    fn mask(&self, structure: usize, slice: usize) -> Result<GrayImage> {
+    /// The mask of a structure or an instance on a slice as 0 and 255.
+    fn mask(&self, VolumePart { structure, instance }: VolumePart, slice: usize) -> Result<GrayImage> {
         let [columns, rows] = self.plane.size;
         let bits = self.masks[structure].get(&slice);
-        let is_set = |pixel: usize| bits.is_some_and(|bits| bits[pixel / 8] & (1 << (pixel % 8)) > 0);
+        let is_set = |pixel: usize| match instance {
+            Some(number) => {
+                self.instances[structure][number].contains(self.plane.index(slice, pixel % columns, pixel / columns))
+            }
+            None => bits.is_some_and(|bits| bits[pixel / 8] & (1 << (pixel % 8)) > 0),
+        };
         let pixels = (0..columns * rows).map(|pixel| if is_set(pixel) { 255 } else { 0 }).collect();
         let [width, height] = self.plane.size.map(|side| u32::try_from(side).unwrap_or(u32::MAX));
         GrayImage::from_raw(width, height, pixels).ok_or_else(|| Error::Shape { reason: "a slice is too wide".into() })
@@ -123,11 +138,24 @@ impl Opened {
     }
 }
 
+/// A structure that a label map shows: its number and name, and its labels in this file.
+struct OfFile<'a> {
+    structure: usize,
+    name: &'a str,
+    labels: Labels,
+}
+
+/// What the file of this number shows of a structure.
+fn of_file(number: usize, (structure, (of, files)): (usize, &Shown)) -> impl Iterator<Item = OfFile<'_>> {
+    let own = files.iter().filter(move |(file, _)| *file == number);
+    own.map(move |(_, labels)| OfFile { structure, name: &of.name, labels: *labels })
+}
+
 /// A label map of a pair on the grid of its volume, which shows these structures.
 fn label_map(
     number: usize,
     pair: &Pair,
-    shown: &[&Structure],
+    shown: &[OfFile],
     volume: &Volume,
     work: &Preparation,
 ) -> Result<LabelMap, Skipped> {
@@ -136,7 +164,7 @@ fn label_map(
     let mut before = Vec::new();
     let on_grid = |labels: LabelMap| {
         if resample {
-            before.extend(shown.iter().map(|structure| mm3_of(&labels, structure.labels)));
+            before.extend(shown.iter().map(|of| mm3_of(&labels, of.labels)));
         }
         labels.on_grid(path, &volume.grid, resample)
     };
@@ -151,19 +179,19 @@ fn label_map(
     if let Some(reason) = pair.unknown_label(number, found) {
         return Err(Skipped { path: path.clone(), reason });
     }
-    let is_chosen = shown.iter().all(|structure| !structure.labels.is_empty());
+    let is_chosen = work.options.join.is_some() || shown.iter().all(|of| !of.labels.is_empty());
     if let Some(reason) = several_labels(&labels).filter(|_| !is_chosen) {
         return Err(Skipped { path: path.clone(), reason });
     }
-    for (structure, before) in shown.iter().zip(before) {
-        let left = mm3_of(&labels, structure.labels) / before;
+    for (OfFile { name, labels: chosen, .. }, before) in shown.iter().zip(before) {
+        let left = mm3_of(&labels, *chosen) / before;
         if left == 0.0 {
             let reason = "is on no voxel of the volume, whose grid is too coarse for it or lies elsewhere; put the \
                           volume on the grid of the label map with another program";
-            return Err(Skipped { path: path.clone(), reason: format!("its `{}` {reason}", structure.name) });
+            return Err(Skipped { path: path.clone(), reason: format!("its `{name}` {reason}") });
         }
         if left < 0.9 {
-            let lost = format!("{:.0} % of `{}`", 100.0 * (1.0 - left), structure.name);
+            let lost = format!("{:.0} % of `{name}`", 100.0 * (1.0 - left));
             labels.notes.push(format!("{lost} in its label map is lost on the grid of the volume"));
         }
     }
@@ -262,7 +290,8 @@ fn read_slice(
 ) -> Result<(Vec<(MaskItem, ItemMask)>, Findings)> {
     let (mut items, mut findings) = (Vec::new(), Findings::default());
     for (number, Structure { name, suffix, .. }) in opened.structures.iter().enumerate() {
-        let mask = opened.mask(number, slice)?;
+        let part = VolumePart { structure: number, instance: None };
+        let mask = opened.mask(part, slice)?;
         let location = describe(&mask, work.options.zones, work.options.several);
         if location.is_none() && !work.options.negatives.are_wanted() {
             continue;
@@ -284,7 +313,13 @@ fn read_slice(
             patient: Some(pair.patient.as_ref().unwrap_or(&pair.name).clone()),
             ..pair.item(name)
         };
-        items.push((item, ItemMask::Structure(number)));
+        let named = opened.instances.get(number).map(|sets| instances::of_slice(sets, &opened.plane, slice));
+        for (instance, which) in named.into_iter().flatten() {
+            let part = VolumePart { instance: Some(instance), ..part };
+            let location = describe(&opened.mask(part, slice)?, work.options.zones, work.options.several);
+            items.push((item.instance(which, location), ItemMask::Part(part)));
+        }
+        items.push((item, ItemMask::Part(part)));
     }
     Ok((items, findings))
 }
@@ -321,10 +356,10 @@ pub(super) fn write(found: &FoundItems, splits: &[Split], work: &Preparation) ->
     let mut of_source: BTreeMap<usize, BTreeMap<usize, Vec<SliceFile>>> = BTreeMap::new();
     let mut total = 0;
     for (UsableItem { item, source, mask }, split) in found.items.iter().zip(splits) {
-        if let ItemMask::Structure(structure) = *mask {
+        if let ItemMask::Part(part) = *mask {
             total += 1;
             let slices = of_source.entry(*source).or_default().entry(item.slice_number()).or_default();
-            slices.push((&*item.stem, structure, *split));
+            slices.push((&*item.stem, part, *split));
         }
     }
     work.observer.on(&Event::Started { phase: "write slices".into(), total, unit: "masks" });
@@ -344,8 +379,8 @@ pub(super) fn write(found: &FoundItems, splits: &[Split], work: &Preparation) ->
     Ok(())
 }
 
-/// The files of a slice with one structure: their stem, the number of the structure, and their split.
-type SliceFile<'a> = (&'a str, usize, Split);
+/// The files of a slice with one part: their stem, the part, and their split.
+type SliceFile<'a> = (&'a str, VolumePart, Split);
 
 /// Writes one slice under the names of its structures, and their masks.
 fn write_slice(
@@ -358,10 +393,10 @@ fn write_slice(
     let image = png(&opened.image(slice, volume.levels.as_ref(), options.slices.context)?)
         .map_err(|reason| Error::Shape { reason })?;
     let class = options.out.join(&options.modality);
-    for (stem, structure, split) in files {
+    for (stem, part, split) in files {
         let path = |what: &str| class.join(format!("{split}_{what}")).join(format!("{stem}.png"));
         write::new_file(&path("images"), &image, options.append)?;
-        let mask = DynamicImage::ImageLuma8(opened.mask(*structure, slice)?);
+        let mask = DynamicImage::ImageLuma8(opened.mask(*part, slice)?);
         let mask = png(&mask).map_err(|reason| Error::Shape { reason })?;
         write::new_file(&path("masks"), &mask, options.append)?;
     }

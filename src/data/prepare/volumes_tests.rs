@@ -609,3 +609,59 @@ fn neighbouring_slices_are_colours_and_a_class_keeps_them() {
     let error = crate::prepared::intensities(&Manifest::open(&f.path("out"), None).unwrap()).unwrap_err();
     assert!(error.to_string().contains("`ct`") && error.to_string().contains("`mr`"), "{error}");
 }
+
+#[test]
+fn instances_of_a_volume_are_its_components_and_named_where_a_slice_shows_their_order() {
+    const LARGE: [usize; 3] = [24, 20, 5];
+    let f = Folders::new();
+    f.write("ct/case.nii.gz", LARGE, |[x, y, z]| u8::try_from(x * 5 + y * 4 + z).unwrap());
+    // A: two parts on slice 1 that meet on slice 2, one instance of 96 voxels. B: slices 1 to 3, 48 voxels, which on slice 3 is
+    // larger than A (9 pixels). Both have label 1.
+    f.write("labels/case.nii.gz", LARGE, |[x, y, z]| {
+        let is_a = match z {
+            1 => (1..3).contains(&(x / 2)) && y < 4 || (4..6).contains(&(x / 2)) && y < 4,
+            2 => (2..12).contains(&x) && y < 5,
+            3 => (2..5).contains(&x) && y < 3,
+            _ => false,
+        };
+        let is_b = (1..4).contains(&z) && (18..22).contains(&x) && (14..18).contains(&y);
+        u8::from(is_a || is_b)
+    });
+    let mut options = PrepareOptions { instances: true, target: "tumour".into(), ..f.options() };
+    options.named_labels = crate::prepare::NamedLabels::default();
+    let report = prepare(&options, &Silent).unwrap();
+    assert_eq!((report.volumes, report.images), (Some(1), 3));
+    let manifest = Manifest::open(&f.path("out"), None).unwrap();
+    let stem = |row: &Row| row.target().mask_path.file_stem().unwrap().to_string_lossy().into_owned();
+    let stems: BTreeSet<String> = manifest.rows.iter().map(stem).collect();
+    let named = ["0001", "0001_larger", "0001_smaller", "0002", "0002_larger", "0002_smaller", "0003"];
+    assert_eq!(stems, named.map(|name| format!("case_axial_{name}")).into());
+    let area = |stem: &str| {
+        let mask = image::open(&row(&manifest, stem).target().mask_path).unwrap().to_luma8();
+        mask.iter().filter(|value| **value > 0).count()
+    };
+    assert_eq!([area("case_axial_0001_larger"), area("case_axial_0001_smaller")], [32, 16]);
+    let larger = row(&manifest, "case_axial_0001_larger");
+    assert!(larger.question.contains("larger tumour"), "{}", larger.question);
+    let checked = check::check(&f.path("out"), None, Labels::NONE, &Silent).unwrap();
+    assert_eq!((checked.bad, checked.words.wrong), (vec![], vec![]));
+}
+
+#[test]
+fn named_masks_and_labels_of_a_volume_are_joined_to_one_target() {
+    let f = Folders::new();
+    f.pair("case", "case");
+    let options = PrepareOptions { join: Some("finding".into()), ..f.options() };
+    let report = prepare(&options, &Silent).unwrap();
+    assert_eq!((report.images, report.rows), (3, 6));
+    let manifest = Manifest::open(&f.path("out"), None).unwrap();
+    let of_third = row(&manifest, "case_axial_0003");
+    let mask = image::open(&of_third.target().mask_path).unwrap().to_luma8();
+    assert_eq!(mask.iter().filter(|value| **value > 0).count(), 3 * 2 + 2 * 2, "liver and tumour");
+    assert_eq!(Prepared::read(&f.path("out/ct")).unwrap().unwrap().targets["finding"], "1,2");
+    // without names, all labels
+    let mut options = PrepareOptions { out: f.path("other"), ..options };
+    options.named_labels = crate::prepare::NamedLabels::default();
+    assert_eq!(prepare(&options, &Silent).unwrap().rows, 6);
+    assert_eq!(Prepared::read(&f.path("other/ct")).unwrap().unwrap().targets["finding"], "");
+}

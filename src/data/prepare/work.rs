@@ -12,6 +12,7 @@ use super::found::UsableItem;
 use super::options::{Negatives, PrepareOptions};
 use super::patients::Finder;
 use super::structures::Structure;
+use super::table::{Pair, Shown};
 use crate::templates::Templates;
 use prsmed_base::event::Observer;
 
@@ -30,6 +31,11 @@ pub(super) struct Preparation<'a> {
 }
 
 impl Preparation<'_> {
+    /// The structures that the masks of a pair show.
+    pub(super) fn shown_by(&self, pair: &Pair) -> Vec<Shown> {
+        pair.structures(&self.structures, self.options.join.as_deref())
+    }
+
     /// Removes absent targets beyond the limit and returns their number. `usual` is the limit of
     /// [`Negatives::Usual`] for each image with the target.
     pub(super) fn limit_negatives(&self, all: &mut Vec<UsableItem>, usual: Option<f64>) -> usize {
@@ -43,7 +49,7 @@ impl Preparation<'_> {
         let mut present: BTreeMap<String, usize> = BTreeMap::new();
         for (index, UsableItem { item, .. }) in all.iter().enumerate() {
             if item.location.is_some() {
-                *present.entry(item.target.clone()).or_default() += 1;
+                *present.entry(item.target.clone()).or_default() += usize::from(item.which.is_none());
             } else {
                 absent.entry(item.target.clone()).or_default().push(index);
             }

@@ -15,7 +15,7 @@ use crate::position::{self, GridColumn, GridRow, Position, Region, Zones};
 use prsmed_base::location::{StatedLocation, stated_location, stated_locations};
 
 /// Regions smaller than this part of the foreground are specks of the drawing tool and are not counted.
-const SPECK_FRAC: f64 = 0.01;
+pub(crate) const SPECK_FRAC: f64 = 0.01;
 
 /// The parts of a mask, without specks.
 pub(crate) fn regions(mask: &GrayImage, whole: &Region) -> Vec<Region> {

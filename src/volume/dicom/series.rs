@@ -155,7 +155,7 @@ pub(super) fn row(entries: &[SeriesFile]) -> SeriesRow {
     let (date, time) = header.date.clone().unzip();
     SeriesRow {
         number: header.series_number,
-        description: header.description.chars().filter(|c| !c.is_control()).take(MAX_CHARS).collect(),
+        description: header.description.chars().filter(|c| !c.is_control()).take(MOST_CHARS).collect(),
         modality: header.modality.code().to_owned(),
         slices: num_frames(entries),
         orientation,

@@ -163,3 +163,87 @@ fn slices_at_one_position_are_explained() {
     let found = twice(|object| set(object, tags::SERIES_NUMBER, "3"));
     assert!(found.contains("differ in SeriesNumber"), "{found}");
 }
+
+/// Two patients in `scans`, each with an arterial and a portal series and a localizer, and label maps in `labels`. The portal
+/// series of the second patient was made twice.
+fn archive() -> tempfile::TempDir {
+    let root = tempfile::tempdir().expect("a folder");
+    fs::create_dir(root.path().join("labels")).expect("created");
+    let shape = crate::Grid { size: [4, 3, 3], affine: volume_of(3).grid.affine };
+    for patient in ["P1", "P2"] {
+        let folder = root.path().join("scans").join(patient);
+        fs::create_dir_all(&folder).expect("created");
+        let mut all = vec![("arterial", 2, "20200101"), ("portal", 3, "20200102")];
+        all.extend((patient == "P2").then_some(("portal again", 3, "20200103")));
+        for (number, (description, count, date)) in (1..).zip(all) {
+            for index in 0..count {
+                let mut object = of_series(Some(number), index, description);
+                set(&mut object, tags::SERIES_DATE, date);
+                fs::write(folder.join(format!("{number}_{index}.dcm")), bytes_of(object)).expect("written");
+            }
+        }
+        let mut scout = of_series(None, 9, "the scout of all");
+        set(&mut scout, tags::IMAGE_TYPE, "ORIGINAL\\PRIMARY\\LOCALIZER");
+        fs::write(folder.join("scout.dcm"), bytes_of(scout)).expect("written");
+        let labels = root.path().join("labels").join(format!("{patient}.nii.gz"));
+        crate::write::nifti_labels(&labels, &[[1; 12], [0; 12], [1; 12]].concat(), &shape).expect("written");
+    }
+    root
+}
+
+fn volume_of(count: i32) -> Volume {
+    open(folder((0..count).map(slice).collect()).path()).expect("a volume")
+}
+
+#[test]
+fn a_scan_lists_the_series_of_a_folder_and_a_rule_chooses_one() {
+    use prsmed_base::event::Silent;
+    use prsmed_data::prepare::{
+        PrepareOptions, ScanOptions, prepare, prepare_classes, read_pairs, scan, series_rows, write_scan,
+    };
+    let root = archive();
+    let scanned = |series: Option<&str>| {
+        let options = ScanOptions { series: series.map(str::to_owned), ..ScanOptions::default() };
+        scan(root.path(), &options, &Silent).expect("a scan")
+    };
+    let report = scanned(None);
+    let rows = series_rows(&report);
+    assert_eq!(rows.len(), 7);
+    assert_eq!(rows[0], ["scans/P1", "-", "the scout of all", "CT (localizer)", "1", "axial", "-", "no"]);
+    assert_eq!(rows[2], ["scans/P1", "2", "portal", "CT", "3", "axial", "2020-01-02", "no"]);
+    assert_eq!((report.volumes, report.ambiguous.len()), (0, 2));
+    let reason = &report.ambiguous[0].reason;
+    let listed =
+        "it has 2 series: 1: `arterial` (CT, 2 slices), 2: `portal` (CT, 3 slices); choose one with the argument";
+    assert!(reason.starts_with(listed), "{reason}");
+    // a rule that fits two series of one patient
+    let report = scanned(Some("description~portal"));
+    assert_eq!((report.volumes, report.ambiguous.len()), (1, 1));
+    assert!(report.ambiguous[0].reason.starts_with("2 of its series fit `description~portal`: 2: `portal`"));
+    assert!(scanned(Some("modality=MR")).ambiguous[1].reason.starts_with("none of its 4 series fits `modality=MR`"));
+    let report = scanned(Some("description~portal,newest"));
+    assert_eq!((report.volumes, report.ambiguous.len()), (2, 0));
+    let out = root.path().join("scan");
+    let [pairs, json, page] = write_scan(&report, &out).expect("written");
+    let [pairs_text, json, page] = [&pairs, &json, &page].map(|path| fs::read_to_string(path).expect("text"));
+    assert!(pairs_text.contains("../scans/P2#description~portal,newest"), "{pairs_text}");
+    assert!(json.contains("\"portal again\"") && page.contains("<td>portal again</td>") && !json.contains("1.2.5"));
+    let prepared = |images: &Path, series: Option<&str>| {
+        let data = tempfile::tempdir().expect("a folder");
+        let mut options = PrepareOptions::new(images, root.path().join("labels"), "ct", data.path().join("out"));
+        options.slices.window = Some("-300..300".parse().expect("a window"));
+        options.series = series.map(str::to_owned);
+        (data, options)
+    };
+    // the table has the choice
+    let (_data, options) = prepared(&pairs, None);
+    let classes = prepare_classes(read_pairs(&pairs).expect("a table"), &options, &Silent).expect("prepared");
+    assert_eq!((classes[0].1.volumes, classes[0].1.images), (Some(2), 4));
+    // a choice that fits several series stops, and one that fits none leaves out the patient
+    let scans = root.path().join("scans");
+    let (_data, options) = prepared(&scans, Some("description~portal"));
+    let error = prepare(&options, &Silent).expect_err("two series of P2");
+    assert!(error.to_string().contains("P2") && error.to_string().contains("2 series that fit the choice"), "{error}");
+    let (_data, options) = prepared(&scans, Some("description=portal again"));
+    assert_eq!(prepare(&options, &Silent).expect("one patient").volumes, Some(1));
+}
