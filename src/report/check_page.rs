@@ -4,9 +4,11 @@ use super::picture::Picture;
 use super::{Page, data_check};
 use crate::Result;
 use crate::data::check::CheckReport;
+use crate::data::check::balance::PatientRows;
 use crate::data::check::targets::FEWEST_CELLS;
 use crate::data::decode;
 use crate::data::image::foreground;
+use crate::data::manifest::BadRow;
 use crate::data::split::spread;
 use askama::Template;
 use image::GrayImage;
@@ -30,13 +32,14 @@ pub fn write(path: &Path, report: &CheckReport) -> Result<()> {
 struct CheckPage<'a> {
     page: Page,
     report: &'a CheckReport,
-    /// Errors that are no bad rows, then warnings.
-    leaks: &'a [String],
+    /// The first bad rows: file, line and reason.
+    bad: Vec<[String; 3]>,
     warnings: Vec<String>,
     head: [&'static str; 8],
     classes: Vec<[String; 8]>,
+    /// The patients with most rows: name, number of rows, and per cent of all.
+    patients: Vec<[String; 3]>,
     groups: Vec<Group>,
-    most_listed: usize,
 }
 
 struct Group {
@@ -66,14 +69,22 @@ impl<'a> CheckPage<'a> {
         Self {
             page: Page::new("Check of a data root", &report.root.display().to_string()),
             report,
-            leaks: &report.leaks_into_test,
+            bad: report.bad.iter().take(LISTED).map(bad_row).collect(),
             warnings: data_check::warnings(report),
             head: data_check::BALANCE_HEAD,
             classes: data_check::balance_rows(report),
             groups: groups.into_iter().filter(|group| !group.images.is_empty()).collect(),
-            most_listed: LISTED,
+            patients: report.balance.patients.iter().take(LISTED).map(patient_row).collect(),
         }
     }
+}
+
+fn bad_row(bad: &BadRow) -> [String; 3] {
+    [bad.csv.display().to_string(), bad.line.to_string(), bad.reason.clone()]
+}
+
+fn patient_row(of: &PatientRows) -> [String; 3] {
+    [of.patient.clone(), of.rows.to_string(), format!("{:.1}", 100.0 * of.frac)]
 }
 
 fn cells(count: f64) -> String {

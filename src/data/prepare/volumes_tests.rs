@@ -615,7 +615,7 @@ fn instances_of_a_volume_are_its_components_and_named_where_a_slice_shows_their_
     const LARGE: [usize; 3] = [24, 20, 5];
     let f = Folders::new();
     f.write("ct/case.nii.gz", LARGE, |[x, y, z]| u8::try_from(x * 5 + y * 4 + z).unwrap());
-    // A: two parts on slice 1 that meet on slice 2, one instance of 96 voxels. B: slices 1 to 3, 48 voxels, which on slice 3 is
+    // A: two parts on slice 1 that meet on slice 2, one instance of 91 voxels. B: slices 1 to 3, 48 voxels, which on slice 3 is
     // larger than A (9 pixels). Both have label 1.
     f.write("labels/case.nii.gz", LARGE, |[x, y, z]| {
         let is_a = match z {

@@ -139,7 +139,9 @@ fn by_rules(all: &[SeriesRow], text: &str) -> Option<Vec<usize>> {
     let fit = |takes_localizers: bool| {
         let mut numbers: Vec<usize> =
             (0..all.len()).filter(|number| takes_localizers || !all[*number].is_localizer).collect();
-        rules.iter().for_each(|rule| rule.keep(all, &mut numbers));
+        for rule in &rules {
+            rule.keep(all, &mut numbers);
+        }
         (!numbers.is_empty()).then_some(numbers)
     };
     fit(false).or_else(|| fit(true))

@@ -29,16 +29,15 @@ pub fn list(path: &Path) -> Result<Vec<SeriesRow>> {
 
 fn entry(container: &mut Container, index: usize) -> Result<Option<SeriesFile>> {
     let of_start = container.file(index).and_then(|path| Some((path.to_owned(), HeaderObject::start_of(path)?)));
-    let (name, object) = match of_start {
-        Some(found) => found,
-        None => {
-            let (name, bytes) = container.read(index)?;
-            if !is_dicom(&bytes) {
-                return Ok(None);
-            }
-            let object = HeaderObject::parse(&name, &bytes)?.object;
-            (name, object)
+    let (name, object) = if let Some(found) = of_start {
+        found
+    } else {
+        let (name, bytes) = container.read(index)?;
+        if !is_dicom(&bytes) {
+            return Ok(None);
         }
+        let object = HeaderObject::parse(&name, &bytes)?.object;
+        (name, object)
     };
     let header = DicomHeader::read(&name, &object)?;
     Ok(header.map(|header| SeriesFile { index, short: String::new(), name, header, encoding: None }))
