@@ -413,3 +413,19 @@ fn phantoms_do_not_overwrite_other_content() {
         "error: `--image-size`: 7 is out of range\nhint: give 32 to 2048 pixels",
     );
 }
+
+#[test]
+fn settings_decide_the_grid_of_a_check() {
+    let folder = crate::support::folder("data-check-grid");
+    let (settings, page) = (folder.join("small.toml"), folder.join("check.html"));
+    fs::write(&settings, "preset = \"tiny\"\n").unwrap();
+    let side = |flags: &[&str]| {
+        let ran = run(prsmed().args(["--json", "data", "check"]).arg(phantoms()).args(flags));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        objects(&ran.stdout).pop().unwrap()["target_sizes"]["grid_side"].clone()
+    };
+    assert_eq!(side(&[]), 64, "the preset `full`: 1024 pixels, 16 of them in a cell");
+    assert_eq!(side(&["--config", settings.to_str().unwrap(), "--html", page.to_str().unwrap()]), 16);
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("draws on 16 x 16 cells") && page.contains("Rows of each patient"), "{page}");
+}
