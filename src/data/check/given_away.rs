@@ -107,7 +107,8 @@ mod tests {
             (5, "Where is the nodule in this chest X-ray?", false),
         ] {
             root.pair("chest_Xray", "train", &format!("{number}_{is_told}"));
-            csv += &format!("chest_Xray/train_masks/{number}_{is_told}.png,{question},{upper},train\n");
+            let row = format!("chest_Xray/train_masks/{number}_{is_told}.png,{question},{upper},train\n");
+            csv.push_str(&row);
         }
         root.csv("a.csv", &csv);
         let found = given_away(&Manifest::open(root.path(), None).expect("good"));

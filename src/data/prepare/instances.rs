@@ -112,7 +112,7 @@ mod tests {
         };
         let found = of_image(&mask(&[(2, 2, 5, 5), (40, 40, 3, 3), (60, 2, 2, 4)]));
         let areas: Vec<_> =
-            found.iter().map(|(name, mask)| (*name, mask.iter().filter(|value| **value == 255).count())).collect();
+            found.iter().map(|(name, mask)| (*name, mask.pixels().filter(|pixel| pixel.0 == [255]).count())).collect();
         assert_eq!(areas, [("larger", 25), ("smaller", 9)], "8 pixels are no instance");
         // 9 of 1609 pixels are less than 1 %
         assert!(of_image(&mask(&[(2, 2, 40, 40), (50, 50, 3, 3)])).is_empty());

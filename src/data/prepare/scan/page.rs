@@ -91,7 +91,7 @@ fn series_table(report: &ScanReport) -> String {
         return String::new();
     }
     let cells = |kind: &str, row: &[String]| {
-        row.iter().map(|cell| format!("<{kind}>{}</{kind}>", escaped(cell))).collect::<String>()
+        row.iter().map(|cell| format!("<{kind}>{}</{kind}>", escaped(cell))).collect::<Vec<_>>().concat()
     };
     let mut html =
         "<h2>DICOM series</h2>\n<p>Descriptions and dates are those of the DICOM headers, which may say who a patient \

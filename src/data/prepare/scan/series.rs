@@ -77,7 +77,7 @@ pub(super) fn decide(tree: &Tree, rule: Option<&str>, report: &mut ScanReport, o
                 report.undecided.push(pair);
             }
             None => {
-                clear.push(with_rule(pair, rule.filter(|_| several.contains(folder.as_path()) && selected.is_none())))
+                clear.push(with_rule(pair, rule.filter(|_| several.contains(folder.as_path()) && selected.is_none())));
             }
         }
     }
