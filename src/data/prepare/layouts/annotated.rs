@@ -153,7 +153,6 @@ impl Found {
         Ok(PairTable { rows, skipped: self.skipped, notes, ..PairTable::default() })
     }
 
-    /// One mask for each label of the images. Without several labels, it is that of the target of the options.
     fn rows(&self, pairs: &BTreeMap<usize, Source>, labels: &Labels, options: &PrepareOptions) -> Vec<Pair> {
         let names = self.names(pairs.keys());
         let rows = pairs.iter().zip(names).map(|((number, source), name)| {
@@ -161,18 +160,7 @@ impl Found {
                 Source::Image(file, image) => (file, image),
                 Source::Unreadable(path) => return Pair::new(name, &self.images[*number], path),
             };
-            let own = image.labels();
-            let mut masks: Vec<(Option<String>, PathBuf)> = Vec::new();
-            for (label, name) in labels.iter().filter(|_| labels.len() > 1) {
-                if own.contains(label.as_str()) {
-                    masks.push((Some(name.clone()), file.path_of(image, Some(label))));
-                } else if options.negatives.are_wanted() {
-                    masks.push((Some(name.clone()), file.path_of_absent(image, label)));
-                }
-            }
-            if masks.is_empty() {
-                masks.push((None, file.path_of(image, None)));
-            }
+            let masks = masks_of(file, image, labels, options.negatives.are_wanted());
             let image = self.images[*number].clone();
             Pair { name, source: image.clone(), image, masks, ..Pair::default() }
         });
@@ -238,6 +226,23 @@ impl<'a> Source<'a> {
             Self::Unreadable(path) => path.to_path_buf(),
         }
     }
+}
+
+/// The masks of an image: one for each label, if there are several, and else that of the target of the options.
+pub(super) fn masks_of(
+    file: &AnnotationFile,
+    image: &AnnotatedImage,
+    labels: &Labels,
+    with_absent: bool,
+) -> Vec<(Option<String>, PathBuf)> {
+    let own = image.labels();
+    let named = labels.iter().filter(|_| labels.len() > 1).filter_map(|(label, name)| {
+        let is_there = own.contains(label.as_str());
+        let path = if is_there { file.path_of(image, Some(label)) } else { file.path_of_absent(image, label) };
+        (is_there || with_absent).then(|| (Some(name.clone()), path))
+    });
+    let masks: Vec<_> = named.collect();
+    if masks.is_empty() { vec![(None, file.path_of(image, None))] } else { masks }
 }
 
 /// Labels with their names in questions.

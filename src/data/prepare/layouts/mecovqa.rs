@@ -7,7 +7,7 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::super::item::Skipped;
 use super::super::scan::tree::{FileKind, Tree};
@@ -27,12 +27,7 @@ pub(super) const MECOVQA: Layout = Layout {
 struct Entry {
     image: Option<String>,
     #[serde(default)]
-    conversations: Vec<Turn>,
-}
-
-#[derive(Deserialize)]
-struct Turn {
-    value: Value,
+    conversations: Vec<Map<String, Value>>,
 }
 
 /// Whether a JSON file has conversations with masks, by its first bytes.
@@ -40,9 +35,8 @@ fn is_conversations(path: &Path) -> bool {
     let mut start = Vec::new();
     let read = files::open(path).and_then(|file| file.take(64 << 10).read_to_end(&mut start));
     let text = String::from_utf8_lossy(&start);
-    read.is_ok()
-        && text.trim_start().starts_with('[')
-        && ["\"conversations\"", "<mask>"].iter().all(|word| text.contains(word))
+    let has = |words: [&str; 2]| words.iter().all(|word| text.contains(word));
+    read.is_ok() && text.trim_start().starts_with('[') && has(["\"conversations\"", "<mask>"])
 }
 
 fn read(path: &Path) -> Result<Vec<Entry>> {
@@ -106,9 +100,9 @@ fn find(tree: &Tree, free: &[bool]) -> Groups {
 }
 
 /// Mask, question and answer of two turns; `None` without a mask.
-fn pair(turns: &[Turn]) -> Option<(String, PairText)> {
+fn pair(turns: &[Map<String, Value>]) -> Option<(String, PairText)> {
     let [question, answer] = turns else { return None };
-    let (question, answer) = (question.value.as_str()?, answer.value.as_str()?);
+    let (question, answer) = (question.get("value")?.as_str()?, answer.get("value")?.as_str()?);
     let (before, rest) = answer.split_once("<mask>")?;
     let (mask, after) = rest.split_once("</mask>")?;
     let text = PairText { target: None, question: plain(question), answer: plain(&format!("{before} {after}")) };
@@ -118,12 +112,9 @@ fn pair(turns: &[Turn]) -> Option<(String, PairText)> {
 /// The image with what its name says: modality, data set, case and slice.
 fn group(file: usize, tree: &Tree) -> Group {
     let (_, stem) = tree.files[file].parts();
-    let (class, patient) = match stem.split("--").collect::<Vec<_>>().as_slice() {
-        [class, set, case, _] => {
-            (class.rsplit_once('_').map(|(class, _)| class.to_owned()), Some(format!("{set}--{case}")))
-        }
-        _ => (None, None),
-    };
+    let named = <[&str; 4]>::try_from(stem.split("--").collect::<Vec<_>>()).ok();
+    let class = named.and_then(|[class, ..]| Some(class.rsplit_once('_')?.0.to_owned()));
+    let patient = named.map(|[_, set, case, _]| format!("{set}--{case}"));
     let images = vec![GroupImage { file, channel: None, part: None }];
     Group { name: stem.to_owned(), images, class, patient, ..Group::default() }
 }

@@ -1,34 +1,35 @@
 //! Layouts of annotation programs, which write files of outlines instead of masks: COCO, LabelMe and YOLO.
 
 use super::super::annotations::{AnnotatedImage, AnnotationFile};
+use super::super::item::Skipped;
 use super::super::scan::tree::{FileKind, Tree};
-use super::annotated::{Labels, labels};
+use super::annotated::{Labels, labels, masks_of};
 use super::folder_patients::patients;
 use super::matching::{Known, Meant, Parts, nearest, parts};
 use super::patterns::{Group, GroupImage, GroupMask, Groups, Layout, NO_LAYOUT, split_in, split_of};
 use super::words::is_word;
 use crate::annotation_file;
 
-pub(super) const COCO: Layout = Layout {
-    name: "coco",
-    about: "`train/_annotations.coco.json`, `train/a.jpg`; `annotations/instances_train2017.json`, `train2017/1.jpg`",
-    find: Some(|tree, free| groups(annotation_file::COCO, tree, free)),
-    ..NO_LAYOUT
-};
+const fn program(name: &'static str, about: &'static str, find: fn(&Tree, &[bool]) -> Groups) -> Layout {
+    Layout { name, about, find: Some(find), ..NO_LAYOUT }
+}
 
-pub(super) const LABELME: Layout = Layout {
-    name: "labelme",
-    about: "`P1/a.jpg`, `P1/a.json`; also `images/a.jpg`, `labels/a.json`",
-    find: Some(|tree, free| groups(annotation_file::LABELME, tree, free)),
-    ..NO_LAYOUT
-};
+pub(super) const COCO: Layout = program(
+    "coco",
+    "`train/_annotations.coco.json`, `train/a.jpg`; `annotations/instances_train2017.json`, `train2017/1.jpg`",
+    |tree, free| groups(annotation_file::COCO, tree, free),
+);
 
-pub(super) const YOLO: Layout = Layout {
-    name: "yolo",
-    about: "`data.yaml`, `images/train/a.jpg`, `labels/train/a.txt`; also `train/images/a.jpg`, `train/labels/a.txt`",
-    find: Some(|tree, free| groups(annotation_file::YOLO, tree, free)),
-    ..NO_LAYOUT
-};
+pub(super) const LABELME: Layout =
+    program("labelme", "`P1/a.jpg`, `P1/a.json`; also `images/a.jpg`, `labels/a.json`", |tree, free| {
+        groups(annotation_file::LABELME, tree, free)
+    });
+
+pub(super) const YOLO: Layout = program(
+    "yolo",
+    "`data.yaml`, `images/train/a.jpg`, `labels/train/a.txt`; also `train/images/a.jpg`, `train/labels/a.txt`",
+    |tree, free| groups(annotation_file::YOLO, tree, free),
+);
 
 /// Most absent targets of images that a table says.
 const MAX_ABSENT: usize = 200_000;
@@ -47,9 +48,21 @@ fn compared(name: &str, is_of_many: bool) -> Parts {
     all.filter(|(number, part)| *number == 0 || is_of_many || !is_word(part)).map(|(_, part)| part).collect()
 }
 
+/// An image without masks.
+fn group(file: usize, tree: &Tree) -> Group {
+    let (folders, stem) = tree.files[file].parts();
+    let split = folders.iter().find_map(|folder| split_of(folder));
+    let outer: Vec<&str> = folders.into_iter().filter(|folder| split_of(folder).is_none()).collect();
+    let images = vec![GroupImage { file, channel: None, part: None }];
+    Group { base: outer.join("/"), name: stem.to_owned(), images, split, ..Group::default() }
+}
+
 /// The images of a tree with the files of one program.
 fn groups(kind: &'static str, tree: &Tree, free: &[bool]) -> Groups {
     let (mut found, is_of_many) = (Groups::default(), kind == annotation_file::COCO);
+    if !tree.outlines().iter().any(|outlined| outlined.kind == kind) {
+        return found;
+    }
     let mut sources: Vec<Source> = Vec::new();
     for outlined in tree.outlines().iter().filter(|outlined| outlined.kind == kind && free[outlined.file]) {
         match &outlined.opened {
@@ -58,21 +71,14 @@ fn groups(kind: &'static str, tree: &Tree, free: &[bool]) -> Groups {
             Err(_) => found.refused = found.refused.take().or_else(|| outlined.error()),
         }
     }
+    let is_image = |file: &usize| free[*file] && tree.files[*file].kind == FileKind::Image;
+    let images: Vec<usize> = (0..tree.files.len()).filter(is_image).collect();
+    found.groups.extend(images.iter().map(|image| (key(*image), group(*image, tree))));
     let Some((first, _)) = sources.first() else { return found };
     let annotated = sources.iter().filter_map(|(_, source)| Some(source.as_ref()?.1));
     let labels = labels(annotated, tree.files[*first].path.parent().unwrap_or(&tree.root));
     let (labels, refused) = labels.map_or_else(|error| (Labels::new(), Some(error)), |labels| (labels, None));
     found.refused = refused;
-    let is_image = |file: &usize| free[*file] && tree.files[*file].kind == FileKind::Image;
-    let images: Vec<usize> = (0..tree.files.len()).filter(is_image).collect();
-    for image in &images {
-        let (folders, stem) = tree.files[*image].parts();
-        let images = vec![GroupImage { file: *image, channel: None, part: None }];
-        let split = folders.iter().find_map(|folder| split_of(folder));
-        let outer: Vec<&str> = folders.into_iter().filter(|folder| split_of(folder).is_none()).collect();
-        let group = Group { base: outer.join("/"), name: stem.to_owned(), images, split, ..Group::default() };
-        found.groups.insert(key(*image), group);
-    }
     let compare: Vec<Parts> = images.iter().map(|image| compared(&tree.files[*image].name, is_of_many)).collect();
     let known = Known::new(&compare);
     let with_absent = labels.len() * sources.len() <= MAX_ABSENT;
@@ -88,7 +94,7 @@ fn groups(kind: &'static str, tree: &Tree, free: &[bool]) -> Groups {
             },
             Meant::None(_) => {
                 let path = source.map_or_else(|| own.path.clone(), |(file, image)| file.path_of(image, None));
-                found.missing.push(super::super::item::Skipped { path, reason: "its image is not here".into() });
+                found.missing.push(Skipped { path, reason: "its image is not here".into() });
                 continue;
             }
         };
@@ -96,29 +102,19 @@ fn groups(kind: &'static str, tree: &Tree, free: &[bool]) -> Groups {
         if !group.masks.is_empty() {
             group.doubt = Some("several annotation files have the image: keep one of their masks".to_owned());
         }
+        let said = source.filter(|(_, image)| !is_of_many && !image.name.is_empty());
+        if let Some(Meant::File(other)) = said.map(|(_, said)| known.meant(&compared(&said.name, false)))
+            && other != image
+        {
+            group.doubt = Some(format!("`{}` says that it is of `{}`", own.name, of_image(&other)));
+        }
         group.doubt = group.doubt.take().or(doubt);
         group.set_split(split_in(&own.name).filter(|_| is_of_many));
-        group.masks.extend(masks(file, source, &labels, with_absent));
+        let masks = source.map(|(opened, image)| masks_of(opened, image, &labels, with_absent));
+        let masks = masks.unwrap_or_else(|| vec![(None, own.path.clone())]).into_iter();
+        let mask = |(target, path)| GroupMask { file, target, is_numbered: false, path: Some(path) };
+        group.masks.extend(masks.map(mask));
     }
     patients(&mut found, tree);
     found
-}
-
-/// The masks of an image: one for each label, if there are several.
-fn masks(
-    file: usize,
-    source: Option<(&AnnotationFile, &AnnotatedImage)>,
-    labels: &Labels,
-    with_absent: bool,
-) -> Vec<GroupMask> {
-    let mask = |target: Option<&String>, path| GroupMask { file, target: target.cloned(), is_numbered: false, path };
-    let Some((opened, image)) = source else { return vec![mask(None, None)] };
-    let own = image.labels();
-    let named = labels.iter().filter(|_| labels.len() > 1).filter_map(|(label, name)| {
-        let is_there = own.contains(label.as_str());
-        let path = if is_there { opened.path_of(image, Some(label)) } else { opened.path_of_absent(image, label) };
-        (is_there || with_absent).then(|| mask(Some(name), Some(path)))
-    });
-    let masks: Vec<GroupMask> = named.collect();
-    if masks.is_empty() { vec![mask(None, Some(opened.path_of(image, None)))] } else { masks }
 }

@@ -666,6 +666,7 @@ fn what_a_data_set_says_twice_is_ambiguous() {
             "several annotation files have the image: keep one of their masks",
         ),
         (&["b/a.jpg", "c/a.jpg", "x.json<coco a.jpg=polyp"], "`a.jpg` of `x.json` may be each of 2 images"),
+        (&["a.jpg", "b.jpg", "a.json<labelme b.jpg=polyp"], "`a.json` says that it is of `b.jpg`"),
         (&["train2017/a.jpg", "annotations/val.json<coco a.jpg=polyp"], "its files say both `train` and `val`"),
         (
             &[
