@@ -427,5 +427,5 @@ fn settings_decide_the_grid_of_a_check() {
     assert_eq!(side(&[]), 64, "the preset `full`: 1024 pixels, 16 of them in a cell");
     assert_eq!(side(&["--config", settings.to_str().unwrap(), "--html", page.to_str().unwrap()]), 16);
     let page = fs::read_to_string(page).unwrap();
-    assert!(page.contains("draws on 16 x 16 cells") && page.contains("Rows of each patient"), "{page}");
+    assert!(page.contains("draws on 16 x 16 cells") && page.contains("Classes and patients"), "{page}");
 }

@@ -19,8 +19,8 @@ use prsmed_base::event::{Event, Observer};
 use prsmed_base::{Error, Result, files};
 
 use report::Ambiguous;
-pub use report::{LayoutRow, ScanOptions, ScanReport};
-pub use series::{FolderSeries, series_head, series_rows};
+pub use report::{FolderSeries, LayoutRow, ScanOptions, ScanReport};
+pub use series::{series_head, series_rows};
 
 /// All layouts with their names.
 pub fn layouts() -> impl Iterator<Item = LayoutRow> {

@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::super::item::Skipped;
 use super::super::table::{Pair, PairKind, PairTable};
-use super::series::FolderSeries;
 use crate::names;
+use crate::volume::dicom::SeriesRow;
 use prsmed_base::{Error, Result};
 
 /// Most ambiguous images that an error names.
@@ -45,6 +45,17 @@ pub struct Ambiguous {
     pub files: Vec<PathBuf>,
     /// What is not clear, and what decides it.
     pub reason: String,
+}
+
+/// The series of a folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct FolderSeries {
+    /// The folder.
+    pub folder: PathBuf,
+    /// Its series, by number.
+    pub series: Vec<SeriesRow>,
+    /// Index of the series that a preparation uses; `None` if several or none fit.
+    pub used: Option<usize>,
 }
 
 /// What a scan finds.

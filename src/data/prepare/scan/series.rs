@@ -5,26 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
-use serde::Serialize;
 
 use super::super::item::{Skipped, reason_of};
 use super::super::table::Pair;
-use super::report::{Ambiguous, ScanReport};
+use super::report::{Ambiguous, FolderSeries, ScanReport};
 use super::tree::{FileKind, Tree};
 use crate::volume::dicom::{RULE_FORMS, SERIES_HEAD, SeriesRow, list_series, usable_series};
 use crate::volume::path::split_selection;
 use prsmed_base::event::{Event, Observer};
-
-/// The series of a folder.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct FolderSeries {
-    /// The folder.
-    pub folder: PathBuf,
-    /// Its series, by number.
-    pub series: Vec<SeriesRow>,
-    /// Index of the series that a preparation uses; `None` if several or none fit.
-    pub used: Option<usize>,
-}
 
 /// Lists the series of all folders of DICOM files in the report, by the headers of their files. A folder in which not exactly
 /// one series fits is ambiguous. The images of folders with several series get the rule that chooses one.
