@@ -445,7 +445,10 @@ fn errors_name_the_row_and_end_the_loader() {
     let (good, error) = first_error(root.path(), Bytes::default());
     let text = error.to_string();
     assert_eq!(good, 3, "the rows before it are returned");
-    assert!(text.contains("ct.csv:8: ") && text.ends_with("2.png: is not a PNG, JPEG or TIFF image"), "{text}");
+    assert!(
+        text.contains("ct.csv:8: ") && text.ends_with("2.png: is not a PNG, JPEG, TIFF, BMP, GIF, WebP or PGM image"),
+        "{text}"
+    );
     assert_eq!(error.hint(), "convert it to PNG");
 
     let root = images(4);

@@ -141,7 +141,7 @@ impl fmt::Display for QualityReport {
 /// Images whose features are computed.
 #[derive(Clone, Copy)]
 pub struct FeatureImages<'a> {
-    /// PNG, JPEG or TIFF files.
+    /// Image files.
     pub files: &'a [PathBuf],
     /// The area of image `i` that counts (nonzero pixels, any size); `None` for whole images. Only
     /// [`encoder_features`] uses it.

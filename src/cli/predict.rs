@@ -146,7 +146,7 @@ impl ModelArgs {
 pub(super) struct Args {
     #[command(flatten)]
     run: RunArgs,
-    /// Image file: PNG, JPEG, TIFF or DICOM; or a volume: NIfTI, NRRD, MetaImage, NPZ, a TIFF stack, a DICOM file, or a
+    /// Image file: PNG, JPEG, TIFF, BMP, GIF, WebP, PGM or DICOM; or a volume: NIfTI, NRRD, MetaImage, NPZ, a TIFF stack, a DICOM file, or a
     /// folder or zip of one DICOM series. `PATH#N` chooses volume N of a 4-D file, series number N, or frame N; a
     /// series is also chosen by its UID, its description (`PATH#T2 axial`), or as the `largest`
     #[arg(long, value_name = "FILE", required_unless_present = "images")]

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Many images")]
 pub(super) struct ManyArgs {
-    /// Folder of images (PNG, JPEG, TIFF, DICOM images; with its subfolders), or a CSV file with the column `image` and,
+    /// Folder of images (flat ones or DICOM; with its subfolders), or a CSV file with the column `image` and,
     /// for questions of its own, `question`
     ///
     /// Each image is read once for all its questions. `--out` names the folder for masks and answers; the same command

@@ -57,7 +57,7 @@ pub(super) struct PrepareArgs {
     /// `split`, `class`, `labels`, `target`, `question`, `answer`
     #[arg(long, value_name = "CSV", conflicts_with_all = ["images", "masks", "layout", "channel"])]
     pairs: Option<PathBuf>,
-    /// Folder of images (PNG, JPEG or TIFF), or volumes: files, DICOM folders, or a folder of them
+    /// Folder of images (PNG, JPEG, TIFF, BMP, GIF, WebP, PGM), or volumes: files, DICOM folders, or a folder of them
     #[arg(long, value_name = "PATH", num_args = 1.., required_unless_present_any = ["dir", "pairs"], requires = "masks",
         conflicts_with_all = ["layout", "channel"])]
     images: Vec<PathBuf>,

@@ -1,6 +1,6 @@
 //! Images, masks, volumes and tables of medical data: files -> samples -> batches.
 //!
-//! PNG, JPEG and TIFF images as Pillow decodes them, DICOM and NIfTI volumes with their positions and units ([`volume`]),
+//! flat images as Pillow decodes them, DICOM and NIfTI volumes with their positions and units ([`volume`]),
 //! tables of questions and answers ([`manifest`]), splits that keep a patient in one part ([`split`]), and checks that name
 //! the line and the remedy ([`mod@check`]). Nothing is guessed in silence: what is unclear is refused or noted.
 //!

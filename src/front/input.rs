@@ -6,6 +6,7 @@ use crate::data::decode::{self, MaskRefusal, ONE_TARGET};
 use crate::data::image::foreground;
 use crate::data::labels::Labels;
 use crate::data::prepared::Intensity;
+use crate::data::volume::format::IMAGES;
 use crate::data::volume::{self, Axis, Geometry, Levels, Modality, Neighbours, SlicePlane, Volume, Window};
 use crate::event::{Event, Observer, Silent};
 use crate::segment::setup::Description;
@@ -19,7 +20,7 @@ use std::path::{Path, PathBuf};
 pub enum Image<'a> {
     /// Pixels, 8-bit grey or RGB.
     Pixels(&'a DynamicImage),
-    /// A PNG, JPEG or TIFF file, turned as its orientation says, or a DICOM or NIfTI file of one slice, with the window of
+    /// A flat image, turned as its orientation says, or a DICOM or NIfTI file of one slice, with the window of
     /// the training images.
     File(PathBuf),
 }
@@ -120,7 +121,7 @@ impl ImageReading {
         if !volume::is_volume(path)? {
             if !path.is_file() {
                 let reason = format!("there is no file `{}`", path.display());
-                let hint = "give a PNG, JPEG or TIFF file, a NIfTI or DICOM file, or a folder or zip of DICOM files";
+                let hint = format!("give a {IMAGES} file, a NIfTI or DICOM file, or a folder or zip of DICOM files");
                 return Err(Error::argument("image", reason, hint));
             }
             return decode::image(path).map(ImageOrVolume::Image);

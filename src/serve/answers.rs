@@ -195,7 +195,7 @@ pub(super) async fn overlay(
     .await
 }
 
-/// Replaces the mask by a user's: a PNG, JPEG or TIFF file of the size of the image.
+/// Replaces the mask by a user's: an image file of the size of the image.
 pub(super) async fn correct(State(app): State<App>, Path((image, answer)): Ids, request: Request) -> JsonResult {
     let (picture, found) = app.shared.store.answer(&image, &answer)?;
     found.of_slice()?;

@@ -6,16 +6,17 @@ use crate::Error;
 use crate::data::decode::{self, MaskRefusal, ONE_TARGET, StoredMask};
 use crate::data::image::foreground;
 use crate::data::labels::Labels;
+use crate::data::volume::format::IMAGES;
 use image::GrayImage;
 use std::path::Path;
 
-/// Reads a PNG, JPEG or TIFF file of the size of the image as a mask with 0 and 255. `name` is that of the file in errors.
+/// Reads an image file of the size of the image as a mask with 0 and 255. `name` is that of the file in errors.
 pub(super) fn read(bytes: &[u8], name: &Path, size: (u32, u32), max_pixels: u64) -> HttpResult<GrayImage> {
     let stored = decode::stored_mask_of(bytes, name, max_pixels).map_err(|error| {
         let mut failure = refused(error);
         // the remedies of other files are about their names and folders
         if !decode::is_image(bytes) {
-            failure.hint = "send a PNG, JPEG or TIFF file".into();
+            failure.hint = format!("send a {IMAGES} file");
         }
         failure
     })?;
@@ -76,9 +77,9 @@ mod tests {
         for (bytes, expected) in [
             (png(&[0; 8]), "the mask is empty"),
             (png(&[0, 0, 1, 1, 0, 0, 2, 2]), "several labels"),
-            (b"{}".to_vec(), "is not a PNG, JPEG or TIFF image"),
-            (b"\x1f\x8b\x08\0".to_vec(), "is not a PNG, JPEG or TIFF image but a gzip file"),
-            (Vec::new(), "is not a PNG, JPEG or TIFF image"),
+            (b"{}".to_vec(), "is not a PNG, JPEG, TIFF, BMP, GIF, WebP or PGM image"),
+            (b"\x1f\x8b\x08\0".to_vec(), "is not a PNG, JPEG, TIFF, BMP, GIF, WebP or PGM image but a gzip file"),
+            (Vec::new(), "is not a PNG, JPEG, TIFF, BMP, GIF, WebP or PGM image"),
         ] {
             let failure = read(&bytes).unwrap_err();
             assert!(failure.error.starts_with("the field `mask`: ") && failure.error.contains(expected), "{failure:?}");

@@ -7,7 +7,7 @@ use super::options::MAX_VOLUME;
 use super::picture::ServedImage;
 use super::upload::{Upload, uploaded};
 use crate::data::decode;
-use crate::data::volume::format::usual_endings;
+use crate::data::volume::format::{IMAGES, usual_endings};
 use crate::data::volume::limits::TOO_MANY;
 use crate::data::volume::{self, SegmentMask, Volume, write};
 use crate::{Error, Result};
@@ -31,9 +31,9 @@ use std::path::{Path as FilePath, PathBuf};
 pub(super) fn read(bytes: Upload, max_pixels: u64) -> Result<Volume> {
     let file = InMemory::new(&bytes)?;
     if !volume::is_volume(&file.path)? {
-        let expected = "a PNG, JPEG or TIFF image, nor a NIfTI or DICOM file";
+        let expected = format!("a {IMAGES} image, nor a NIfTI or DICOM file");
         let hint = "convert an image to PNG, and a volume to NIfTI";
-        return Err(decode::unknown_format(uploaded(), &bytes, expected, hint));
+        return Err(decode::unknown_format(uploaded(), &bytes, &expected, hint));
     }
     drop(bytes);
     // The product of the pixels of the slices along the three axes is the square of the number of voxels. A file whose

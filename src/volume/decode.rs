@@ -103,7 +103,7 @@ pub fn dimensions(path: &Path) -> Result<(u32, u32)> {
     })
 }
 
-/// True if a file in memory is a PNG, JPEG or TIFF by its first bytes.
+/// True if a file in memory is an image by its first bytes.
 pub fn is_image(bytes: &[u8]) -> bool {
     codec_of(bytes).is_some()
 }
@@ -190,7 +190,7 @@ fn codec_of(bytes: &[u8]) -> Option<Codec> {
 }
 
 fn known_codec(bytes: &[u8], path: &Path) -> Result<Codec> {
-    let unknown = || unknown_format(path, bytes, "a PNG, JPEG or TIFF image", "convert it to PNG");
+    let unknown = || unknown_format(path, bytes, concat!("a ", crate::image_formats!(), " image"), "convert it to PNG");
     codec_of(bytes).ok_or_else(unknown)
 }
 

@@ -36,7 +36,7 @@ pub(crate) enum Skip {
     Before { lines: usize, bytes: u64 },
     /// Bytes of the file as it is stored.
     Stored(u64),
-    /// All but the numbers.
+    /// All but the numbers, of the content (decompressed).
     AllButLast,
 }
 
@@ -182,6 +182,7 @@ fn decoded(mut file: Box<dyn BufRead>, layout: Layout, length: u64) -> io::Resul
             }
         }
         Skip::Stored(bytes) => skip(&mut file, bytes)?,
+        Skip::AllButLast if layout.encoding == Encoding::Deflate => {}
         Skip::AllButLast => skip(&mut file, length.saturating_sub(size))?,
     }
     let mut content: Box<dyn BufRead> = match layout.encoding {
@@ -190,10 +191,40 @@ fn decoded(mut file: Box<dyn BufRead>, layout: Layout, length: u64) -> io::Resul
         Encoding::Deflate => Box::new(BufReader::new(ZlibDecoder::new(file))),
         Encoding::Text => Box::new(BufReader::new(TextNumbers { text: file, number: [0; 8], used: 8 })),
     };
-    if let Skip::Before { bytes, .. } = layout.skip {
-        skip(&mut content, bytes)?;
+    match layout.skip {
+        Skip::Before { bytes, .. } => skip(&mut content, bytes)?,
+        Skip::AllButLast if layout.encoding == Encoding::Deflate => {
+            content = Box::new(BufReader::new(LastBytes { content: Some(content), size, last: io::Cursor::default() }));
+        }
+        _ => {}
     }
     Ok(content)
+}
+
+/// The last bytes of a compressed content, whose length is known only at its end. Nothing is read before it is asked for,
+/// since sizes are compared with the file before.
+struct LastBytes {
+    content: Option<Box<dyn BufRead>>,
+    size: u64,
+    last: io::Cursor<Vec<u8>>,
+}
+
+impl Read for LastBytes {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if let Some(content) = self.content.take() {
+            let most = self.size.saturating_add(MAX_HEADER);
+            let mut bytes = Vec::new();
+            content.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+            if bytes.len() as u64 > most {
+                let reason = format!("it has more than {} MiB before its voxels", MAX_HEADER >> 20);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+            }
+            let before = (bytes.len() as u64).saturating_sub(self.size);
+            self.last = io::Cursor::new(bytes);
+            self.last.set_position(before);
+        }
+        self.last.read(buffer)
+    }
 }
 
 /// The numbers of several files, one after the other.

@@ -25,6 +25,17 @@ use prsmed_base::error::{Error, Result};
 pub use row::Format;
 pub(crate) use row::{Choice, NO_FORMAT, Writer, flat, refused, unreadable};
 
+/// The flat images that can be read (as text in the program; PGM stands for PPM too).
+#[macro_export]
+macro_rules! image_formats {
+    () => {
+        "PNG, JPEG, TIFF, BMP, GIF, WebP or PGM"
+    };
+}
+
+/// The flat images that can be read, for messages.
+pub const IMAGES: &str = image_formats!();
+
 const NIFTI: Format = Format {
     name: "a NIfTI file",
     // not `hdr`, which other programs use too
@@ -208,6 +219,16 @@ fn is_mgh(start: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn all_images_that_are_read_are_in_the_text() {
+        let images = FORMATS.iter().filter(|format| format.image.is_some());
+        let names: Vec<&str> = images.filter_map(|format| format.name.split(' ').nth(1)).collect();
+        assert!(names.len() > 7, "{names:?}");
+        for name in names.into_iter().filter(|name| *name != "toy") {
+            assert!(IMAGES.contains(name), "{name}: {IMAGES}");
+        }
+    }
 
     #[test]
     fn other_formats_are_known_by_their_content_or_their_name() {

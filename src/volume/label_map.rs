@@ -103,6 +103,20 @@ impl LabelMap {
         present.collect()
     }
 
+    /// Says so if the file gives a name to another label than the chosen ones, and to none of them. Programs number the
+    /// segments of each patient anew, so that equal numbers of two files can be different structures.
+    pub fn contradiction(&self, name: &str, chosen: Labels) -> Option<String> {
+        let plain = |name: &str| name.trim().to_lowercase().replace(['_', '-'], " ");
+        let has_name = |own: &str| plain(own) == plain(name);
+        let (of, others): (Vec<_>, Vec<_>) = self.names.0.iter().partition(|(label, _)| chosen.contains(**label));
+        let (other, _) = others.into_iter().find(|(_, own)| has_name(own))?;
+        let (label, own) = of.first().filter(|_| !of.iter().any(|(_, own)| has_name(own)))?;
+        Some(format!(
+            "its label {label} is named `{own}` and its label {other} is named `{name}`, but label {label} is to be `{name}`; \
+             correct the labels, for each file if its numbers differ from those of others"
+        ))
+    }
+
     /// The voxels with one label: 1, others 0.
     pub fn mask(&self, label: u16) -> Vec<u8> {
         let mut mask: Vec<u8> = self.values.iter().map(|value| u8::from(*value == label)).collect();
@@ -398,6 +412,21 @@ mod tests {
             let error = wrong.parse::<LabelNames>().unwrap_err();
             assert!(error.contains(part), "{wrong}: {error}");
         }
+    }
+
+    #[test]
+    fn names_that_contradict_those_of_the_file_are_found() {
+        let affine = Affine::from_columns([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], [0.0; 3]);
+        let names = "1=Liver,2=left_kidney,3=Liver,4=Segment_4".parse().unwrap();
+        let map = LabelMap { names, ..numbered([4, 1, 1], affine) };
+        let found = |name, chosen: &str| map.contradiction(name, chosen.parse().unwrap());
+        let reason = found("left kidney", "1").expect("label 2");
+        assert!(reason.contains("its label 1 is named `Liver` and its label 2 is named `left kidney`"), "{reason}");
+        for (name, chosen) in [("liver", "1"), ("liver", "3"), ("left kidney", "1,2"), ("tumour", "4"), ("liver", "9")]
+        {
+            assert_eq!(found(name, chosen), None, "{name} {chosen}");
+        }
+        assert_eq!(map.contradiction("liver", Labels::NONE), None);
     }
 
     #[test]

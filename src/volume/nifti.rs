@@ -116,7 +116,8 @@ fn stored(path: &Path, selected: Option<u32>, geometry: Option<Geometry>) -> Res
     let [of_header, of_voxels] = pair.as_ref().map_or([path; 2], |pair| pair.each_ref().map(PathBuf::as_path));
     let mut content = Content::open(of_header)?;
     let header = read_header(&mut content, pair.is_some())?;
-    let is_apart = &header.magic == PAIR;
+    // some programs write the magic of a single file into the header of a pair
+    let is_apart = &header.magic == PAIR || (pair.is_some() && !has_voxels(of_header)?);
     if is_apart {
         content = Content::open(of_voxels)?;
     }
@@ -140,6 +141,11 @@ fn stored(path: &Path, selected: Option<u32>, geometry: Option<Geometry>) -> Res
     let (affine, notes) = geometry::affine(path, &header, size, geometry)?;
     let source = VolumeSource::Nifti(Forms::of_header(&header));
     Ok(StoredVolume { stored, affine, modality: Modality::Unknown, source, notes })
+}
+
+/// Whether anything is behind the header and its four bytes of extensions.
+fn has_voxels(of_header: &Path) -> Result<bool> {
+    Content::open(of_header)?.skip(HEADER as u64 + 5)
 }
 
 /// Slope and intercept. A slope of 0 or NaN means that values are not scaled, as in nibabel.

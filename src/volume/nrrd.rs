@@ -105,6 +105,13 @@ impl Axes {
         };
         let (spatial, others): (Vec<usize>, Vec<usize>) = (0..sizes.len()).partition(is_spatial);
         let kind = |axis: usize| kinds.get(axis).cloned().unwrap_or_else(|| "none".to_owned());
+        if let Some(axis) =
+            others.iter().find(|axis| directions.is_some() && SPATIAL[..2].contains(&kind(**axis).as_str()))
+        {
+            let reason =
+                format!("axis {} of its array has the kind `{}`, and no direction in space", axis + 1, kind(*axis));
+            return Err(Error::data(path, reason, "write the step between its slices into `space directions`"));
+        }
         match (spatial.len(), others.as_slice()) {
             (2 | 3, []) => Ok(Self { sizes, spatial, other: None }),
             (2 | 3, &[axis]) => Ok(Self { sizes, spatial, other: Some((axis, kind(axis))) }),
@@ -242,7 +249,7 @@ fn layout(path: &Path, header: &Header, count: usize) -> Result<(Layout, bool)> 
     let lines = header.number(path, "line skip")?;
     let bytes = header.get("byte skip").unwrap_or_default();
     let skip = match (bytes.as_str(), encoding) {
-        ("-1", Encoding::Raw) => Skip::AllButLast,
+        ("-1", Encoding::Raw | Encoding::Deflate) => Skip::AllButLast,
         _ => Skip::Before { lines: lines.unwrap_or(0), bytes: header.number(path, "byte skip")?.unwrap_or(0) as u64 },
     };
     if encoding == Encoding::Text {

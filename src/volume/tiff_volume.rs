@@ -11,7 +11,7 @@ use tiff::tags::Tag;
 use tiff::{TiffError, TiffResult};
 
 use super::decode::shared::MAX_PIXELS;
-use super::decode::tiff::{is_tiff, pages};
+use super::decode::tiff::{hidden_pages, is_tiff, number_in, pages};
 use super::format::row::{Choice, Format, NO_FORMAT};
 use super::limits::{check_ratio, check_size};
 use super::modality::Modality;
@@ -81,7 +81,8 @@ fn decoder(path: &Path) -> TiffResult<FileDecoder> {
 fn is_volume(path: &Path) -> bool {
     let is_volume = || -> TiffResult<bool> {
         let mut decoder = decoder(path)?;
-        Ok(pages(&mut decoder).len() > 1 || Page::of(&mut decoder)?.is_measured())
+        let is_stack = pages(&mut decoder).len() > 1 || hidden_pages(&mut decoder, path.metadata()?.len()) > 0;
+        Ok(is_stack || Page::of(&mut decoder)?.is_measured())
     };
     is_volume().unwrap_or(false)
 }
@@ -94,6 +95,14 @@ fn open(path: &Path, choice: &Choice) -> Result<StoredVolume> {
     check_file(path, num_bytes)?;
     let mut decoder = decoder(path).map_err(failed)?;
     let mut pages = pages(&mut decoder);
+    let hidden = if pages.len() == 1 { hidden_pages(&mut decoder, num_bytes) } else { 0 };
+    if hidden > 0 {
+        let reason = format!("ImageJ has written {} images into it, of which only the first one is listed", hidden + 1);
+        let hint = "save it again with a list of its pages, for example `tifffile.imwrite(new, tifffile.imread(old))`, or as an \
+                    image sequence in ImageJ";
+        return Err(Error::data(path, reason, hint));
+    }
+    let kind_of_pages = if choice.selected.is_some() { None } else { pages_of(path, &mut decoder, pages.len())? };
     if choice.selected.is_some() {
         let at = chosen(path, pages.len().max(1), number_of(path, choice.selected)?, String::new)?;
         pages = pages.get(at..=at).map(<[_]>::to_vec).unwrap_or_default();
@@ -129,6 +138,7 @@ fn open(path: &Path, choice: &Choice) -> Result<StoredVolume> {
         "a TIFF file has no position in the patient: the voxel axes are assumed to be left, posterior and superior (LPS), of 1 mm"
             .to_owned(),
     ];
+    notes.extend(kind_of_pages);
     let steps = [[-1.0, 0.0, 0.0], [0.0, -1.0, 0.0], [0.0, 0.0, 1.0]];
     let affine = affine_of(path, &steps, [0.0; 3], &mut notes)?;
     let bytes = BufReader::new(Pages { decoder, pages: pages.into_iter(), current: Vec::new(), used: 0 });
@@ -136,6 +146,37 @@ fn open(path: &Path, choice: &Choice) -> Result<StoredVolume> {
     let is_big_endian = cfg!(target_endian = "big");
     let stored = StoredVoxels { content, number, is_big_endian, scaling: [1.0, 0.0], size, part: Part::ALL };
     Ok(StoredVolume { stored, affine, modality: Modality::Unknown, source: VolumeSource::Other, notes })
+}
+
+/// A note if ImageJ or OME call the pages otherwise than slices.
+///
+/// # Errors
+/// [`Error::Data`] for pages of several slices and also of several channels or times, which are one row of pages.
+fn pages_of(path: &Path, decoder: &mut FileDecoder, num_pages: usize) -> Result<Option<String>> {
+    let Ok(description) = decoder.get_tag_ascii_string(Tag::ImageDescription) else { return Ok(None) };
+    let names = if description.starts_with("ImageJ=") {
+        ["channels=", "slices=", "frames="]
+    } else if description.contains("<OME") {
+        ["SizeC=\"", "SizeZ=\"", "SizeT=\""]
+    } else {
+        return Ok(None);
+    };
+    let [channels, slices, times] = names.map(|name| number_in(&description, name).unwrap_or(1).max(1));
+    let all = channels.checked_mul(slices).and_then(|all| all.checked_mul(times));
+    if num_pages < 2 || all != Some(num_pages) || slices == num_pages {
+        return Ok(None);
+    }
+    if slices == 1 && (channels == 1 || times == 1) {
+        let name = if times == 1 { "channels" } else { "points in time" };
+        return Ok(Some(format!("its description calls its {num_pages} pages {name}: they are taken for slices")));
+    }
+    let reason =
+        format!("its pages are {channels} channels of {slices} slices at {times} points in time, one after the other");
+    let hint = format!(
+        "save one channel at one time as a file of its own (in ImageJ: `Image > Duplicate`), or choose a page, from `{}#0` on",
+        path.display()
+    );
+    Err(Error::data(path, reason, hint))
 }
 
 /// The pixels of pages, one after the other, in the byte order of this machine.

@@ -468,7 +468,7 @@ fn invalid_outputs_are_refused_before_the_work() {
     );
     refused(
         prsmed().arg("predict").arg(run).args(["--question", "Where?", "--image", "none.png"]),
-        "error: `--image`: there is no file `none.png`\nhint: give a PNG, JPEG or TIFF file, a NIfTI or DICOM file, or a \
+        "error: `--image`: there is no file `none.png`\nhint: give a PNG, JPEG, TIFF, BMP, GIF, WebP or PGM file, a NIfTI or DICOM file, or a \
          folder or zip of DICOM files",
     );
     refused(

@@ -273,7 +273,7 @@ fn a_run_on_the_hub_is_scored_and_merged() {
     let (made, next) = (root.display(), root.display());
     let expected = format!("3 images, 6 questions in {made}; 1 files skipped\nnext: prsmed data check {next}\n");
     assert_eq!(ran.stdout, expected);
-    let warning = format!("warning: {}: skipped, not a PNG, JPEG or TIFF file\n", notes.display());
+    let warning = format!("warning: {}: skipped, not a PNG, JPEG, TIFF, BMP, GIF, WebP or PGM file\n", notes.display());
     assert!(ran.stderr.contains(&warning), "{}", ran.stderr);
     let mut eval = with_cache(&server, "cache-eval");
     eval.args(["eval", "hub:lab/prs-med/llm_seg_16", "--limit", "1", "--max-new-tokens", "2", "--split", "train"]);

@@ -185,7 +185,7 @@ fn wrong_flags_are_refused_before_the_model_is_loaded() {
     let notes = path("scan.dat");
     std::fs::write(&notes, b"scan of a phantom").unwrap();
     let ran = run(&mut predict(&notes, &["--out", "mask.nii.gz"]));
-    assert!(ran.stderr.contains("scan.dat: is not a PNG, JPEG or TIFF image"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("scan.dat: is not a PNG, JPEG, TIFF, BMP, GIF, WebP or PGM image"), "{}", ran.stderr);
     refused(
         &mut predict(&fixture("oblique.zip"), &["--out", "missing/mask.nii"]),
         "error: `--out`: `missing` is not a folder\nhint: create the folder first, or choose another path",

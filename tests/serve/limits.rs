@@ -24,7 +24,7 @@ fn files_that_are_no_images_are_refused() {
     let server = Server::start(&["--max-upload", "0.1", "--max-pixels", "0.01"]);
     let upload = |bytes: &[u8]| server.send("POST", "/api/images", &[], bytes);
     upload(b"").is_error(400, "the file is empty");
-    upload(b"garbage").is_error(422, "the uploaded file: is not a PNG, JPEG or TIFF image");
+    upload(b"garbage").is_error(422, "the uploaded file: is not a PNG, JPEG, TIFF, BMP, GIF, WebP or PGM image");
     upload(b"\x89PNG\r\n\x1a\nrest").is_error(422, "cannot be decoded");
     let whole = std::fs::read(image_file()).unwrap();
     let half = upload(&whole[..whole.len() / 2]);
@@ -136,7 +136,7 @@ fn questions_that_cannot_be_asked_are_refused() {
     assert!(result["new_tokens"].as_u64().unwrap() <= 3, "{result}");
     let mask = format!("/api/images/{image}/answers/{}/mask", result["id"].as_str().unwrap());
     server.send("PUT", &mask, &[], &png(63, 64)).is_error(422, "the mask is 63x64 pixels but its image is 64x64");
-    server.send("PUT", &mask, &[], b"garbage").is_error(422, "is not a PNG, JPEG or TIFF image");
+    server.send("PUT", &mask, &[], b"garbage").is_error(422, "is not a PNG, JPEG, TIFF, BMP, GIF, WebP or PGM image");
     let pairs = format!("/api/images/{image}/pairs.zip?class=../x");
     server.get(&pairs).is_error(422, "the model does not have this class");
     for _ in 1..32 {

@@ -114,8 +114,8 @@ fn masks_that_words_cannot_follow_are_refused_with_what_to_do() {
     let labels = GrayImage::from_fn(64, 64, |x, y| Luma([if y < 9 { u8::try_from(x / 22).unwrap() } else { 0 }]));
     let question = [("question", QUESTION)];
     for (file, status, expected) in [
-        (b"garbage".to_vec(), 422, "the field `mask`: is not a PNG, JPEG or TIFF image"),
-        (Vec::new(), 422, "the field `mask`: is not a PNG, JPEG or TIFF image"),
+        (b"garbage".to_vec(), 422, "the field `mask`: is not a PNG, JPEG, TIFF, BMP, GIF, WebP or PGM image"),
+        (Vec::new(), 422, "the field `mask`: is not a PNG, JPEG, TIFF, BMP, GIF, WebP or PGM image"),
         (png(&corner(true))[..60].to_vec(), 422, "the field `mask`: cannot be decoded"),
         (png(&GrayImage::new(63, 64)), 422, "the field `mask`: the mask is 63x64 pixels but its image is 64x64"),
         (png(&GrayImage::new(64, 64)), 422, "the field `mask`: the mask is empty"),

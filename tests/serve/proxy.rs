@@ -42,7 +42,7 @@ fn a_form_sends_one_file() {
     send(&form(&[])).is_error(400, "the form has no file");
     send(&form(&[&image, &image])).is_error(400, "the form has several files");
     send(&form(&[&vec![0; 200_000]])).is_error(413, "the file is too large: at most 0.1 MiB are allowed");
-    send(&form(&[b"text"])).is_error(422, "the uploaded file: is not a PNG, JPEG or TIFF image");
+    send(&form(&[b"text"])).is_error(422, "the uploaded file: is not a PNG, JPEG, TIFF, BMP, GIF, WebP or PGM image");
     send(b"--yy\r\n").is_error(400, "");
     let none = server.send("POST", "/api/images", &[("Content-Type", "multipart/form-data")], b"");
     none.is_error(400, "boundary");

@@ -16,7 +16,7 @@ pub(super) const NO_MASK: &str = "no mask with this stem";
 /// As [`NO_MASK`], for an image that a file of many images does not have.
 pub(super) const NOT_LISTED: &str = "the annotation file does not have this image";
 pub(super) const NO_IMAGE: &str = "no image with this stem";
-pub(super) const NOT_AN_IMAGE: &str = "not a PNG, JPEG or TIFF file";
+pub(super) const NOT_AN_IMAGE: &str = concat!("not a ", prsmed_volume::image_formats!(), " file");
 /// Before the kind of a file with annotations, which is no image.
 pub(super) const IS_A: &str = "is not an image but";
 /// Before the image of this name that the data root has.

@@ -75,7 +75,7 @@ impl Default for SliceOptions {
 /// Options of [`super::prepare`]; see [`PrepareOptions::new`].
 #[derive(Debug, Clone, Default)]
 pub struct PrepareOptions {
-    /// A folder of images (PNG, JPEG, TIFF; subfolders are not searched), or volumes: NIfTI files, DICOM files, folders
+    /// A folder of images (flat ones; subfolders are not searched), or volumes: NIfTI files, DICOM files, folders
     /// and zips, or folders of them.
     pub images: Vec<PathBuf>,
     /// A folder of masks, a COCO file, a folder of LabelMe or YOLO files, or the label maps of volumes. It may be the image folder if the masks have one of

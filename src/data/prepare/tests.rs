@@ -85,7 +85,7 @@ fn pairs_are_matched_by_stem_and_other_files_are_listed() {
     assert_eq!(reason("masks/empty_seg.png"), "the mask is empty");
     assert_eq!(reason("masks/small.png"), "is 30 x 40 pixels, its image 60 x 40");
     assert!(reason("images/truncated.png").starts_with("cannot be read"));
-    assert_eq!(reason("images/notes.txt"), "not a PNG, JPEG or TIFF file");
+    assert_eq!(reason("images/notes.txt"), "not a PNG, JPEG, TIFF, BMP, GIF, WebP or PGM file");
     let locations: BTreeMap<_, _> = f.rows().into_iter().map(|[path, _, _, location, _]| (path, location)).collect();
     let location =
         |stem: &str| locations.iter().find(|(path, _)| path.ends_with(&format!("/{stem}.png"))).unwrap().1.as_str();

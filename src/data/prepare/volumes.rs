@@ -100,7 +100,15 @@ impl Opened {
         let mut notes = Vec::new();
         for number in 0..pair.masks.len() {
             let of_file: Vec<OfFile> = shown.iter().enumerate().flat_map(|shown| of_file(number, shown)).collect();
-            let mut map = label_map(number, pair, &of_file, &volume, work)?;
+            let left_out = |Skipped { path, reason }| {
+                let volume = if pair.masks.len() > 1 {
+                    format!("; so {} is left out", file_name(&pair.source))
+                } else {
+                    String::new()
+                };
+                Skipped { path, reason: reason + &volume }
+            };
+            let mut map = label_map(number, pair, &of_file, &volume, work).map_err(left_out)?;
             for OfFile { structure, labels, .. } in of_file {
                 add_bits(&mut masks[structure], &map, labels, &plane, work.options.slices.every);
                 if let Some(whole) = whole.get_mut(structure) {
@@ -183,6 +191,9 @@ fn label_map(
     if let Some(reason) = several_labels(&labels).filter(|_| !is_chosen) {
         return Err(Skipped { path: path.clone(), reason });
     }
+    if let Some(reason) = shown.iter().find_map(|of| labels.contradiction(of.name, of.labels)) {
+        return Err(Skipped { path: path.clone(), reason });
+    }
     for (OfFile { name, labels: chosen, .. }, before) in shown.iter().zip(before) {
         let left = mm3_of(&labels, *chosen) / before;
         if left == 0.0 {
@@ -239,7 +250,9 @@ fn mm3_of(labels: &LabelMap, chosen: Labels) -> f64 {
 /// Says so if a label map has several labels, of which none is chosen.
 fn several_labels(labels: &LabelMap) -> Option<String> {
     let found = labels.labels();
-    let all: Vec<String> = found.iter().map(|(label, count)| format!("{label} ({count} voxels)")).collect();
+    let name = |label| labels.names.0.get(label).map_or(String::new(), |name| format!("`{name}`, "));
+    let all: Vec<String> =
+        found.iter().map(|(label, count)| format!("{label} ({}{count} voxels)", name(label))).collect();
     let choice = "choose with the argument `labels=2`, or name them with the argument `labels=1=liver,2=tumour`";
     (found.len() > 1).then(|| format!("the label map has several labels: {}; {choice}", all.join(", ")))
 }

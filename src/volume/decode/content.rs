@@ -1,4 +1,4 @@
-//! Files whose content is no PNG, JPEG or TIFF image, whatever their names say: what they are by their first bytes.
+//! Files whose content is no image that can be read, whatever their names say: what they are by their first bytes.
 
 use std::path::Path;
 
@@ -70,6 +70,7 @@ mod tests {
     use super::super::image;
     use super::*;
     use crate::fixture::Root;
+    use crate::format::IMAGES;
 
     #[test]
     fn files_with_the_name_of_an_image_are_named_by_their_content() {
@@ -114,7 +115,7 @@ mod tests {
             let path = root.file("0001.png");
             std::fs::write(&path, bytes).expect("written");
             let error = image(&path).expect_err("refused");
-            let expected = format!("0001.png: is not a PNG, JPEG or TIFF image{kind}");
+            let expected = format!("0001.png: is not a {IMAGES} image{kind}");
             assert!(error.to_string().ends_with(&expected), "{error}: {expected}");
             assert_eq!(error.hint(), hint, "{error}");
         }

@@ -20,7 +20,7 @@ fn decoding_errors_name_the_file_and_the_reason() {
 
     let text = root.file("text.png");
     fs::write(&text, "hello").expect("written");
-    assert!(refused(&text).ends_with("text.png: is not a PNG, JPEG or TIFF image"));
+    assert!(refused(&text).ends_with("text.png: is not a PNG, JPEG, TIFF, BMP, GIF, WebP or PGM image"));
 
     root.image("a.png", 40, 30);
     let png = fs::read(root.file("a.png")).expect("read");

@@ -70,6 +70,27 @@ pub(crate) fn pages<R: Read + Seek>(decoder: &mut Decoder<R>) -> Vec<usize> {
     (0..are_reduced.len()).filter(|page| all || !are_reduced[*page]).collect()
 }
 
+/// Pages that have no directory: ImageJ writes stacks of more than 4 GiB with one directory, and all images behind each other
+/// (0 for other files). The decoder is at the first page.
+pub(crate) fn hidden_pages<R: Read + Seek>(decoder: &mut Decoder<R>, num_bytes: u64) -> usize {
+    let mut hidden = || -> TiffResult<usize> {
+        let description = decoder.get_tag_ascii_string(Tag::ImageDescription)?;
+        let images = description.strip_prefix("ImageJ=").and_then(|lines| number_in(lines, "images=")).unwrap_or(0);
+        let sizes = decoder.find_tag_unsigned_vec::<u64>(Tag::StripByteCounts)?.unwrap_or_default();
+        // a page that another program has cut out may have the description of its stack
+        let all = sizes.iter().sum::<u64>().saturating_mul(images as u64);
+        Ok(if images > 1 && all > 0 && all <= num_bytes { images - 1 } else { 0 })
+    };
+    hidden().unwrap_or(0)
+}
+
+/// The whole number behind a name.
+pub(crate) fn number_in(text: &str, name: &str) -> Option<usize> {
+    let (_, rest) = text.split_once(name)?;
+    let end = rest.find(|digit: char| !digit.is_ascii_digit()).unwrap_or(rest.len());
+    rest[..end].parse().ok()
+}
+
 pub(super) fn header(bytes: &[u8]) -> Result<TiffHeader, DecodeFailure> {
     let mut decoder = decoder(bytes)?;
     let mut first = |tag, usual| -> TiffResult<u16> {
@@ -97,7 +118,11 @@ impl TiffHeader {
     pub(super) fn page(&self, bytes: &[u8], palette: Palette) -> Result<Option<Decoded>, DecodeFailure> {
         let Self { bits, samples, size: (width, height), .. } = *self;
         let refuse = |reason: String| Err(DecodeFailure::Unsupported(reason));
-        let num_pages = pages(&mut decoder(bytes)?).len();
+        let mut decoder_of_pages = decoder(bytes)?;
+        let mut num_pages = pages(&mut decoder_of_pages).len();
+        if num_pages == 1 {
+            num_pages += hidden_pages(&mut decoder_of_pages, bytes.len() as u64);
+        }
         if num_pages > 1 {
             return Err(DecodeFailure::Pages(num_pages));
         }

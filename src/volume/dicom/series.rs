@@ -17,6 +17,8 @@ const COSINE: f64 = 1e-3;
 const UNEVEN: f64 = 0.1;
 /// Angle in degrees between the slices and their stack from which the gantry counts as tilted.
 const TILT: f64 = 0.5;
+/// What all slices of a volume have in common.
+const CONTRASTS: [&str; 3] = ["EchoTime", "EchoNumbers", "DiffusionBValue"];
 
 /// A file with an image.
 pub(super) struct SeriesFile {
@@ -307,6 +309,7 @@ fn stack<'a>(path: &Path, entries: &[SeriesFile], slices: Vec<Slice<'a>>) -> Res
     let normal = unit(cross(row, column));
     stacked.sort_by(|a, b| dot(a.1, normal).total_cmp(&dot(b.1, normal)));
     check_positions(path, &stacked, normal)?;
+    check_contrast(path, &stacked)?;
     let (slices, positions): (Vec<Slice>, Vec<[f64; 3]>) = stacked.into_iter().unzip();
     let mut notes = Vec::new();
     let step = match positions.as_slice() {
@@ -369,6 +372,26 @@ fn check_positions(path: &Path, stacked: &[(Slice, [f64; 3])], normal: [f64; 3])
         )
     };
     Err(Error::data(path, reason, hint))
+}
+
+/// Fails for slices of several contrasts, which lie between each other.
+fn check_contrast(path: &Path, stacked: &[(Slice, [f64; 3])]) -> Result<()> {
+    for name in CONTRASTS {
+        let value =
+            |slice: &Slice| slice.entry.header.distinct.iter().find(|(of, _)| *of == name).map(|(_, value)| *value);
+        let mut values: Vec<f64> = stacked.iter().filter_map(|(slice, _)| value(slice)).collect();
+        values.sort_by(f64::total_cmp);
+        values.dedup_by(|a, b| (*a - *b).abs() <= 0.01 * b.abs());
+        if let [first, .., last] = values[..] {
+            let reason = format!(
+                "its slices are of {} contrasts: their {name} is from {first} to {last}, and no two lie at the same position",
+                values.len()
+            );
+            let hint = "give a folder with the files of one contrast, or convert it with dcm2niix and choose one";
+            return Err(Error::data(path, reason, hint));
+        }
+    }
+    Ok(())
 }
 
 /// The step from slice to slice in mm (LPS).

@@ -213,6 +213,11 @@ fn a_pair_of_files_is_read_by_either_name() {
     let folder = Folder::new();
     let offset = [folder.write("e.hdr", &bytes(16.0)), folder.write("e.img", &[vec![9; 16], voxels.clone()].concat())];
     assert_eq!(open(&offset[1], None, None).expect("a pair").voxels, Voxels::I16((0..24).collect()));
+    // nibabel reads a pair whose header has the magic of a single file
+    let single = file(2, &[], |bytes| put_floats(bytes, 108, &[0.0]));
+    let single =
+        [folder.write("j.hdr", &single[..348]), folder.write("j.img", &voxels), folder.write("j.hdr", &single)];
+    assert_eq!(open(&single[1], None, None).expect("a pair").voxels, Voxels::I16((0..24).collect()));
     let analyze = file(2, &[], |bytes| put(bytes, 344, &[0; 4]));
     folder.write("f.hdr", &analyze);
     for (name, bytes, part) in [

@@ -135,6 +135,29 @@ fn compressed_voxels_that_promise_far_too_much_are_refused() {
 }
 
 #[test]
+fn voxels_at_the_end_of_compressed_content_are_found() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("image.nrrd");
+    let gzip = |bytes: &[u8]| {
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+        std::io::Write::write_all(&mut gzip, bytes).expect("written");
+        gzip.finish().expect("written")
+    };
+    // as pynrrd and SimpleITK read it
+    let header = format!("{HEADER}encoding: gzip\nbyte skip: -1\n\n");
+    for before in [&b""[..], b"any bytes", &[7; 5000]] {
+        fs::write(&path, [header.as_bytes(), &gzip(&[before, VOXELS].concat())].concat()).expect("written");
+        let volume = open(&path).expect("a volume");
+        assert_eq!((volume.voxels.get(0), volume.voxels.get(11)), (Some(0.0), Some(11.0)), "{}", before.len());
+    }
+    assert!(refused(folder.path(), &header, &gzip(&VOXELS[1..])).contains("truncated"));
+    assert!(refused(folder.path(), &header, &gzip(&vec![0; 5 << 20])).contains("more than 4 MiB before its voxels"));
+    let still = HEADER.replace("(0,0,2)", "(0,0,0)").replace("space:", "kinds: domain domain domain\nspace:");
+    let found = refused(folder.path(), &format!("{still}encoding: raw\n\n"), VOXELS);
+    assert!(found.contains("axis 3 of its array has the kind `domain`, and no direction in space"), "{found}");
+}
+
+#[test]
 fn segments_of_3d_slicer_are_labels_with_names() {
     let text = fs::read_to_string(fixture("layers.json")).expect("read");
     let layers: Vec<Vec<u16>> = serde_json::from_str(&text).expect("JSON");

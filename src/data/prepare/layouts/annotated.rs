@@ -64,7 +64,7 @@ impl Found {
     fn of_folder(folder: &Path) -> Result<Self> {
         let images: Vec<PathBuf> = files_in(folder, true)?.into_iter().filter(|path| is_image(path)).collect();
         if images.is_empty() {
-            let reason = "has no PNG, JPEG or TIFF files, in the folder or below";
+            let reason = concat!("has no ", prsmed_volume::image_formats!(), " files, in the folder or below");
             return Err(Error::data(folder, reason, "give the folder of the images that were annotated"));
         }
         Ok(Self { folder: folder.into(), images, files: Vec::new(), unreadable: Vec::new(), skipped: Vec::new() })

@@ -247,3 +247,22 @@ fn a_scan_lists_the_series_of_a_folder_and_a_rule_chooses_one() {
     let (_data, options) = prepared(&scans, Some("description=portal again"));
     assert_eq!(prepare(&options, &Silent).expect("one patient").volumes, Some(1));
 }
+
+#[test]
+fn slices_of_two_contrasts_between_each_other_are_refused() {
+    let between = |echo: &'static str| {
+        let of = move |index: i32, is_second: bool| {
+            let mut object = slice(index);
+            set(&mut object, tags::ECHO_TIME, if is_second { echo } else { "15" });
+            if is_second {
+                set(&mut object, tags::SOP_INSTANCE_UID, &format!("1.2.3.1.{index}"));
+                set(&mut object, tags::IMAGE_POSITION_PATIENT, &format!("0\\0\\{index}.5"));
+            }
+            object
+        };
+        folder((0..3).flat_map(|index| [of(index, false), of(index, true)]).collect())
+    };
+    let found = refused(between("90").path());
+    assert!(found.contains("of 2 contrasts: their EchoTime is from 15 to 90") && found.contains("dcm2niix"), "{found}");
+    assert_eq!(open(between("15.01").path()).expect("a volume").grid.size[2], 6);
+}
