@@ -172,6 +172,11 @@ pub fn image_endings() -> impl Iterator<Item = &'static str> {
     FORMATS.iter().filter(|format| format.image.is_some()).flat_map(|format| format.endings).copied()
 }
 
+/// True for a TIFF file that is a volume: of several pages, or of measurements.
+pub fn is_stack(path: &Path) -> bool {
+    has_ending(path, &["tif", "tiff"]) && of_volume(path).is_ok_and(|found| found.is_some())
+}
+
 /// True for a name of an image in a format that is not read.
 pub fn is_other_image(path: &Path) -> bool {
     has_ending(path, OTHER_IMAGE.endings)

@@ -160,6 +160,15 @@ pub fn prepare_classes(
     classes.into_iter().map(prepared).collect()
 }
 
+/// Says which of the wanted targets no item shows.
+fn nowhere(wanted: &BTreeSet<String>, items: &[MaskItem]) -> Option<String> {
+    let shown: BTreeSet<&str> =
+        items.iter().filter(|item| item.location.is_some()).map(|item| item.target.as_str()).collect();
+    let absent: Vec<String> =
+        wanted.iter().filter(|name| !shown.contains(name.as_str())).map(|name| format!("`{name}`")).collect();
+    (!absent.is_empty()).then(|| format!("no image shows {}: there are no masks of it to learn", absent.join(", ")))
+}
+
 impl<'a> Preparation<'a> {
     fn new(options: &'a PrepareOptions, observer: &'a dyn Observer) -> Result<Self> {
         let templates = options.templates.as_deref().map_or_else(|| Ok(Templates::embedded()), Templates::open)?;
@@ -182,6 +191,8 @@ impl Preparation<'_> {
     fn run(&self, table: PairTable) -> Result<PrepareReport> {
         table.check()?;
         let PairTable { rows, mut skipped, notes, kind } = table;
+        let wanted: BTreeSet<String> =
+            rows.iter().flat_map(|pair| self.shown_by(pair)).map(|(structure, _)| structure.name).collect();
         let (images, volumes): (Vec<Pair>, Vec<Pair>) = rows.into_iter().partition(Pair::is_image);
         let class = self.options.out.join(&self.options.modality);
         let mut found = FoundItems { notes, ..FoundItems::default() };
@@ -219,6 +230,8 @@ impl Preparation<'_> {
         if items.iter().all(|item| item.location.is_none()) {
             let note = "no image shows its target: a model cannot learn its masks from these images";
             report.notes.push(note.to_owned());
+        } else if found.known == 0 {
+            report.notes.extend(nowhere(&wanted, &items));
         }
         self.write(items, report, |splits| {
             if found.sources.iter().any(|source| source.volume.is_none()) {

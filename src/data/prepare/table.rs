@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::item::{MaskItem, Skipped};
 use super::structures::{NamedLabels, Structure, structures};
-use crate::annotation::is_image;
+use crate::annotation::is_flat_image;
 use crate::labels::Labels;
 use crate::manifest::Split;
 use prsmed_base::{Error, Result};
@@ -84,7 +84,7 @@ impl Pair {
 
     /// True for an image file, false for a volume, whose slices become images.
     pub(super) fn is_image(&self) -> bool {
-        is_image(&self.image)
+        is_flat_image(&self.image)
     }
 
     /// The structures that its masks show: those of unnamed masks, and one for each name of a mask; or with `join` one of this

@@ -9,7 +9,7 @@ use crate::check;
 use crate::fixture::{checkout, shared};
 use crate::labels::Labels;
 use crate::manifest::{Manifest, Presence, Row};
-use crate::prepare::{Negatives, Patients, prepare};
+use crate::prepare::{Negatives, Patients, ScanOptions, prepare, scan};
 use crate::prepared::Prepared;
 use crate::volume::format::stem_of;
 use crate::volume::nifti::geometry::Forms;
@@ -664,4 +664,30 @@ fn named_masks_and_labels_of_a_volume_are_joined_to_one_target() {
     options.named_labels = crate::prepare::NamedLabels::default();
     assert_eq!(prepare(&options, &Silent).unwrap().rows, 6);
     assert_eq!(Prepared::read(&f.path("other/ct")).unwrap().unwrap().targets["finding"], "");
+}
+
+#[test]
+fn tiff_stacks_are_volumes() {
+    let f = Folders::new();
+    let stack = |path: PathBuf, value: fn(u32, u32) -> u8| {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let mut encoder = tiff::encoder::TiffEncoder::new(fs::File::create(path).unwrap()).unwrap();
+        for page in 0..4 {
+            let pixels: Vec<u8> = (0..120).map(|at| value(page, at)).collect();
+            encoder.write_image::<tiff::encoder::colortype::Gray8>(12, 10, &pixels).unwrap();
+        }
+    };
+    let (grey, mask) =
+        (|page, at| u8::try_from(at + 7 * page).unwrap(), |page, at| u8::from((1..3).contains(&page) && at < 30));
+    for patient in ["P1", "P2"] {
+        stack(f.path(&format!("ct/{patient}.tif")), grey);
+        stack(f.path(&format!("labels/{patient}.tif")), mask);
+        stack(f.path(&format!("tree/{patient}/scan.tif")), grey);
+        stack(f.path(&format!("tree/{patient}/scan_mask.tif")), mask);
+    }
+    let options = PrepareOptions { named_labels: crate::prepare::structures::NamedLabels::default(), ..f.options() };
+    let report = prepare(&options, &Silent).unwrap();
+    assert_eq!((report.volumes, report.images), (Some(2), 4), "{report:?}");
+    let found = scan(&f.path("tree"), &ScanOptions::default(), &Silent).unwrap();
+    assert_eq!((found.volumes, found.images, found.masks), (2, 0, 2), "{found:?}");
 }

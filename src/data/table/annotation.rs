@@ -15,7 +15,7 @@ use std::{fs, io};
 use crate::csv_text::{self, ENCODING_HINT};
 use crate::manifest::{BadRow, Presence, Problem, Row, Split, Target};
 use crate::names::{self, cleaned};
-use crate::volume::format::image_endings;
+use crate::volume::format::{image_endings, is_stack};
 use prsmed_base::error::{Error, Result};
 use prsmed_base::files;
 
@@ -23,6 +23,11 @@ use prsmed_base::files;
 pub fn is_image(path: &Path) -> bool {
     let is_known = |own: &OsStr| image_endings().any(|known| own.eq_ignore_ascii_case(known));
     !files::is_hidden(path) && path.extension().is_some_and(is_known)
+}
+
+/// Whether a file is a flat image, and no TIFF file that is a volume.
+pub(crate) fn is_flat_image(path: &Path) -> bool {
+    is_image(path) && !is_stack(path)
 }
 
 /// Most bytes of a cell.

@@ -9,9 +9,9 @@ use super::super::options::PrepareOptions;
 use super::super::patients::Patients;
 use super::super::table::Pair;
 use super::names::Named;
-use crate::annotation::is_image;
+use crate::annotation::is_flat_image;
 use crate::names;
-use crate::volume::format::{DICOM, FORMATS, has_voxels_only, is_other_image, of_volume, stem_of};
+use crate::volume::format::{DICOM, FORMATS, has_voxels_only, is_other_image, is_stack, of_volume, stem_of};
 use crate::volume::path::{selection_name, split_selection};
 use prsmed_base::Result;
 use prsmed_base::error::first_quoted;
@@ -28,8 +28,9 @@ pub(in crate::prepare) fn are_volumes(paths: &[PathBuf]) -> Result<bool> {
         return Ok(folder.is_file() || split_selection(folder).1.is_some());
     }
     let entries = visible_entries(folder)?;
-    let is_volume = |path: &Path| FORMATS.iter().any(|format| format.is_mask_volume() && format.has_ending(path));
-    let images = entries.iter().filter(|path| is_image(path)).count();
+    let is_volume =
+        |path: &Path| is_stack(path) || FORMATS.iter().any(|format| format.is_mask_volume() && format.has_ending(path));
+    let images = entries.iter().filter(|path| is_flat_image(path)).count();
     // a preview beside volumes is none of them
     let is_of_images = images > 0 && images >= entries.iter().filter(|path| is_volume(path)).count();
     let is_of_others = entries.iter().all(|path| is_other_image(path));

@@ -117,33 +117,40 @@ pub(super) fn copies(report: &mut ScanReport, observer: &dyn Observer) {
     report.copies = copies;
 }
 
-/// Adds patients, and groups of copies, whose images the layout has in several splits.
+/// Adds patients whose images the layout has in several splits, and a note about copies in several splits.
 pub(super) fn splits(report: &mut ScanReport) {
+    let splits_of = |pairs: &[&Pair]| -> BTreeMap<Split, PathBuf> {
+        pairs.iter().filter_map(|pair| Some((pair.split?, pair.image.clone()))).collect()
+    };
     let mut of_patient: BTreeMap<String, Vec<&Pair>> = BTreeMap::new();
     for pair in &report.table.rows {
         if let Some(patient) = &pair.patient {
             of_patient.entry(names::key(patient)).or_default().push(pair);
         }
     }
+    let patients = of_patient.into_values().filter_map(|pairs| {
+        let splits = splits_of(&pairs);
+        let named = splits.keys().map(|split| format!("`{split}`")).collect::<Vec<_>>().join(" and ");
+        let reason = format!(
+            "the patient's images are in {named}; give them one split in `pairs.csv`, or leave the column `split` empty"
+        );
+        let name = pairs[0].patient.clone().unwrap_or_default();
+        (splits.len() > 1).then(|| Ambiguous { name, files: splits.into_values().collect(), reason })
+    });
+    let patients: Vec<Ambiguous> = patients.collect();
     let of_image: BTreeMap<&PathBuf, &Pair> = report.table.rows.iter().map(|pair| (&pair.image, pair)).collect();
-    let of_copies = report
-        .copies
-        .iter()
-        .map(|paths| paths.iter().filter_map(|path| of_image.get(path).copied()).collect::<Vec<_>>());
-    let groups = of_patient.into_values().map(|pairs| ("the patient's images are", pairs));
-    let found: Vec<Ambiguous> = groups
-        .chain(of_copies.map(|pairs| ("copies of one image are", pairs)))
-        .filter_map(|(what, pairs)| {
-            let splits: BTreeMap<Split, &Pair> = pairs.iter().filter_map(|pair| Some((pair.split?, *pair))).collect();
-            let named = splits.keys().map(|split| format!("`{split}`")).collect::<Vec<_>>().join(" and ");
-            let name = pairs[0].patient.as_ref().filter(|_| what.starts_with("the")).unwrap_or(&pairs[0].name).clone();
-            let reason =
-                format!("{what} in {named}; give them one split in `pairs.csv`, or leave the column `split` empty");
-            let files = splits.values().map(|pair| pair.image.clone()).collect();
-            (splits.len() > 1).then_some(Ambiguous { name, files, reason })
-        })
-        .collect();
-    report.ambiguous.extend(found);
+    let in_several = report.copies.iter().filter(|paths| {
+        let pairs: Vec<&Pair> = paths.iter().filter_map(|path| of_image.get(path).copied()).collect();
+        splits_of(&pairs).len() > 1
+    });
+    let count = in_several.count();
+    report.notes.extend((count > 0).then(|| {
+        format!(
+            "{count} of the groups of copies are in two splits: `data prepare` refuses them unless they show nothing; see `copies` \
+             in scan.json, and correct the column `split` of `pairs.csv`"
+        )
+    }));
+    report.ambiguous.extend(patients);
 }
 
 /// The files that have a key in common with another one.

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use super::super::annotations::{AnnotationFile, is_annotation};
 use super::super::item::{IS_A, NOT_AN_IMAGE, NOT_UTF8, Skipped, UNREADABLE, reason_of};
-use crate::annotation::is_image;
+use crate::annotation::is_flat_image;
 use crate::annotation_file;
 use crate::volume::format::{has_voxels_only, is_other_image, of_volume, stem_of};
 use prsmed_base::event::{Event, Observer};
@@ -232,7 +232,7 @@ enum Found {
 fn kind_of(path: &Path) -> Result<Option<Found>, String> {
     /// Endings of texts, which are not opened as volumes.
     const TEXTS: [&str; 12] = ["txt", "csv", "tsv", "json", "geojson", "xml", "md", "pdf", "html", "py", "xlsx", "log"];
-    if is_image(path) || is_other_image(path) {
+    if is_flat_image(path) || is_other_image(path) {
         return Ok(Some(Found::File(FileKind::Image)));
     }
     let ending = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
