@@ -82,20 +82,20 @@ fn text_of(content: &str) -> Vec<u8> {
             };
             of(rest).into_iter().map(line).collect::<String>().into_bytes()
         }
-        "npz" => npz(),
+        "npz" => npz(rest.parse().unwrap()),
         _ => content.as_bytes().to_vec(),
     }
 }
 
 /// The arrays `imgs`, `gts` and `spacing`, as MedSAM stores them.
-fn npz() -> Vec<u8> {
+fn npz(tint: u32) -> Vec<u8> {
     let array = |kind: &str, shape: &str, bytes: &[u8]| {
         let header = format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': ({shape}), }}");
         let header = format!("{header:<117}\n");
         [&b"\x93NUMPY\x01\0"[..], &u16::try_from(header.len()).unwrap().to_le_bytes()[..], header.as_bytes(), bytes]
             .concat()
     };
-    let image: Vec<u8> = (0..90_u32).map(|at| u8::try_from(at * 7 % 89).unwrap()).collect();
+    let image: Vec<u8> = (0..90_u32).map(|at| u8::try_from(at * (6 + tint) % 89).unwrap()).collect();
     let labels: Vec<u8> = (0..90).map(|at| u8::from(at > 35 && at < 50)).collect();
     let spacing: Vec<u8> = [0.5_f64, 0.5, 2.0].iter().flat_map(|mm| mm.to_le_bytes()).collect();
     let mut zip = zip::ZipWriter::new(Cursor::new(Vec::new()));
@@ -427,7 +427,10 @@ const CASES: &[Case] = &[
     ),
     (
         "medsam",
-        &["MedSAM_train/CT_Abd/CT_Abd_FLARE22_Tr_0001.npz<npz", "MedSAM_test/CT_Abd/CT_Abd_FLARE22_Tr_0050.npz<npz"],
+        &[
+            "MedSAM_train/CT_Abd/CT_Abd_FLARE22_Tr_0001.npz<npz 1",
+            "MedSAM_test/CT_Abd/CT_Abd_FLARE22_Tr_0050.npz<npz 2",
+        ],
         &[
             "CT_Abd_FLARE22_Tr_0050: MedSAM_test/CT_Abd/CT_Abd_FLARE22_Tr_0050.npz + MedSAM_test/CT_Abd/CT_Abd_FLARE22_Tr_0050.npz#gts",
             "CT_Abd_FLARE22_Tr_0001: MedSAM_train/CT_Abd/CT_Abd_FLARE22_Tr_0001.npz + MedSAM_train/CT_Abd/CT_Abd_FLARE22_Tr_0001.npz#gts",
@@ -709,19 +712,21 @@ fn outlines_of_a_scan_have_the_pixels_of_folders() {
     for (name, labels) in [("a.json<labelme a.png=polyp", "labels"), ("x.json<coco a.png=polyp", "labels/x.json")] {
         let label = format!("labels/{name}");
         let root = tree(&["images/a.png", "images/b.png", &label]);
+        let outs = Root::new();
         let file = |name: &str| root.path().join(name);
         let options = |images: &str, masks: &str, out: &str| PrepareOptions {
             val_frac: 0.0,
             test_frac: 0.0,
             skip_bad_pairs: true,
-            ..PrepareOptions::new(file(images), file(masks), "x", file(out))
+            ..PrepareOptions::new(file(images), file(masks), "x", outs.path().join(out))
         };
         prepare(&options("images", labels, "by-folders"), &Silent).unwrap();
         let table = scanned(&root).into_table().unwrap();
         prepare_classes(table, &options("", "", "by-scan"), &Silent).unwrap();
-        let [a, b] = ["by-folders", "by-scan"].map(|out| fs::read(file(out).join("x/train_masks/a.png")).unwrap());
+        let [a, b] =
+            ["by-folders", "by-scan"].map(|out| fs::read(outs.path().join(out).join("x/train_masks/a.png")).unwrap());
         assert_eq!(a, b);
-        let mask = image::open(file("by-scan/x/train_masks/a.png")).unwrap().into_luma8();
+        let mask = image::open(outs.path().join("by-scan/x/train_masks/a.png")).unwrap().into_luma8();
         assert_eq!(mask.iter().filter(|value| **value > 0).count(), 20);
     }
 }
