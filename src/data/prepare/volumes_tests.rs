@@ -691,3 +691,41 @@ fn tiff_stacks_are_volumes() {
     let found = scan(&f.path("tree"), &ScanOptions::default(), &Silent).unwrap();
     assert_eq!((found.volumes, found.images, found.masks), (2, 0, 2), "{found:?}");
 }
+
+/// Most memory that this process has had, in KiB.
+fn peak() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).expect("a peak");
+    line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number")
+}
+
+#[test]
+#[ignore = "measures the memory of this process: run it alone"]
+fn a_hundred_label_maps_of_a_volume_are_opened_one_after_another() {
+    const SIDES: [usize; 3] = [128, 128, 100];
+    let folder = tempfile::tempdir().expect("a folder");
+    let grid = volume(SIDES).grid;
+    let masks = folder.path().join("tree/s0001/segmentations");
+    fs::create_dir_all(&masks).expect("made");
+    let values: Vec<i16> = (0..grid.num_voxels()).map(|at| i16::try_from(at * 7 % 500).expect("small")).collect();
+    crate::volume::write::nifti_i16(&folder.path().join("tree/s0001/ct.nii.gz"), &values, &grid).expect("written");
+    for number in 0..104_usize {
+        let start = (number % 10 * 11, number / 10 * 11, number % 8 * 10);
+        let is_in = |x: usize, y: usize, z: usize| {
+            x >= start.0 && y >= start.1 && z >= start.2 && x < start.0 + 10 && y < start.1 + 10 && z < start.2 + 10
+        };
+        let labels: Vec<u8> = (0..grid.num_voxels())
+            .map(|at| u8::from(is_in(at % SIDES[0], at / SIDES[0] % SIDES[1], at / SIDES[0] / SIDES[1])))
+            .collect();
+        crate::volume::write::nifti_labels(&masks.join(format!("organ{number}.nii.gz")), &labels, &grid)
+            .expect("written");
+    }
+    let options = PrepareOptions::new(folder.path(), folder.path(), "ct", folder.path().join("data"));
+    let scanned = crate::prepare::scan(&folder.path().join("tree"), &crate::prepare::ScanOptions::default(), &Silent);
+    let table = scanned.expect("a scan").into_table().expect("clear");
+    let before = peak();
+    let reports = crate::prepare::prepare_classes(table, &options, &Silent).expect("prepared");
+    let more = peak() - before;
+    println!("{} rows; {} KiB before, {more} KiB more", reports[0].1.rows, before);
+    assert!(more < 100 << 10, "104 maps of 3.1 MiB at once are 325 MiB: {more} KiB");
+}
