@@ -76,10 +76,12 @@ pub(crate) fn hidden_pages<R: Read + Seek>(decoder: &mut Decoder<R>, num_bytes: 
     let mut hidden = || -> TiffResult<usize> {
         let description = decoder.get_tag_ascii_string(Tag::ImageDescription)?;
         let images = description.strip_prefix("ImageJ=").and_then(|lines| number_in(lines, "images=")).unwrap_or(0);
-        let sizes = decoder.find_tag_unsigned_vec::<u64>(Tag::StripByteCounts)?.unwrap_or_default();
+        let mut numbers = |tag| -> TiffResult<Vec<u64>> { Ok(decoder.find_tag_unsigned_vec(tag)?.unwrap_or_default()) };
+        let size = numbers(Tag::StripByteCounts)?.iter().fold(0, |all: u64, size| all.saturating_add(*size));
+        let start = numbers(Tag::StripOffsets)?.first().copied().unwrap_or(u64::MAX);
         // a page that another program has cut out may have the description of its stack
-        let all = sizes.iter().sum::<u64>().saturating_mul(images as u64);
-        Ok(if images > 1 && all > 0 && all <= num_bytes { images - 1 } else { 0 })
+        let end = size.saturating_mul(images as u64).saturating_add(start);
+        Ok(if images > 1 && size > 0 && end <= num_bytes { images - 1 } else { 0 })
     };
     hidden().unwrap_or(0)
 }

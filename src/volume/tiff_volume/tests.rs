@@ -40,15 +40,15 @@ fn pages_are_slices_or_chosen() {
     assert_eq!(open(Path::new(&format!("{shown}#1"))).expect("a page").grid.size, [2, 2, 1]);
 }
 
-/// A file with pages of the same six pixels, the first of which has a description.
+/// A file with pages of the same 800 pixels, the first of which has a description.
 fn described(path: &Path, num_pages: usize, description: &str) {
     let mut encoder = TiffEncoder::new(File::create(path).expect("created")).expect("an encoder");
     for page in 0..num_pages {
-        let mut image = encoder.new_image::<colortype::Gray8>(3, 2).expect("a page");
+        let mut image = encoder.new_image::<colortype::Gray8>(40, 20).expect("a page");
         if page == 0 {
             image.encoder().write_tag(Tag::ImageDescription, description).expect("written");
         }
-        image.write_data(&[5; 6]).expect("written");
+        image.write_data(&[5; 800]).expect("written");
     }
 }
 
@@ -59,7 +59,7 @@ fn pages_of_imagej_and_ome_are_not_mixed() {
     let refusal = |path: &Path| open(path).expect_err("refused").to_string();
     described(&path, 6, "ImageJ=1.53\nimages=6\nchannels=2\nslices=3\nhyperstack=true\n");
     assert!(refusal(&path).contains("2 channels of 3 slices at 1 points in time"), "{}", refusal(&path));
-    assert_eq!(open(Path::new(&format!("{}#4", path.display()))).expect("a page").grid.size, [3, 2, 1]);
+    assert_eq!(open(Path::new(&format!("{}#4", path.display()))).expect("a page").grid.size, [40, 20, 1]);
     described(
         &path,
         6,
@@ -75,7 +75,7 @@ fn pages_of_imagej_and_ome_are_not_mixed() {
         described(&path, 6, description);
         let volume = open(&path).expect("a volume");
         let found = volume.notes.iter().any(|note| note.contains("its description calls"));
-        assert_eq!((volume.grid.size, found), ([3, 2, 6], note.is_some()), "{:?}", volume.notes);
+        assert_eq!((volume.grid.size, found), ([40, 20, 6], note.is_some()), "{:?}", volume.notes);
         assert!(note.is_none_or(|note| volume.notes.iter().any(|found| found.contains(note))), "{:?}", volume.notes);
     }
 }
@@ -89,7 +89,7 @@ fn images_of_imagej_without_a_page_are_not_lost() {
     // a page that was cut out of a stack
     assert!(!is_volume(&path).expect("readable") && crate::decode::image(&path).is_ok());
     let mut bytes = std::fs::read(&path).expect("read");
-    bytes.extend([5; 200]);
+    bytes.extend([5; 2400]);
     std::fs::write(&path, bytes).expect("written");
     assert!(is_volume(&path).expect("readable"));
     let error = open(&path).expect_err("refused");
