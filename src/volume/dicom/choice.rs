@@ -133,18 +133,21 @@ pub(super) fn matching(all: &[SeriesRow], selected: &str) -> Vec<usize> {
 }
 
 /// The series that fit all rules, which apply in their order; `None` if the text is no list of rules, or none fits. Localizers
-/// are used only if no other series fits.
+/// are used only if no other series fits the rules that compare no series.
 fn by_rules(all: &[SeriesRow], text: &str) -> Option<Vec<usize>> {
     let rules: Vec<Rule> = text.split(',').map(Rule::parse).collect::<Option<_>>()?;
-    let fit = |takes_localizers: bool| {
-        let mut numbers: Vec<usize> =
-            (0..all.len()).filter(|number| takes_localizers || !all[*number].is_localizer).collect();
-        for rule in &rules {
+    let fit = |numbers: Vec<usize>, compares: bool| {
+        let rules = rules.iter().filter(|rule| compares || !matches!(rule, Rule::Newest | Rule::MostSlices));
+        rules.fold(numbers, |mut numbers, rule| {
             rule.keep(all, &mut numbers);
-        }
-        (!numbers.is_empty()).then_some(numbers)
+            numbers
+        })
     };
-    fit(false).or_else(|| fit(true))
+    let mut numbers: Vec<usize> = (0..all.len()).filter(|number| !all[*number].is_localizer).collect();
+    if fit(numbers.clone(), false).is_empty() {
+        numbers = (0..all.len()).collect();
+    }
+    Some(fit(numbers, true)).filter(|numbers| !numbers.is_empty())
 }
 
 /// The numbers of the series that are used: those that `selected` names, or all but localizers, if there are others.
