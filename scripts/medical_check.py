@@ -6,6 +6,9 @@
     medical_check.py draw OUT               for each of several orientations in OUT: a series, `mask.raw`, and an RTSTRUCT
                                             `drawn.dcm` with its mask `drawn.raw` by OpenCV
     medical_check.py contours OUT           compares `mask.rtstruct.dcm` and `mask.dcm` in these folders with `mask.raw`
+    medical_check.py sequences OUT          writes invented volumes of three sequences of two patients
+    medical_check.py slices FOLDER ROOT AXIS CONTEXT SEQUENCES
+                                            compares prepared images in ROOT with the slices of these volumes by numpy
 
 Run with `PYTHONPATH=.tools/medical .venv/bin/python`.
 """
@@ -20,6 +23,7 @@ import highdicom
 import nibabel
 import numpy
 import pydicom
+from PIL import Image
 
 warnings.simplefilter("ignore")
 
@@ -241,6 +245,67 @@ def contours(out):
     print(json.dumps(report))
 
 
+def write_sequences(out):
+    """Invented volumes of three sequences of two patients with permuted and flipped axes, with a label map that every slice
+    of each direction has. The second patient has no T2."""
+    random = numpy.random.default_rng(54)
+    affine = numpy.array([[0, 0, -1.5, 20], [2.0, 0, 0, -7], [0, 2.5, 0, 3], [0, 0, 0, 1]])
+    size = (6, 9, 7)
+    for patient, names in {"P1": ("T1", "FLAIR", "T2"), "P2": ("T1", "FLAIR")}.items():
+        (out / patient).mkdir(parents=True)
+        for name in names:
+            values = random.normal(300, 90, size)
+            values = values.astype(numpy.float32) if name == "FLAIR" else values.astype(numpy.int16)
+            nibabel.save(nibabel.Nifti1Image(values, affine), out / patient / f"{name}.nii.gz")
+        mask = (numpy.add.outer(numpy.add.outer(numpy.arange(6), numpy.arange(9)), numpy.arange(7)) % 3 == 0).astype(numpy.uint8)
+        nibabel.save(nibabel.Nifti1Image(mask, affine), out / patient / "mask.nii.gz")
+
+
+def slices_of(path, axis):
+    """The 8-bit slices of a volume as they are shown, with percentiles 0.5 to 99.5, and the distance of two slices."""
+    image = nibabel.as_closest_canonical(nibabel.load(path))
+    stored = numpy.asanyarray(image.dataobj)
+    low, high = (numpy.float32(numpy.percentile(stored.astype(numpy.float64), share)) for share in (0.5, 99.5))
+    grey = (stored.astype(numpy.float32) - low) / (high - low)
+    grey = numpy.floor(numpy.clip(grey * numpy.float32(255), 0, 255) + numpy.float32(0.5)).astype(numpy.uint8)
+    # rows from the front or from above, columns from the right
+    along = {"axial": (2, grey.transpose(2, 1, 0)), "coronal": (1, grey.transpose(1, 2, 0))}[axis]
+    return along[1][:, ::-1, ::-1], image.header.get_zooms()[along[0]]
+
+
+def colours_of(patient, axis, context, sequences):
+    """The prepared slices of a patient as arrays of RGB."""
+    if sequences:
+        found = [slices_of(path, axis)[0] if path.exists() else None
+                 for path in (patient / f"{name}.nii.gz" for name in sequences)]
+        empty = numpy.zeros_like(next(part for part in found if part is not None))
+        found = [empty if part is None else part for part in found] + [empty]
+        return numpy.stack(found[:3], axis=-1)
+    grey, distance = slices_of(patient / "T1.nii.gz", axis)
+    if context.endswith("mm"):
+        steps = max(int(numpy.floor(float(context[:-2]) / distance + 0.5)), 1)
+    else:
+        steps = int(context)
+    numbers = numpy.arange(len(grey))
+    before, behind = numpy.maximum(numbers - steps, 0), numpy.minimum(numbers + steps, len(grey) - 1)
+    return numpy.stack([grey[before], grey, grey[behind]], axis=-1)
+
+
+def compare_slices(folder, root, axis, context, sequences):
+    """Compares all images of a data root with the slices that numpy makes of the volumes."""
+    num_equal, differing = 0, []
+    for patient in sorted(path for path in folder.iterdir() if path.is_dir()):
+        wanted = colours_of(patient, axis, context, sequences)
+        for number, colours in enumerate(wanted):
+            paths = list(root.glob(f"mr/*_images/{patient.name}*_{axis}_{number:04}.png"))
+            found = [numpy.asarray(Image.open(path)) for path in paths]
+            if len(found) == 1 and numpy.array_equal(found[0], colours):
+                num_equal += 1
+            else:
+                differing.append(f"{patient.name} {number}: {len(found)} files")
+    print(json.dumps({"equal": num_equal, "differing": differing}))
+
+
 def main():
     command, arguments = sys.argv[1], [Path(argument) for argument in sys.argv[2:]]
     if command == "samples":
@@ -251,6 +316,11 @@ def main():
         draw(arguments[0])
     elif command == "contours":
         contours(arguments[0])
+    elif command == "sequences":
+        write_sequences(arguments[0])
+    elif command == "slices":
+        axis, context, sequences = map(str, arguments[2:])
+        compare_slices(arguments[0], arguments[1], axis, context, [name for name in sequences.split(",") if name != "none"])
     elif command == "seg":
         seg(arguments[0], arguments[1], arguments[2:])
     else:

@@ -6,9 +6,10 @@ use super::predict_many::{ManyArgs, has_dicom};
 use super::predict_volume::{Common, VolumeArgs};
 use super::report::{CommandEnd, CommandResult};
 use crate::data::annotation::is_image;
+use crate::data::sheet;
 use crate::data::volume::{Axis, write};
-use crate::data::{sheet, volume};
 use crate::event::Event;
+use crate::front::image_files::ImageFiles;
 use crate::front::image_list::root_of;
 use crate::front::many::{Made, identity_of};
 use crate::front::{
@@ -16,7 +17,7 @@ use crate::front::{
 };
 use crate::job::outputs::{self, OutputPath, Written};
 use crate::segment::calibration::Confidence;
-use crate::segment::setup::RunOverrides;
+use crate::segment::setup::{Description, RunOverrides};
 use crate::segment::{Semantics, weight_files};
 use crate::shell::ShellCommand;
 use crate::tensor::ledger;
@@ -142,15 +143,19 @@ impl ModelArgs {
   prsmed predict runs/a --images scans/ --question \"Where is the lesion?\" --out results
   prsmed predict runs/a --images questions.csv --out results --overlays
   prsmed predict runs/a --image ct.nii.gz --question \"Where is the liver?\" --out liver.nii.gz --largest-component
-  prsmed predict runs/a --image series/ --question \"Where is the tumour?\" --window liver --out tumour.dcm")]
+  prsmed predict runs/a --image series/ --question \"Where is the tumour?\" --window liver --out tumour.dcm
+  prsmed predict runs/b --image T1=t1.nii.gz --image FLAIR=none --question \"Where is the lesion?\" --out lesion.nii.gz")]
 pub(super) struct Args {
     #[command(flatten)]
     run: RunArgs,
     /// Image file: PNG, JPEG, TIFF, BMP, GIF, WebP, PGM or DICOM; or a volume: NIfTI, NRRD, MetaImage, NPZ, a TIFF stack, a DICOM file, or a
     /// folder or zip of one DICOM series. `PATH#N` chooses volume N of a 4-D file, series number N, or frame N; a
     /// series is also chosen by its UID, its description (`PATH#T2 axial`), or as the `largest`
-    #[arg(long, value_name = "FILE", required_unless_present = "images")]
-    image: Option<PathBuf>,
+    ///
+    /// A run of several sequences has a `--image NAME=FILE` for each, with `none` as FILE for one that is missing; or a folder in
+    /// which one file, or the description of one DICOM series, has the name of each.
+    #[arg(long, value_name = "[NAME=]FILE", required_unless_present = "images")]
+    image: Vec<PathBuf>,
     /// Question about the image; for many images it may be repeated
     #[arg(long = "question", value_name = "TEXT", required_unless_present = "images")]
     questions: Vec<String>,
@@ -181,20 +186,24 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
-    let Some(path) = &args.image else { return many(args, context) };
+    if args.image.is_empty() {
+        return many(args, context);
+    }
     let [question] = args.questions.as_slice() else {
         let hint = "use `--images` for several questions about one or many images";
         return Err(Error::config("--question", "one image has one question", hint).into());
     };
     check_question(question)?;
-    refuse_folder_of_images(path)?;
     if args.many.no_overwrite {
         let outputs =
             [&args.mask_out, &args.overlay_out, &args.probabilities, &args.volume.out, &args.volume.record_out];
         outputs.into_iter().flatten().try_for_each(|path| check_new(path))?;
     }
-    let reading = args.reading(volume::is_volume(path)?, context)?;
-    let image = match args.volume.open(path, &reading, context)? {
+    let run = weight_files::described(&args.run.run, &context.runtime)?;
+    let files = args.files(run.as_ref())?;
+    let path = files.first();
+    let reading = args.reading(files.are_volumes()?, run.as_ref(), context)?;
+    let image = match args.volume.open(&files, &reading, context)? {
         ImageOrVolume::Image(image) => image,
         ImageOrVolume::Volume(opened) => {
             let is_slice = opened.plane(Axis::suggested(&opened.grid)).num_slices == 1;
@@ -206,7 +215,8 @@ pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
                 check_parent("--probabilities", path)?;
                 write::check_probabilities(path, &opened)
             })?;
-            let common = Common { image: path, run: &args.run.run, probabilities: args.probabilities.as_deref() };
+            let (run, probabilities) = (args.run.run.as_path(), args.probabilities.as_deref());
+            let common = Common { image: &files, sequences: &reading.sequences, run, probabilities };
             let mut settings = args.volume.settings(&opened, &reading, question)?;
             settings.always_paint = args.always_paint;
             return args.volume.run(&opened, settings, &args.run.open(context)?, context, &common);
@@ -217,8 +227,11 @@ pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
     args.overlay_out.iter().try_for_each(|path| check_writable("--overlay-out", path, &["png", "jpg", "jpeg"]))?;
     args.probabilities.iter().try_for_each(|path| check_writable("--probabilities", path, &["png"]))?;
     let size = (image.width(), image.height());
-    let given =
-        args.mask_in.as_deref().map(|mask| args.given_mask(mask, (path, size), &reading, context)).transpose()?;
+    let given = args
+        .mask_in
+        .as_deref()
+        .map(|mask| given_mask(mask, (path, size), (&reading, run.as_ref()), context))
+        .transpose()?;
     let model = args.run.open(context)?;
     let max_new_tokens = args.max_new_tokens.unwrap_or(ANSWER_TOKENS);
     let ask = Ask { max_new_tokens, always_paint: args.always_paint, mask: given.as_ref(), ..Ask::new(question) };
@@ -237,14 +250,15 @@ pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
 
 /// Predictions on many images.
 fn many(args: &Args, context: &Context) -> CommandResult {
-    let jobs = args.many.jobs(&args.questions, context)?;
+    let run = weight_files::described(&args.run.run, &context.runtime)?;
+    let jobs = args.many.jobs(&args.questions, run.as_ref().map_or(&[], |run| run.sequences()), context)?;
     if let Some(out) = &args.volume.out {
         let out = OutputPath { name: "--out".to_owned(), path: out.clone(), written: Written::Folder };
-        outputs::check_listed("--images", jobs.iter().map(|job| job.image.as_path()), &out)?;
+        outputs::check_listed("--images", jobs.iter().flat_map(|job| job.files.paths()), &out)?;
     }
     let has_dicom = has_dicom(&jobs)?;
     args.volume.check_images(has_dicom)?;
-    let reading = args.reading(has_dicom, context)?;
+    let reading = args.reading(has_dicom, run.as_ref(), context)?;
     let made = Made {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         model: args.run.identity(context)?,
@@ -252,7 +266,7 @@ fn many(args: &Args, context: &Context) -> CommandResult {
         always_paint: args.always_paint,
         overlays: args.many.overlays,
         images: root_of(args.many.images()).canonicalize().unwrap_or_default().to_string_lossy().into_owned().into(),
-        window: reading.window().to_string(),
+        window: reading.windows_text(),
         geometry: reading.geometry.map(|geometry| geometry.to_string()),
     };
     let out = args.volume.out.as_deref().unwrap_or(Path::new("predictions"));
@@ -260,19 +274,13 @@ fn many(args: &Args, context: &Context) -> CommandResult {
 }
 
 impl Args {
-    /// The mask that the words are to follow, before the model is loaded.
-    fn given_mask(
-        &self,
-        mask: &Path,
-        (image, size): (&Path, (u32, u32)),
-        reading: &ImageReading,
-        context: &Context,
-    ) -> Result<GrayImage> {
-        let run = weight_files::described(&self.run.run, &context.runtime)?;
-        let labels = run.as_ref().map(|run| run.pixels.labels).unwrap_or_default();
-        let mask = reading.mask(mask, image, labels, context.progress.as_ref())?;
-        run.map_or(Ok(()), |run| run.check_mask(&mask, size))?;
-        Ok(mask)
+    /// The files that `--image` names.
+    fn files(&self, run: Option<&Description>) -> Result<ImageFiles> {
+        let files = ImageFiles::named(&self.image, run.map_or(&[], Description::sequences))?;
+        if let ImageFiles::One(path) = &files {
+            refuse_folder_of_images(path)?;
+        }
+        Ok(files)
     }
 
     /// Writes the pictures of a prediction.
@@ -291,11 +299,24 @@ impl Args {
     }
 
     /// How files become images; volumes and DICOM images as in the training where the flags choose nothing.
-    fn reading(&self, has_volumes: bool, context: &Context) -> Result<ImageReading> {
-        let chosen = self.volume.reading();
-        let run = has_volumes.then(|| weight_files::described(&self.run.run, &context.runtime)).transpose()?.flatten();
-        run.map_or(Ok(chosen.clone()), |run| chosen.with_training(&run, context.progress.as_ref()))
+    fn reading(&self, has_volumes: bool, run: Option<&Description>, context: &Context) -> Result<ImageReading> {
+        let chosen = self.volume.reading()?;
+        let run = run.filter(|run| has_volumes || !run.sequences().is_empty());
+        run.map_or(Ok(chosen.clone()), |run| chosen.with_training(run, context.progress.as_ref()))
     }
+}
+
+/// The mask that the words are to follow, before the model is loaded.
+fn given_mask(
+    mask: &Path,
+    (image, size): (&Path, (u32, u32)),
+    (reading, run): (&ImageReading, Option<&Description>),
+    context: &Context,
+) -> Result<GrayImage> {
+    let labels = run.map(|run| run.pixels.labels).unwrap_or_default();
+    let mask = reading.mask(mask, image, labels, context.progress.as_ref())?;
+    run.map_or(Ok(()), |run| run.check_mask(&mask, size))?;
+    Ok(mask)
 }
 
 /// Refuses to replace a file.

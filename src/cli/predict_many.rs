@@ -2,7 +2,8 @@
 
 use super::context::Context;
 use super::report::{CommandEnd, CommandResult};
-use crate::data::volume;
+use crate::data::volume::{self, Sequence};
+use crate::front::image_files::ImageFiles;
 use crate::front::image_list::{ImageQuestion, jobs};
 use crate::front::many::{JOURNAL, Made, ResultsFolder, TABLE, Tally};
 use crate::front::{ImageReading, Model};
@@ -15,7 +16,7 @@ use std::path::{Path, PathBuf};
 #[command(next_help_heading = "Many images")]
 pub(super) struct ManyArgs {
     /// Folder of images (flat ones or DICOM; with its subfolders), or a CSV file with the column `image` and,
-    /// for questions of its own, `question`
+    /// for questions of its own, `question`; for a run of several sequences the columns `image.NAME`
     ///
     /// Each image is read once for all its questions. `--out` names the folder for masks and answers; the same command
     /// continues where it stopped. An image that cannot be read gets its error in the table, and the exit code is 1.
@@ -31,11 +32,16 @@ pub(super) struct ManyArgs {
 
 impl ManyArgs {
     /// The questions about all images, before the model is loaded.
-    pub(super) fn jobs(&self, questions: &[String], context: &Context) -> Result<Vec<ImageQuestion>> {
+    pub(super) fn jobs(
+        &self,
+        questions: &[String],
+        sequences: &[Sequence],
+        context: &Context,
+    ) -> Result<Vec<ImageQuestion>> {
         if questions.iter().any(|question| question.trim().is_empty()) {
             return Err(Error::config("--question", "the question is empty", "ask for example: Where is the lesion?"));
         }
-        jobs(self.images(), questions, context.progress.as_ref())
+        jobs(self.images(), questions, sequences, context.progress.as_ref())
     }
 
     /// The folder or the table of the images.
@@ -61,7 +67,7 @@ impl ManyArgs {
                 record["kind"] = json!("prediction");
                 context.output.record(&record)
             };
-            let read = |path: &Path| reading.image(path, observer);
+            let read = |files: &ImageFiles| reading.image_of(files, observer);
             results.answer(&model, jobs, &read, (observer, context.runtime.interrupt().as_ref()), &mut on_answer)
         })?;
         report(tally, out, context)

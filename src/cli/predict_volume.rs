@@ -3,7 +3,9 @@
 use super::args::GeometryArgs;
 use super::context::{Context, check_parent};
 use super::report::{CommandEnd, CommandResult};
-use crate::data::volume::{Axis, Cleanup, SegmentMask, Volume, Window, write};
+use crate::data::volume::sequences::WindowChoice;
+use crate::data::volume::{Axis, Cleanup, SegmentMask, Sequence, Volume, Windows, write};
+use crate::front::image_files::ImageFiles;
 use crate::front::volume::{SliceRange, VolumeSettings};
 use crate::front::{ImageOrVolume, ImageReading, Model};
 use crate::{Error, Result, files};
@@ -37,8 +39,9 @@ pub(super) struct VolumeArgs {
     /// stroke, subdural, angiography), WIDTH/LEVEL, LOW..HIGH, `file` (the file's window) or percentiles `p0.5-p99.5`.
     /// `auto`: DICOM CT soft-tissue, radiographs their own window, 8-bit images unchanged, others p0.5-p99.5. NIfTI files
     /// do not say their modality: name a window for CT [default: that of the training images, else auto]
-    #[arg(long, value_name = "W", allow_hyphen_values = true)]
-    window: Option<Window>,
+    /// `NAME=W` is for one of several sequences; may be repeated
+    #[arg(long = "window", value_name = "W", allow_hyphen_values = true)]
+    windows: Vec<WindowChoice>,
     /// Keep the largest connected component of the mask only (26 neighbours)
     #[arg(long)]
     largest_component: bool,
@@ -63,7 +66,9 @@ fn volume_ml(text: &str) -> Result<f64, String> {
 
 /// The other flags of a prediction.
 pub(super) struct Common<'a> {
-    pub(super) image: &'a Path,
+    pub(super) image: &'a ImageFiles,
+    /// The sequences of the image with their windows.
+    pub(super) sequences: &'a [Sequence],
     pub(super) run: &'a Path,
     /// File of the probabilities.
     pub(super) probabilities: Option<&'a Path>,
@@ -71,16 +76,17 @@ pub(super) struct Common<'a> {
 
 impl VolumeArgs {
     /// How the flags say that files become images.
-    pub(super) fn reading(&self) -> ImageReading {
-        let geometry = self.geometry.geometry;
-        ImageReading { window: self.window, axis: self.axis, geometry, ..ImageReading::default() }
+    pub(super) fn reading(&self) -> Result<ImageReading> {
+        let (geometry, Windows { all: window, by_name: windows }) =
+            (self.geometry.geometry, Windows::new(&self.windows)?);
+        Ok(ImageReading { window, windows, axis: self.axis, geometry, ..ImageReading::default() })
     }
 
     /// Opens an image or a volume, and checks the flags and output files that belong to it. A volume of one slice is an
     /// image without `--out`.
-    pub(super) fn open(&self, path: &Path, reading: &ImageReading, context: &Context) -> Result<ImageOrVolume> {
-        let observer = context.progress.as_ref();
-        let volume = match reading.open(path, observer)? {
+    pub(super) fn open(&self, files: &ImageFiles, reading: &ImageReading, context: &Context) -> Result<ImageOrVolume> {
+        let (path, observer) = (files.first(), context.progress.as_ref());
+        let volume = match reading.open_files(files, observer)? {
             ImageOrVolume::Image(image) => {
                 self.check_image()?;
                 self.check_flat("`--image` is neither")?;
@@ -111,7 +117,7 @@ impl VolumeArgs {
 
     /// Refuses flags that an image without a grid and without physical values has no use for.
     fn check_flat(&self, what: &str) -> Result<()> {
-        let given = [("--window", self.window.is_some()), ("--geometry", self.geometry.geometry.is_some())];
+        let given = [("--window", !self.windows.is_empty()), ("--geometry", self.geometry.geometry.is_some())];
         given.iter().find(|(_, is_given)| *is_given).map_or(Ok(()), |(flag, _)| {
             Err(Error::config(*flag, format!("it is for NIfTI and DICOM files, and {what}"), "remove it"))
         })
@@ -170,7 +176,7 @@ impl VolumeArgs {
         let mut probabilities = common.probabilities.map(|_| Vec::new());
         let found = model
             .segment(volume, &settings, &*context.progress, context.runtime.interrupt(), probabilities.as_mut())
-            .map_err(|error| error.of_image(common.image))?;
+            .map_err(|error| error.of_image(common.image.first()))?;
         if let Some((path, values)) = common.probabilities.zip(probabilities) {
             write::nifti_f32(path, &values, volume)?;
         }
@@ -178,13 +184,18 @@ impl VolumeArgs {
             write::segments(out, &[SegmentMask { name: &settings.question, mask: &found.mask }], volume)?;
         }
         // the record says which window `auto` was
-        settings.window = settings.window.chosen_for(volume);
+        if common.sequences.is_empty() {
+            settings.window = settings.window.chosen_for(volume);
+        }
         // without their folders, which may name a patient
         let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
         let files =
-            [("image", name(common.image)), ("run", name(common.run)), ("mask", self.out.as_deref().and_then(name))];
+            [("image", common.image.names()), ("run", name(common.run)), ("mask", self.out.as_deref().and_then(name))];
         let mut record = found.record(volume, &settings, files);
         record["probabilities"] = json!(common.probabilities.and_then(name));
+        if !common.sequences.is_empty() {
+            record["sequences"] = json!(common.sequences);
+        }
         record["seconds"] = json!(start.elapsed().as_secs_f64());
         let familiarity = &found.familiarity;
         familiarity.add_to(&mut record);

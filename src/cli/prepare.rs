@@ -9,7 +9,7 @@ use crate::data::prepare::{
     self, NamedLabels, Negatives, PairTable, Patients, PrepareOptions, PrepareReport, ScanOptions, Several,
     SliceOptions,
 };
-use crate::data::volume::Neighbours;
+use crate::data::volume::{Neighbours, Windows};
 use crate::shell::ShellCommand;
 use crate::units::counted;
 use crate::{Error, Result};
@@ -53,7 +53,8 @@ pub(super) struct PrepareArgs {
     dir: Option<PathBuf>,
     #[command(flatten)]
     scan: ScanArgs,
-    /// CSV file of pairs, as `prsmed data scan` writes it: columns `image`, `mask` or `mask.NAME`, and if needed `patient`,
+    /// CSV file of pairs, as `prsmed data scan` writes it: columns `image` (or `image.NAME` for each of two or three
+    /// sequences), `mask` or `mask.NAME`, and if needed `patient`,
     /// `split`, `class`, `labels`, `target`, `question`, `answer`
     #[arg(long, value_name = "CSV", conflicts_with_all = ["images", "masks", "layout", "channel"])]
     pairs: Option<PathBuf>,
@@ -95,9 +96,10 @@ pub(super) struct PrepareArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     every: usize,
     /// Intensity window of volumes: `auto`, a name such as `soft-tissue` or `lung`, `WIDTH/LEVEL`, `LOW..HIGH`,
-    /// percentiles such as `p0.5-p99.5`, or `file` (of the DICOM header) [default: auto]
-    #[arg(long, value_name = "WINDOW", allow_hyphen_values = true)]
-    window: Option<String>,
+    /// percentiles such as `p0.5-p99.5`, or `file` (of the DICOM header). `NAME=WINDOW` is for one of several sequences; may be
+    /// repeated [default: auto]
+    #[arg(long = "window", value_name = "WINDOW", allow_hyphen_values = true)]
+    windows: Vec<String>,
     /// Use label maps on another grid than their volume, by the nearest voxel
     #[arg(long)]
     resample: bool,
@@ -163,8 +165,9 @@ pub(super) struct ScanArgs {
     /// Layout of DIR, for example `busi` or `nnunet` [default: the one that explains most files]
     #[arg(long, value_name = "NAME")]
     layout: Option<String>,
-    /// Sequence, phase or channel to use where DIR has several for a mask, for example `flair`
-    #[arg(long, value_name = "NAME")]
+    /// Sequence, phase or channel to use where DIR has several for a mask, for example `flair`; or two or three as the colours
+    /// of an image, for example `t1ce,t2,flair`
+    #[arg(long, value_name = "NAMES")]
     channel: Option<String>,
     /// Series to use of each folder or zip with several DICOM series: its number, SeriesInstanceUID, description (or a part
     /// of it), or rules such as `description~portal`, `orientation=axial,newest` or `most-slices`
@@ -236,7 +239,7 @@ fn print_report(
         context.runtime.note(text);
     }
     report.notes.iter().for_each(|text| context.runtime.note(text.clone()));
-    if let Some(intensity) = report.intensity.filter(|_| report.images > 0) {
+    if let Some(intensity) = report.intensity.as_ref().filter(|_| report.images > 0) {
         context.runtime.note(intensity.to_string());
     }
     let patients = report.patients.map_or_else(String::new, |count| format!(" of {}", counted(count, "patient")));
@@ -292,10 +295,12 @@ fn options(args: &PrepareArgs) -> Result<PrepareOptions> {
     })?;
     let (labels, named_labels) = labels(&args.labels)?;
     let axis = args.axis.parse().map_err(|reason: String| Error::config("--axis", reason, "for example `axial`"))?;
-    let window = args.window.as_deref().map(|text| {
-        let hint = "give for example `--window soft-tissue`, `--window 400/40` or `--window p0.5-p99.5`";
+    let window = |text: &String| {
+        let hint =
+            "give for example `--window soft-tissue`, `--window 400/40`, `--window p0.5-p99.5` or `--window T1=p1-p99`";
         text.parse().map_err(|reason: String| Error::config("--window", reason, hint))
-    });
+    };
+    let windows = Windows::new(&args.windows.iter().map(window).collect::<Result<Vec<_>>>()?)?;
     let patients = match (&args.group, &args.patients) {
         (Some(pattern), _) => Patients::Pattern(pattern.clone()),
         (None, Some(table)) => Patients::Table(table.clone()),
@@ -323,11 +328,12 @@ fn options(args: &PrepareArgs) -> Result<PrepareOptions> {
         slices: SliceOptions {
             axis,
             every: args.every,
-            window: window.transpose()?,
+            window: windows.all,
             resample: args.resample,
             geometry: args.geometry.geometry,
             context: args.context,
         },
+        windows: windows.by_name,
         images: files(args, &args.images),
         masks: files(args, &args.masks),
         ..PrepareOptions::new("", "", args.modality.as_deref().unwrap_or_default(), &args.out)

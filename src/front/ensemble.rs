@@ -35,7 +35,7 @@ impl Description {
         }
         for (class, own) in &self.intensity {
             let is_other = |theirs: &&Intensity| {
-                (theirs.axis, theirs.context) != (own.axis, own.context) || !theirs.window.is_same(own.window)
+                (theirs.axis, theirs.context) != (own.axis, own.context) || !theirs.has_windows_of(own)
             };
             let Some(theirs) = other.intensity.get(class).filter(is_other) else { continue };
             let hint = "use runs that were trained on the same images, or ask them one by one";
@@ -59,7 +59,7 @@ mod tests {
     fn with(class: &str, axis: &str, window: &str) -> Description {
         let mut description = run();
         let (axis, window) = (axis.parse().unwrap(), window.parse().unwrap());
-        let intensity = Intensity { axis, window, context: Neighbours::None };
+        let intensity = Intensity { axis, window, context: Neighbours::None, sequences: Vec::new() };
         description.intensity.insert(class.to_owned(), intensity);
         description
     }

@@ -1,18 +1,23 @@
 //! How files become the images that a model reads: with the window and the axis of its training, where nothing else is
 //! chosen.
 
+use super::image_files::{ImageFiles, remedy};
 use super::volume::VolumeSettings;
 use crate::data::decode::{self, MaskRefusal, ONE_TARGET};
 use crate::data::image::foreground;
 use crate::data::labels::Labels;
 use crate::data::prepared::Intensity;
 use crate::data::volume::format::IMAGES;
-use crate::data::volume::{self, Axis, Geometry, Levels, Modality, Neighbours, SlicePlane, Volume, Window};
+use crate::data::volume::sequences;
+use crate::data::volume::{
+    self, Axis, Geometry, Levels, Modality, Neighbours, Sequence, SequenceFile, SlicePlane, Volume, Window, Windows,
+};
 use crate::event::{Event, Observer, Silent};
 use crate::segment::setup::Description;
 use crate::{Error, Result};
 use image::{DynamicImage, GrayImage};
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// An image for a model.
@@ -66,6 +71,10 @@ pub enum ImageOrVolume {
 pub struct ImageReading {
     /// How values become grey.
     pub window: Option<Window>,
+    /// How values of single sequences become grey, by their names.
+    pub windows: BTreeMap<String, Window>,
+    /// The sequences of the training images with their windows; see [`Self::with_training`].
+    pub sequences: Vec<Sequence>,
     /// Direction of the slices.
     pub axis: Option<Axis>,
     /// The affine of a NIfTI file with two that differ.
@@ -85,8 +94,13 @@ impl ImageReading {
         let axes = run.intensity.iter().map(|(class, intensity)| (class.clone(), intensity.axis));
         self.trained_axes = axes.collect();
         self.context = run.context();
-        let of = |(class, intensity): (&String, &Intensity)| format!("`{}` for `{class}`", intensity.window);
+        let of = |(class, intensity): (&String, &Intensity)| format!("{} for `{class}`", intensity.windows());
         let all = || run.intensity.iter().map(of).collect::<Vec<_>>().join(", ");
+        let chosen = Windows { all: self.window, by_name: self.windows.clone() };
+        chosen.check(&run.sequences().iter().map(|sequence| sequence.name.as_str()).collect::<Vec<_>>())?;
+        if !run.sequences().is_empty() {
+            return self.with_sequences(run, &chosen, (&all(), observer));
+        }
         let mut windows = run.intensity.values().map(|intensity| intensity.window);
         if let Some(chosen) = self.window {
             if windows.len() > 0 && !windows.any(|window| window.is_same(chosen)) {
@@ -108,9 +122,75 @@ impl ImageReading {
         Ok(self)
     }
 
+    /// As [`Self::with_training`], for images of several sequences. `all` are the windows of the run.
+    fn with_sequences(
+        mut self,
+        run: &Description,
+        chosen: &Windows,
+        (all, observer): (&str, &dyn Observer),
+    ) -> Result<Self> {
+        let mut classes = run.intensity.values();
+        let first = classes.next();
+        let is_open = run.sequences().iter().any(|sequence| chosen.of(&sequence.name).is_none());
+        if is_open && !classes.all(|other| first.is_some_and(|first| first.has_windows_of(other))) {
+            let reason = format!("the classes of the run have different windows: {all}");
+            let hint = "choose one for each sequence, for example the argument `window=p0.5-p99.5`";
+            return Err(Error::argument("window", reason, hint));
+        }
+        let of = |own: &Sequence| Sequence { window: chosen.of(&own.name).unwrap_or(own.window), ..own.clone() };
+        self.sequences = run.sequences().iter().map(of).collect();
+        let is_other = |(own, trained): (&Sequence, &Sequence)| !own.window.is_same(trained.window);
+        let windows = self.windows_text();
+        observer.on(&if self.sequences.iter().zip(run.sequences()).any(is_other) {
+            Event::Warning(format!("the windows {windows} are not those of the training images: {all}"))
+        } else {
+            Event::Note(format!("intensity windows {windows}, as in the training images"))
+        });
+        self.window = None;
+        Ok(self)
+    }
+
     /// The window that the user or the run has chosen.
     pub fn window(&self) -> Window {
         self.window.unwrap_or_default()
+    }
+
+    /// The window as text, or those of the sequences.
+    pub fn windows_text(&self) -> String {
+        if self.sequences.is_empty() {
+            return self.window().to_string();
+        }
+        self.sequences.iter().map(Sequence::to_string).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Opens the files of an image. Notes say what was assumed, and which sequences are missing.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; [`Error::Config`] for one file where the training images have several sequences; as
+    /// [`sequences::join`] and [`sequences::join_images`].
+    pub fn open_files(&self, files: &ImageFiles, observer: &dyn Observer) -> Result<ImageOrVolume> {
+        let files = match files {
+            ImageFiles::One(path) if self.sequences.is_empty() => return self.open(path, observer),
+            ImageFiles::One(path) => {
+                let reason = format!("`{}` does not say which sequence it is", path.display());
+                return Err(Error::argument("image", reason, remedy(&self.sequences)));
+            }
+            ImageFiles::Sequences(files) => files,
+        };
+        let missing: Vec<&str> =
+            files.iter().filter(|file| file.path.is_none()).map(|file| file.name.as_str()).collect();
+        if !missing.is_empty() {
+            let are = if missing.len() == 1 { "is" } else { "are" };
+            let text = format!("{} {are} missing: its colour is 0, and the mask may be worse", missing.join(" and "));
+            observer.on(&Event::Warning(text));
+        }
+        let path = files.iter().find_map(|file: &SequenceFile| file.path.as_deref()).unwrap_or(Path::new(""));
+        if !volume::is_volume(path)? {
+            return Ok(ImageOrVolume::Image(sequences::image_file(files)?.pixels));
+        }
+        let volume = sequences::open(files, &self.sequences, None, self.geometry)?.volume;
+        volume.notes.iter().for_each(|text| observer.on(&Event::Note(text.clone())));
+        Ok(ImageOrVolume::Volume(Box::new(volume)))
     }
 
     /// Opens a file, or a folder or zip of one DICOM series. Notes say what was assumed.
@@ -143,7 +223,16 @@ impl ImageReading {
     /// # Errors
     /// [`Error::Data`] for a file that cannot be read, has several slices or does not have the window; [`Error::Io`].
     pub fn image(&self, path: &Path, observer: &dyn Observer) -> Result<DynamicImage> {
-        let image = match self.open(path, observer) {
+        self.image_of(&ImageFiles::from(path), observer)
+    }
+
+    /// As [`Self::image`], for the files of an image.
+    ///
+    /// # Errors
+    /// As [`Self::image`] and [`Self::open_files`].
+    pub fn image_of(&self, files: &ImageFiles, observer: &dyn Observer) -> Result<DynamicImage> {
+        let path = files.first();
+        let image = match self.open_files(files, observer) {
             Ok(ImageOrVolume::Image(image)) => Ok(image),
             Ok(ImageOrVolume::Volume(volume)) => self.only_slice(&volume, path, observer).and_then(|image| {
                 let hint = "segment it as a volume";

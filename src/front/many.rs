@@ -4,6 +4,7 @@
 //! its mask is on disk), `masks/`, `overlays/` if asked for, and at the end `results.csv` with the same content. A
 //! repeated call continues after the last complete line.
 
+use super::image_files::ImageFiles;
 use super::image_list::{ImageQuestion, search};
 use super::{Ask, Encoded, Image, Model, Prediction, Ready};
 use crate::data::agreement::Positions;
@@ -29,7 +30,7 @@ pub const JOURNAL: &str = "results.jsonl";
 pub const TABLE: &str = "results.csv";
 
 /// Opens an image file.
-type Reader<'a> = dyn Fn(&Path) -> Result<DynamicImage> + 'a;
+type Reader<'a> = dyn Fn(&ImageFiles) -> Result<DynamicImage> + 'a;
 
 /// What decides a prediction besides image and question: a folder has results of one of them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -251,7 +252,7 @@ impl ResultsFolder {
                 if interrupt.load(Ordering::SeqCst) {
                     return Err(Error::Interrupted);
                 }
-                let file = stamp(&job.image)?;
+                let file = stamp_of(&job.files)?;
                 if self.has(job, file) {
                     tally.kept += 1;
                     observer.on(&Event::Advanced { done: done as u64 + 1 });
@@ -310,7 +311,7 @@ impl ResultsFolder {
         (read, interrupt): (&Reader, &AtomicBool),
     ) -> Result<QuestionResult> {
         if encoded.is_none() {
-            let image = read(&job.image)?;
+            let image = read(&job.files)?;
             let features = model.encode(&Image::Pixels(&image)).map_err(|error| error.of_image(&job.image))?;
             *encoded = Some((job.image.clone(), image, features));
         }
@@ -419,6 +420,14 @@ fn stamp(path: &Path) -> Result<(u64, u64)> {
     let meta = path.metadata().map_err(Error::io(path, "read"))?;
     let changed = meta.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
     Ok((meta.len(), u64::try_from(changed.as_millis()).unwrap_or(u64::MAX)))
+}
+
+/// Sum of the sizes of all files, and the time of the last change of any.
+fn stamp_of(files: &ImageFiles) -> Result<(u64, u64)> {
+    files.paths().into_iter().try_fold((0, 0), |(size, time), path| {
+        let own = stamp(path)?;
+        Ok((size + own.0, time.max(own.1)))
+    })
 }
 
 fn line_of(record: &impl Serialize) -> Result<String> {

@@ -43,7 +43,7 @@ fn series(name: &str) -> Vec<Vec<u8>> {
 
 fn asked(path: &Path) -> (Result<Vec<ImageQuestion>>, Vec<String>) {
     let notes = Notes::default();
-    let found = jobs(path, &["Where?".to_owned()], &notes);
+    let found = jobs(path, &["Where?".to_owned()], &[], &notes);
     (found, notes.0.into_inner().expect("no panic"))
 }
 

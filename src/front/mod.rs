@@ -15,6 +15,7 @@
 
 mod ensemble;
 pub mod evaluate;
+pub mod image_files;
 pub mod image_list;
 pub mod input;
 pub mod many;

@@ -5,7 +5,7 @@ use super::app::App;
 use super::failure::{HttpFailure, HttpResult, JsonResult, Params};
 use super::picture::{ServedImage, SliceView};
 use super::upload::{self, refused, uploaded};
-use super::volumes;
+use super::{sequences, volumes};
 use crate::Error;
 use crate::data::volume::{Axis, Window};
 use crate::data::{decode, sheet};
@@ -58,18 +58,11 @@ pub(super) struct ViewQuery {
 
 pub(super) async fn upload(State(app): State<App>, Params(query): Params<UploadQuery>, request: Request) -> HttpResult {
     let spacing_mm = query.spacing_mm()?;
-    let bytes = upload::receive(&app, request).await?;
-    let (max_pixels, shown) = (app.options.max_pixels, app.options.shown);
-    let picture = if decode::is_image(&bytes) {
-        let read = move || {
-            let pixels = decode::image_of(&bytes, uploaded(), max_pixels).map_err(refused)?;
-            Ok(ServedImage::new(pixels, spacing_mm))
-        };
-        app.work(read).await?
+    let sequences = app.shared.intensities.sequences().to_vec();
+    let picture = if sequences.is_empty() {
+        one_file(&app, request, spacing_mm).await?
     } else {
-        // the semaphore is never closed
-        let _one = app.volumes.acquire().await.ok();
-        app.work(move || Ok(ServedImage::of_volume(volumes::read(bytes, max_pixels)?, shown)?)).await?
+        sequences::upload(&app, request, sequences, spacing_mm).await?
     };
     let id = app.shared.store.add(picture);
     let (picture, answers) = app.shared.store.image(&id)?;
@@ -77,6 +70,23 @@ pub(super) async fn upload(State(app): State<App>, Params(query): Params<UploadQ
     let location = format!("images/{id}");
     let image = json_of(&app, &id, &picture, &answers);
     Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(image)).into_response())
+}
+
+/// Receives and reads an image or a volume.
+async fn one_file(app: &App, request: Request, spacing_mm: Option<[f64; 2]>) -> HttpResult<ServedImage> {
+    let bytes = upload::receive(app, request).await?;
+    let (max_pixels, shown) = (app.options.max_pixels, app.options.shown);
+    if decode::is_image(&bytes) {
+        let read = move || {
+            let pixels = decode::image_of(&bytes, uploaded(), max_pixels).map_err(refused)?;
+            Ok(ServedImage::new(pixels, spacing_mm))
+        };
+        app.work(read).await
+    } else {
+        // the semaphore is never closed
+        let _one = app.volumes.acquire().await.ok();
+        app.work(move || Ok(ServedImage::of_volume(volumes::read(bytes, max_pixels)?, shown)?)).await
+    }
 }
 
 /// The file that the page offers to try.
@@ -106,6 +116,7 @@ fn json_of(app: &App, id: &str, picture: &ServedImage, answers: &[Answer]) -> Va
         "exports": picture.exports(),
         "notes": picture.notes(),
         "spacing_mm": picture.spacing_mm,
+        "sequences": picture.sequences(),
         "answers": answers.iter().map(Answer::json).collect::<Vec<_>>(),
     })
 }

@@ -4,7 +4,7 @@ use super::failure::{HttpFailure, HttpResult};
 use super::picture::ServedImage;
 use crate::data::familiarity::questions::KnownQuestions;
 use crate::data::prepared::Intensity;
-use crate::data::volume::{Axis, Neighbours, Window};
+use crate::data::volume::{Axis, Neighbours, Sequence, Window};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -33,10 +33,15 @@ impl Intensities {
         self.classes.values().next().map_or(Neighbours::None, |intensity| intensity.context)
     }
 
+    /// The sequences that are the colours of the training images; empty for images of one file.
+    pub(super) fn sequences(&self) -> &[Sequence] {
+        self.classes.values().next().map_or(&[], |intensity| &intensity.sequences)
+    }
+
     /// The classes to which the training has put this question; all classes for another question.
-    fn about(&self, question: &str) -> Vec<(&str, Intensity)> {
+    fn about(&self, question: &str) -> Vec<(&str, &Intensity)> {
         let asked = self.questions.as_ref().map(|known| known.classes_of_question(question)).unwrap_or_default();
-        let all = || self.classes.iter().map(|(class, intensity)| (class.as_str(), *intensity));
+        let all = || self.classes.iter().map(|(class, intensity)| (class.as_str(), intensity));
         let own: Vec<_> = all().filter(|(class, _)| asked.contains(class)).collect();
         if own.is_empty() { all().collect() } else { own }
     }
@@ -125,7 +130,7 @@ mod tests {
     fn intensities() -> Intensities {
         let of = |window: &str, axis: &str| {
             let (window, axis) = (window.parse().unwrap(), axis.parse().unwrap());
-            Intensity { window, axis, context: Neighbours::None }
+            Intensity { window, axis, context: Neighbours::None, sequences: Vec::new() }
         };
         let classes = [
             ("chest_CT", of("lung", "axial")),

@@ -28,6 +28,7 @@ mod page;
 mod pairs;
 mod picture;
 mod routes;
+mod sequences;
 mod store;
 mod upload;
 mod volume_question;

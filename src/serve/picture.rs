@@ -1,7 +1,7 @@
 //! An uploaded image or volume, as slices. An image file has one slice and no intensity window.
 
 use crate::data::volume::format::usual_endings;
-use crate::data::volume::{Axis, Levels, Neighbours, SlicePlane, Volume, Voxels, Window, write};
+use crate::data::volume::{Axis, Levels, Neighbours, Sequence, SlicePlane, Volume, Voxels, Window, write};
 use crate::front::input::axis_of;
 use crate::{Error, Result};
 use image::{DynamicImage, GrayImage};
@@ -43,6 +43,10 @@ struct Along {
 #[derive(Debug)]
 pub(super) struct ServedImage {
     pixels: Pixels,
+    /// What the colours are, of an image of several sequences.
+    sequences: Vec<Sequence>,
+    /// What was assumed about an image, as the notes of a volume say it.
+    notes: Vec<String>,
     /// Size of a pixel in mm, across and down.
     pub(super) spacing_mm: Option<[f64; 2]>,
 }
@@ -76,7 +80,7 @@ impl Slices {
 impl ServedImage {
     /// An image of one slice. `spacing_mm` is the size of a pixel, across and down.
     pub(super) fn new(pixels: DynamicImage, spacing_mm: Option<[f64; 2]>) -> Self {
-        Self { pixels: Pixels::Image(pixels), spacing_mm }
+        Self { pixels: Pixels::Image(pixels), sequences: Vec::new(), notes: Vec::new(), spacing_mm }
     }
 
     /// A volume. `shown` are the window and the axis of the training images, if the run knows them.
@@ -92,7 +96,21 @@ impl ServedImage {
         let mismatch = window.mismatch(&volume, &levels);
         volume.notes.extend(mismatch);
         let spacing_mm = Some(plane.spacing);
-        Ok(Self { pixels: Pixels::Volume(Box::new(Slices { volume, axis, plane, window, levels })), spacing_mm })
+        let notes = volume.notes.clone();
+        let pixels = Pixels::Volume(Box::new(Slices { volume, axis, plane, window, levels }));
+        Ok(Self { pixels, sequences: Vec::new(), notes, spacing_mm })
+    }
+
+    /// The same as an image of several sequences, with more notes.
+    pub(super) fn with_sequences(mut self, sequences: Vec<Sequence>, notes: Vec<String>) -> Self {
+        self.sequences = sequences;
+        self.notes.extend(notes);
+        self
+    }
+
+    /// What the colours are, of an image of several sequences.
+    pub(super) fn sequences(&self) -> &[Sequence] {
+        &self.sequences
     }
 
     /// Width and height of a slice in pixels.
@@ -155,7 +173,7 @@ impl ServedImage {
 
     /// What was assumed or ignored when the file was read.
     pub(super) fn notes(&self) -> &[String] {
-        self.cut().map_or(&[], |slices| &slices.volume.notes)
+        &self.notes
     }
 
     /// Bytes in memory.

@@ -96,7 +96,8 @@ async fn model(State(app): State<App>) -> Json<Value> {
         "calibration": app.shared.calibration,
         "questions": app.shared.questions.as_ref().map(|questions| questions.examples(MAX_EXAMPLES)).unwrap_or_default(),
         "reads_masks": app.shared.reads_masks,
-        "has_sample": options.sample.is_some(),
+        "sequences": app.shared.intensities.sequences().iter().map(|sequence| &sequence.name).collect::<Vec<_>>(),
+        "has_sample": options.sample.is_some() && app.shared.intensities.sequences().is_empty(),
         "notice": "research software, not a medical device",
         "limits": {
             "upload_bytes": options.max_upload,

@@ -128,6 +128,46 @@ pub(super) async fn receive_form(
     Ok((texts, files.into_iter().next().map(|file| (file.name, upload))))
 }
 
+/// The files of a form, with its fields of text.
+pub(super) struct FormFiles {
+    /// Names and contents.
+    pub(super) texts: Vec<(String, String)>,
+    /// Names, and where the files are in the form.
+    pub(super) files: Vec<(String, Range<usize>)>,
+    body: Upload,
+}
+
+impl FormFiles {
+    /// The content of a file by its number.
+    pub(super) fn file(&self, number: usize) -> &[u8] {
+        &self.body.bytes[self.files[number].1.clone()]
+    }
+}
+
+/// Receives a form with several files of at most `ServeOptions::max_upload` bytes together.
+pub(super) async fn receive_files(app: &App, request: Request, boundary: &str) -> HttpResult<FormFiles> {
+    let mut body = body_of(app, request, true).await?;
+    body.file = 0..0;
+    let parts = form::parts(&body.bytes, boundary).map_err(of_form)?;
+    let (files, texts): (Vec<Part>, Vec<Part>) = parts.into_iter().partition(|part| part.is_file);
+    let length: usize = files.iter().map(|file| file.content.len()).sum();
+    let limit = app.options.max_upload;
+    if length > limit {
+        return Err(Content::File(limit).too_large());
+    }
+    if body.bytes.len() - length > MAX_JSON {
+        return Err(Content::Form(limit).too_large());
+    }
+    if let Some(empty) = files.iter().find(|file| file.content.is_empty()) {
+        let error = format!("the file `{}` is empty", empty.name);
+        return Err(HttpFailure::new(StatusCode::BAD_REQUEST, error, "send the content of the image file"));
+    }
+    let text = |part: Part| (part.name, String::from_utf8_lossy(&body.bytes[part.content]).into_owned());
+    let texts = texts.into_iter().map(text).collect();
+    let files = files.into_iter().map(|part| (part.name, part.content)).collect();
+    Ok(FormFiles { texts, files, body })
+}
+
 /// The line that separates the parts of a request that is a form.
 pub(super) fn boundary_of(request: &Request) -> Result<Option<String>, String> {
     form::boundary(&content_type(request.headers()))

@@ -29,13 +29,31 @@ use std::path::{Path as FilePath, PathBuf};
 /// # Errors
 /// [`Error::Data`] for another file, and for too large slices; as [`volume::open`].
 pub(super) fn read(bytes: Upload, max_pixels: u64) -> Result<Volume> {
-    let file = InMemory::new(&bytes)?;
+    let file = checked(&bytes)?;
+    drop(bytes);
+    opened(&file, max_pixels)
+}
+
+/// As [`read`], for one of several files.
+///
+/// # Errors
+/// As [`read`].
+pub(super) fn read_bytes(bytes: &[u8], max_pixels: u64) -> Result<Volume> {
+    opened(&checked(bytes)?, max_pixels)
+}
+
+/// A file in memory that is a volume.
+fn checked(bytes: &[u8]) -> Result<InMemory> {
+    let file = InMemory::new(bytes)?;
     if !volume::is_volume(&file.path)? {
         let expected = format!("a {IMAGES} image, nor a NIfTI or DICOM file");
         let hint = "convert an image to PNG, and a volume to NIfTI";
-        return Err(decode::unknown_format(uploaded(), &bytes, &expected, hint));
+        return Err(decode::unknown_format(uploaded(), bytes, &expected, hint));
     }
-    drop(bytes);
+    Ok(file)
+}
+
+fn opened(file: &InMemory, max_pixels: u64) -> Result<Volume> {
     // The product of the pixels of the slices along the three axes is the square of the number of voxels. A file whose
     // header has more voxels than this is refused before they are decoded.
     let most = usize::try_from(max_pixels.saturating_pow(3).isqrt()).unwrap_or(MAX_VOLUME);

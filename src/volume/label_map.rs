@@ -17,7 +17,7 @@ use prsmed_base::error::{Error, Result};
 /// Most runs of voxels that lie below those of other labels, of 8 bytes each.
 pub(crate) const MAX_RUNS: usize = 1 << 26;
 /// Largest distance in voxels at a corner for grids that count as the same.
-const TOLERANCE: f64 = 0.1;
+pub(crate) const TOLERANCE: f64 = 0.1;
 
 /// Labels of all voxels; 0 is the background.
 #[derive(Debug, Clone, PartialEq)]
@@ -253,8 +253,8 @@ fn nearest(labels: &LabelMap, map: &Affine, target: [usize; 3]) -> Gathered {
     })
 }
 
-/// What differs between the grid of a label map and that of a volume.
-fn differences(labels: &Grid, volume: &Grid) -> String {
+/// What differs between the grid of a label map or a sequence and that of a volume.
+pub(crate) fn differences(labels: &Grid, volume: &Grid) -> String {
     let size = |grid: &Grid| {
         let axes = grid.affine.closest_axes().map(|axis| grid.size[axis.voxel]);
         format!("{}x{}x{}", axes[0], axes[1], axes[2])

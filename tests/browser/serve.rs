@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::driver::{Browser, key};
-use super::server::{Server, done, home, image_file, reads_masks, run_of_two_windows, trained, volume_file};
+use super::server::{Server, done, home, image_file, reads_masks, run_of_two_windows, run_with, trained, volume_file};
 
 /// Number of pixels of the canvas that have a colour; images of the tests are grey.
 const COLOURED: &str = "(() => { const c = document.getElementById('view'); \
@@ -523,4 +523,32 @@ fn shared_data_a_real_series_is_segmented_in_all_slices() {
     let mut errors = browser.console_errors();
     errors.retain(|error| !error.contains("willReadFrequently"));
     assert_eq!(errors, [""; 0]);
+}
+
+#[test]
+#[ignore = "needs chromium"]
+fn each_sequence_has_a_place_and_may_be_missing() {
+    let run = run_with("run-of-sequences-on-the-page", |intensity| {
+        let sequences = ["T1", "FLAIR"].map(|name| serde_json::json!({ "name": name, "window": "0..255" }));
+        *intensity = serde_json::json!({ "axis": "axial", "window": "0..255", "sequences": sequences });
+    });
+    let server = Server::start_run(&run, &["--max-new-tokens", "2"], &[]);
+    let browser = open(&server);
+    browser.wait_for("document.querySelectorAll('.sequence').length === 2");
+    browser.click("#choose");
+    browser.wait_for("document.getElementById('sequences').open");
+    assert!(browser.text(".sequence:first-child").contains("T1"));
+    let volume = volume_file("t1-of-the-page.nii.gz", 3);
+    browser.upload(".sequence:first-child input[type=file]", &[&volume]);
+    assert_eq!(browser.eval("document.getElementById('sequences-open').disabled"), true, "FLAIR is not said");
+    browser.click(".sequence:last-child input[type=checkbox]");
+    browser.click("#sequences-open");
+    browser.wait_for("!document.getElementById('question').disabled");
+    assert!(
+        browser.text("#image-facts").ends_with("3 slices, T1 red, FLAIR green"),
+        "{}",
+        browser.text("#image-facts")
+    );
+    ask(&browser, "Where is the lesion?", 1);
+    assert_eq!(browser.console_errors(), Vec::<String>::new());
 }

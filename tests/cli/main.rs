@@ -43,6 +43,7 @@ mod resume;
 mod runs;
 mod scan;
 mod scores;
+mod sequences;
 mod settings;
 mod soak;
 mod support;

@@ -7,6 +7,7 @@ mod masks;
 mod proxy;
 mod python_guide;
 mod routes;
+mod sequences;
 mod sizes;
 mod slicer;
 mod support;

@@ -81,12 +81,7 @@ pub(crate) fn run_of_two_windows(name: &str) -> PathBuf {
     let _ = std::fs::remove_dir_all(&run);
     done(Command::new("cp").arg("-r").arg(trained()).arg(&run));
     for folder in ["best", "last"].map(|name| run.join(name)) {
-        let edit = |file: &str, change: &dyn Fn(&mut Value)| {
-            let path = folder.join(file);
-            let mut value = serde_json::from_slice(&std::fs::read(&path).expect("read")).expect("JSON");
-            change(&mut value);
-            std::fs::write(path, value.to_string()).expect("written");
-        };
+        let edit = |file: &str, change: &dyn Fn(&mut Value)| edit(&folder.join(file), change);
         edit("model.json", &|model| {
             let classes: Vec<String> = serde_json::from_value(model["modalities"].clone()).expect("classes");
             for (class, window) in classes.iter().zip(["lung", "bone"]) {
@@ -99,13 +94,38 @@ pub(crate) fn run_of_two_windows(name: &str) -> PathBuf {
             known["questions"].as_array_mut().expect("a list").push(json!(["Where is the nodule?", 1]));
             known["classes"].as_array_mut().expect("a list").push(json!([model["modalities"][0]]));
         });
-        edit("checksums.json", &|sums| {
-            for file in ["model.json", "questions.json"] {
-                let bytes = std::fs::read(folder.join(file)).expect("read");
-                let sum = format!("{:x}", sha2::Sha256::digest(&bytes));
-                sums["files"][file] = json!({ "bytes": bytes.len(), "sha256": sum });
-            }
+        update_sums(&folder, &["model.json", "questions.json"]);
+    }
+    run
+}
+
+fn edit(path: &Path, change: &dyn Fn(&mut Value)) {
+    let mut value = serde_json::from_slice(&std::fs::read(path).expect("read")).expect("JSON");
+    change(&mut value);
+    std::fs::write(path, value.to_string()).expect("written");
+}
+
+fn update_sums(folder: &Path, files: &[&str]) {
+    edit(&folder.join("checksums.json"), &|sums| {
+        for file in files {
+            let bytes = std::fs::read(folder.join(file)).expect("read");
+            let sum = format!("{:x}", sha2::Sha256::digest(&bytes));
+            sums["files"][file] = json!({ "bytes": bytes.len(), "sha256": sum });
+        }
+    });
+}
+
+/// A copy of the run whose classes were all prepared as `change` says.
+pub(crate) fn run_with(name: &str, change: impl Fn(&mut Value)) -> PathBuf {
+    let run = home().join(name);
+    let _ = std::fs::remove_dir_all(&run);
+    done(Command::new("cp").arg("-r").arg(trained()).arg(&run));
+    for folder in ["best", "last"].map(|name| run.join(name)) {
+        edit(&folder.join("model.json"), &|model| {
+            let classes: Vec<String> = serde_json::from_value(model["modalities"].clone()).expect("classes");
+            classes.iter().for_each(|class| change(&mut model["intensity"][class]));
         });
+        update_sums(&folder, &["model.json"]);
     }
     run
 }

@@ -113,8 +113,21 @@ impl Existing {
     /// # Errors
     /// [`Error::Io`]; the inner error says why the new file is skipped.
     pub(super) fn has(&self, stem: &str, source: &Path) -> Result<Result<bool, Skipped>> {
+        self.has_same(stem, source, |image| same_bytes(image, source))
+    }
+
+    /// As [`Self::has`], for an image that `is_same` compares with that of the class.
+    ///
+    /// # Errors
+    /// Those of `is_same`.
+    pub(super) fn has_same(
+        &self,
+        stem: &str,
+        source: &Path,
+        is_same: impl FnOnce(&Path) -> Result<bool>,
+    ) -> Result<Result<bool, Skipped>> {
         let Some(image) = self.images.get(stem) else { return Ok(Ok(false)) };
-        if same_bytes(image, source)? {
+        if is_same(image)? {
             return Ok(Ok(true));
         }
         let reason = format!("{OTHER_IMAGE}`{}`", image.display());
@@ -131,6 +144,11 @@ impl Existing {
         }
         let reason = "another process has added files to this class meanwhile";
         Err(Error::data(&self.free, reason, "run the command again with the argument `append`"))
+    }
+
+    /// Whether the class has images.
+    pub(super) fn has_images(&self) -> bool {
+        !self.images.is_empty()
     }
 
     /// Whether the class has a mask with this stem.

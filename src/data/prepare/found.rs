@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use super::item::{MaskItem, Skipped};
 use super::table::Pair;
 use crate::findings::Findings;
-use crate::volume::Levels;
+use crate::volume::{Levels, SequenceFile};
 
 /// An image or a volume with usable masks.
 pub(super) struct UsableSource {
     /// By which it is called; of an image its file.
     pub(super) path: PathBuf,
+    /// The files of an image of several sequences.
+    pub(super) sequences: Vec<SequenceFile>,
     /// Smallest and largest value of a 16-bit image.
     pub(super) range: Option<[u16; 2]>,
     /// `None` for an image.

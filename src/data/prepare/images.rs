@@ -16,11 +16,12 @@ use super::table::Pair;
 use super::work::Preparation;
 use super::write;
 use crate::bit_depth::DepthReport;
-use crate::decode::{self, MaskRefusal, StoredMask};
+use crate::decode::{self, ImageFile, MaskRefusal, StoredMask};
 use crate::findings::Findings;
 use crate::labels::Labels;
 use crate::manifest::Split;
 use crate::marks::pixel_mark;
+use crate::volume::{SequenceFile, sequences};
 use prsmed_base::event::Event;
 use prsmed_base::{Error, Result};
 
@@ -69,7 +70,14 @@ pub(super) fn read(work: &Preparation, pairs: Vec<Pair>, found: &mut FoundItems)
 fn is_known(pair: &Pair, work: &Preparation) -> Result<Result<bool, Skipped>> {
     let mut all = true;
     for (structure, _) in work.shown_by(pair) {
-        match work.existing.has(&format!("{}{}", pair.name, structure.suffix), &pair.image)? {
+        let stem = format!("{}{}", pair.name, structure.suffix);
+        let is_same = |image: &Path| Ok(decode::bytes_of(image)? == joined_png(&pair.sequences)?);
+        let known = if pair.sequences.is_empty() {
+            work.existing.has(&stem, &pair.image)?
+        } else {
+            work.existing.has_same(&stem, &pair.image, is_same)?
+        };
+        match known {
             Ok(known) => all &= known,
             Err(skip) => return Ok(Err(skip)),
         }
@@ -81,7 +89,7 @@ fn read_pair(pair: &Pair, work: &Preparation) -> Result<UsablePair, Skipped> {
     let skip = |path: &Path, reason: String| Skipped { path: path.to_owned(), reason };
     let unreadable = |path: &Path, error: &Error| skip(path, format!("{UNREADABLE}: {}", reason_of(error)));
     // the image is decoded completely, so that a truncated file is found now and not during a training
-    let image = decode::image_file(&pair.image).map_err(|error| unreadable(&pair.image, &error))?;
+    let image = decoded(pair).map_err(|error| unreadable(&pair.image, &error))?;
     let mut findings = Findings::default();
     findings.add_image(&pair.image, &image);
     let expected = (image.pixels.width(), image.pixels.height());
@@ -131,7 +139,8 @@ fn read_pair(pair: &Pair, work: &Preparation) -> Result<UsablePair, Skipped> {
     if items.is_empty() {
         return Err(skip(&pair.masks[0].1, EMPTY.into()));
     }
-    let source = UsableSource { path: pair.image.clone(), range: image.range, volume: None };
+    let (path, sequences) = (pair.image.clone(), pair.sequences.clone());
+    let source = UsableSource { path, sequences, range: image.range, volume: None };
     Ok((source, items, findings))
 }
 
@@ -144,6 +153,11 @@ fn with_instances(whole: MaskItem, mask: GrayImage, options: &PrepareOptions) ->
     };
     let parts: Vec<_> = parts.into_iter().map(part).collect();
     std::iter::once((whole, mask)).chain(parts).collect()
+}
+
+/// The image of a pair, of one file or of several sequences.
+fn decoded(pair: &Pair) -> Result<ImageFile> {
+    if pair.sequences.is_empty() { decode::image_file(&pair.image) } else { sequences::image_file(&pair.sequences) }
 }
 
 /// A mask of an image of this width and height, from its file or drawn from outlines, with the notes about what was drawn.
@@ -210,21 +224,30 @@ fn select(mask: &StoredMask, labels: Labels, takes_all: bool) -> Result<GrayImag
 pub(super) fn write(found: &FoundItems, splits: &[Split], work: &Preparation) -> Result<()> {
     let all = found.items.iter().zip(splits).filter_map(|(usable, split)| {
         let UsableItem { item, source, mask: ItemMask::Png(mask) } = usable else { return None };
-        Some((&item.stem, &found.sources[*source].path, mask, split))
+        Some((&item.stem, &found.sources[*source], mask, split))
     });
     let all: Vec<_> = all.collect();
     let root = work.options.out.join(&work.options.modality);
     work.observer.on(&Event::Started { phase: "copy images".into(), total: all.len() as u64, unit: "images" });
     for ((stem, source, mask, split), done) in all.into_iter().zip(1..) {
-        let extension = source.extension().unwrap_or_default().to_string_lossy();
+        let (bytes, extension) = if source.sequences.is_empty() {
+            (decode::bytes_of(&source.path)?, source.path.extension().unwrap_or_default().to_string_lossy())
+        } else {
+            (joined_png(&source.sequences)?, "png".into())
+        };
         let image = root.join(format!("{split}_images")).join(format!("{stem}.{extension}"));
-        write::new_file(&image, &decode::bytes_of(source)?, work.options.append)?;
+        write::new_file(&image, &bytes, work.options.append)?;
         let path = root.join(format!("{split}_masks")).join(format!("{stem}.png"));
         write::new_file(&path, mask, work.options.append)?;
         work.observer.on(&Event::Advanced { done });
     }
     work.observer.on(&Event::Finished);
     Ok(())
+}
+
+/// The image of several sequences as a PNG file.
+fn joined_png(files: &[SequenceFile]) -> Result<Vec<u8>> {
+    png(&sequences::image_file(files)?.pixels).map_err(|reason| Error::Shape { reason })
 }
 
 /// Bit depths of those images that have items.

@@ -15,6 +15,8 @@ use prsmed_base::{Error, files};
 pub(super) const NO_MASK: &str = "no mask with this stem";
 /// As [`NO_MASK`], for an image that a file of many images does not have.
 pub(super) const NOT_LISTED: &str = "the annotation file does not have this image";
+/// Before the number of a line.
+pub(super) const NO_SEQUENCE: &str = "a line has no image of any sequence";
 pub(super) const NO_IMAGE: &str = "no image with this stem";
 pub(super) const NOT_AN_IMAGE: &str = concat!("not a ", prsmed_volume::image_formats!(), " file");
 /// Before the kind of a file with annotations, which is no image.

@@ -27,6 +27,7 @@ mod path_pattern;
 mod patients;
 mod rows;
 mod scan;
+mod sequences;
 mod splits;
 mod structures;
 mod table;
@@ -63,8 +64,8 @@ use crate::manifest::Split;
 use crate::marks::{Mark, Marks};
 use crate::prepared::{Intensity, Prepared};
 use crate::templates::Templates;
-use crate::volume::Window;
 use crate::volume::format::stem_of;
+use crate::volume::{Axis, Neighbours, Window};
 use prsmed_base::event::Observer;
 use prsmed_base::{Error, Result};
 
@@ -180,6 +181,7 @@ impl<'a> Preparation<'a> {
             existing: Existing::read(options)?,
             structures: structures::structures(&options.named_labels, &options.target, options.labels),
             annotations: AnnotationFiles::default(),
+            sequences: Vec::new(),
             observer,
             is_table: false,
         })
@@ -188,22 +190,26 @@ impl<'a> Preparation<'a> {
 
 impl Preparation<'_> {
     /// Prepares the images and volumes of a table.
-    fn run(&self, table: PairTable) -> Result<PrepareReport> {
+    fn run(mut self, table: PairTable) -> Result<PrepareReport> {
         table.check()?;
+        sequences::check(&table.rows)?;
+        self.sequences = sequences::settled(&table, self.options, self.existing.has_images())?;
+        let missing = sequences::missing(&table.rows);
         let PairTable { rows, mut skipped, notes, kind } = table;
         let wanted: BTreeSet<String> =
             rows.iter().flat_map(|pair| self.shown_by(pair)).map(|(structure, _)| structure.name).collect();
         let (images, volumes): (Vec<Pair>, Vec<Pair>) = rows.into_iter().partition(Pair::is_image);
         let class = self.options.out.join(&self.options.modality);
+        let notes = notes.into_iter().chain(missing).collect();
         let mut found = FoundItems { notes, ..FoundItems::default() };
         if !images.is_empty() {
-            images::read(self, images, &mut found)?;
+            images::read(&self, images, &mut found)?;
         }
         let mut intensity = None;
         if !volumes.is_empty() {
-            let window = volumes::read(self, volumes, window(self.options, &class)?, &mut found)?;
+            let (window, sequences) = volumes::read(&self, volumes, window(self.options, &class)?, &mut found)?;
             let SliceOptions { axis, context, .. } = self.options.slices;
-            intensity = Some(Intensity { axis, window, context });
+            intensity = Some(Intensity { axis, window, context, sequences });
         }
         skipped.append(&mut found.skipped);
         if kind == PairKind::Images {
@@ -212,7 +218,7 @@ impl Preparation<'_> {
         let are_volumes = kind == PairKind::Volumes || intensity.is_some();
         let mut report = PrepareReport {
             volumes: are_volumes.then(|| found.sources.iter().filter(|source| source.volume.is_some()).count()),
-            intensity,
+            intensity: intensity.clone(),
             known: found.known,
             absent_left_out: self.limit_negatives(&mut found.items, are_volumes.then_some(1.0)),
             skipped,
@@ -235,12 +241,21 @@ impl Preparation<'_> {
         }
         self.write(items, report, |splits| {
             if found.sources.iter().any(|source| source.volume.is_none()) {
-                images::write(&found, splits, self)?;
+                images::write(&found, splits, &self)?;
             }
-            let Some(intensity) = intensity else { return Ok(()) };
-            volumes::write(&found, splits, self)?;
+            if intensity.is_some() {
+                volumes::write(&found, splits, &self)?;
+            }
+            let Some(intensity) = intensity.or_else(|| self.of_flat_images()) else { return Ok(()) };
             Prepared::new(intensity, self.targets(&found)).merged_with(&class)?.write(&class)
         })
+    }
+
+    /// How flat images of several sequences become one; `None` for those of one file.
+    fn of_flat_images(&self) -> Option<Intensity> {
+        let (axis, sequences) = (Axis::default(), self.sequences.clone());
+        let (window, context) = (Window::Auto, Neighbours::None);
+        (!sequences.is_empty()).then_some(Intensity { axis, window, context, sequences })
     }
 
     /// Gives the items the patients that the options know. Returns the files without one.
@@ -415,7 +430,8 @@ fn window(options: &PrepareOptions, class: &Path) -> Result<Window> {
     let Some(Prepared { intensity, .. }) = Prepared::read(class)? else {
         return Ok(options.slices.window.unwrap_or_default());
     };
-    if options.slices.window.is_some_and(|window| window != intensity.window) {
+    let is_other = options.slices.window.is_some_and(|window| window != intensity.window);
+    if is_other && intensity.sequences.is_empty() {
         let reason = format!("the class was prepared with the window `{}`", intensity.window);
         return Err(Error::argument("window", reason, "leave the argument out, or give another modality name"));
     }
@@ -462,5 +478,7 @@ fn count(report: &mut PrepareReport, items: &[MaskItem], splits: &[Split]) {
 mod annotated_tests;
 #[cfg(test)]
 mod copies_tests;
+#[cfg(test)]
+mod numpy_tests;
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,6 @@
 //! Options of a preparation.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -117,6 +118,8 @@ pub struct PrepareOptions {
     pub named_labels: NamedLabels,
     /// Slices of volumes.
     pub slices: SliceOptions,
+    /// Intensity windows of single sequences by their names; [`SliceOptions::window`] is that of the others.
+    pub windows: BTreeMap<String, Window>,
     /// Chooses one of several DICOM series of each folder or zip, as after `#` in [`crate::volume::open`].
     pub series: Option<String>,
     /// One target of this name out of all masks and labels of an image; `None` for a target for each name.

@@ -1,13 +1,15 @@
 //! Tables of pairs as CSV files: `pairs.csv` says which masks an image has, and what else is known of both.
 //!
 //! Paths are relative to the folder of the table. A `*` in the path of an image stands for a part of a name; in the paths of
-//! its masks and in its patient, the same text replaces the first `*`, and so on. Lines about one image are joined.
+//! its masks and in its patient, the same text replaces the first `*`, and so on. Lines about one image are joined. An image of
+//! several sequences has a column `image.NAME` for each, in the order of the colours red, green and blue; an empty cell is a
+//! sequence that is missing.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use super::item::{NO_MASK, Skipped};
+use super::item::{NO_MASK, NO_SEQUENCE, Skipped};
 use super::layouts::{called, stem};
 use super::options::word_problem;
 use super::pairs_outlines;
@@ -15,7 +17,9 @@ use super::path_pattern::{self, BETWEEN, filled};
 use super::structures::NamedLabels;
 use super::table::{Pair, PairKind, PairTable, PairText};
 use crate::manifest::Split;
+use crate::volume::SequenceFile;
 use crate::volume::path::split_selection;
+use crate::volume::sequences::{MISSING, names_problem};
 use crate::{csv_text, names, patient};
 use prsmed_base::{Error, Result, files};
 
@@ -24,7 +28,9 @@ pub(super) const COLUMNS: [&str; 11] =
     ["name", "image", "mask", "labels", "patient", "split", "class", "target", "question", "answer", "ambiguous"];
 /// Begins the name of a column with masks of one target.
 const MASK_OF: &str = "mask.";
-const HINT: &str = "columns are `image`, `mask` or `mask.NAME` for each target, and if needed `name`, `labels`, `patient`, `split`, \
+/// Begins the name of a column with images of one sequence.
+const IMAGE_OF: &str = "image.";
+const HINT: &str = "columns are `image` or `image.NAME` for each sequence, `mask` or `mask.NAME` for each target, and if needed `name`, `labels`, `patient`, `split`, \
                     `class`, `target`, `question` and `answer`";
 
 /// Reads a table of pairs. Files must exist; nothing is decoded. An image without a mask is in `skipped`.
@@ -47,7 +53,12 @@ pub fn read_pairs(path: &Path) -> Result<PairTable> {
         let record = record.map_err(unreadable)?;
         let number = lines.at(record.position());
         let line = Line { path, folder, number, columns: &columns, record: &record };
-        for pair in line.pairs()? {
+        let pairs = line.pairs()?;
+        if pairs.is_empty() {
+            let reason = format!("{NO_SEQUENCE}: line {number}");
+            found.empty.push(Skipped { path: path.to_owned(), reason });
+        }
+        for pair in pairs {
             found.add(pair, &line)?;
         }
     }
@@ -62,6 +73,11 @@ fn columns(path: &Path, header: &csv::StringRecord) -> Result<Columns> {
     for cell in header {
         let own = names::cleaned(cell);
         let lower = own.to_lowercase();
+        if let Some(sequence) = own.get(IMAGE_OF.len()..).map(str::trim).filter(|_| lower.starts_with(IMAGE_OF)) {
+            let index = csv_text::column(path, header.as_byte_record(), &own)?;
+            columns.extend(index.map(|index| (format!("{IMAGE_OF}{sequence}"), index)));
+            continue;
+        }
         let target = own.get(MASK_OF.len()..).map(str::trim).filter(|_| lower.starts_with(MASK_OF));
         if let Some((reason, hint)) = target.and_then(word_problem) {
             return Err(Error::data_line(path, 1, format!("column `{own}`: {reason}"), hint));
@@ -73,7 +89,15 @@ fn columns(path: &Path, header: &csv::StringRecord) -> Result<Columns> {
         columns.insert(target.map_or(lower, |target| format!("{MASK_OF}{target}")), index);
     }
     let has_mask = columns.keys().any(|name| name == "mask" || name.starts_with(MASK_OF));
-    for (name, is_there) in [("image", columns.contains_key("image")), ("mask", has_mask)] {
+    let sequences = sequences(&columns);
+    let has_both = !sequences.is_empty() && columns.contains_key("image");
+    let both = || ("a table has a column `image`, or one for each sequence".to_owned(), "remove one of the two kinds");
+    let problem = if has_both { Some(both()) } else { names_problem(&sequences).filter(|_| !sequences.is_empty()) };
+    if let Some((reason, hint)) = problem {
+        return Err(Error::data_line(path, 1, reason, hint));
+    }
+    let has_image = columns.contains_key("image") || !sequences.is_empty();
+    for (name, is_there) in [("image", has_image), ("mask", has_mask)] {
         if !is_there {
             let header = header.iter().collect::<Vec<_>>().join(",");
             let reason = format!("column `{name}` is missing; the header is `{header}`");
@@ -81,6 +105,12 @@ fn columns(path: &Path, header: &csv::StringRecord) -> Result<Columns> {
         }
     }
     Ok(columns)
+}
+
+/// The names of sequences in the order of their columns.
+fn sequences(columns: &Columns) -> Vec<&str> {
+    let named = columns.iter().filter_map(|(name, index)| Some((*index, name.strip_prefix(IMAGE_OF)?)));
+    named.collect::<BTreeMap<_, _>>().into_values().collect()
 }
 
 /// A line of a table.
@@ -109,34 +139,65 @@ impl Line<'_> {
             let hint = "write the right files into the line, or remove it; then empty its cell `ambiguous`";
             return Err(self.error(format!("the line is ambiguous: {reason}"), hint));
         }
+        let sequences = sequences(self.columns);
+        if !sequences.is_empty() {
+            let found = self.files_of(&sequences)?.into_iter();
+            return found.map(|(files, parts)| self.pair(Images::of_sequences(files), &parts)).collect();
+        }
         let image = self.cell("image").ok_or_else(|| self.error("the column `image` is empty", HINT))?;
         if image.contains(BETWEEN) {
             return Err(self.error(format!("`{image}` names several images"), "keep one image in a line"));
         }
         let mut pairs = Vec::new();
         for (image, parts) in self.files("image", image, &[])? {
-            pairs.push(self.pair(image, &parts)?);
+            pairs.push(self.pair(Images { image, sequences: Vec::new() }, &parts)?);
         }
         Ok(pairs)
+    }
+
+    /// The files of the sequences of this line, for each text that the `*` of their patterns stand for; none for a line
+    /// without any image.
+    fn files_of(&self, sequences: &[&str]) -> Result<Vec<(Vec<SequenceFile>, Vec<String>)>> {
+        let mut found: BTreeMap<Vec<String>, Vec<SequenceFile>> = BTreeMap::new();
+        let none = || sequences.iter().map(|name| SequenceFile { name: (*name).to_owned(), path: None }).collect();
+        for (number, name) in sequences.iter().enumerate() {
+            let column = format!("{IMAGE_OF}{name}");
+            let Some(text) = self.cell(&column).filter(|text| !text.eq_ignore_ascii_case(MISSING)) else { continue };
+            for (path, parts) in self.files(&column, text, &[])? {
+                let files = found.entry(parts).or_insert_with(none);
+                if let Some(other) = files[number].path.replace(path) {
+                    let reason =
+                        format!("`{text}` names several images of one `{name}`, such as `{}`", other.display());
+                    return Err(self.error(reason, "keep one image for each sequence"));
+                }
+            }
+        }
+        let num_parts: BTreeSet<usize> = found.keys().map(Vec::len).collect();
+        if num_parts.len() > 1 {
+            let hint = "write as many `*` for each sequence of a line, or none";
+            return Err(self.error("the sequences of the line have patterns with different numbers of `*`", hint));
+        }
+        Ok(found.into_iter().map(|(parts, files)| (files, parts)).collect())
     }
 
     /// The files that a cell names, each with the texts that its `*` stand for. `parts` replace the first ones.
     fn files(&self, column: &str, text: &str, parts: &[String]) -> Result<Vec<(PathBuf, Vec<String>)>> {
         let text = &filled(text, parts);
         let is_there = |path: &Path| split_selection(path).0.exists();
+        let is_image = column == "image" || column.starts_with(IMAGE_OF);
         let spellings = [text.to_owned(), text.replace('\\', "/"), names::cleaned(text)];
         if let Some(found) = spellings.iter().map(|text| self.folder.join(text)).find(|path| is_there(path)) {
             return Ok(vec![(found, Vec::new())]);
         }
         if text.contains('*') {
             let found = path_pattern::files(self.folder, &text.replace('\\', "/"))?;
-            if !found.is_empty() || column != "image" {
+            if !found.is_empty() || !is_image {
                 return Ok(found);
             }
             return Err(self.error(format!("no file fits the {column} `{text}`"), "correct the pattern"));
         }
         // masks that a pattern expects may be missing
-        if column != "image" && !parts.is_empty() {
+        if !is_image && !parts.is_empty() {
             return Ok(Vec::new());
         }
         let path = self.folder.join(text);
@@ -145,7 +206,7 @@ impl Line<'_> {
         Err(self.error(format!("the {column} `{text}` does not exist{similar}"), hint))
     }
 
-    fn pair(&self, image: PathBuf, parts: &[String]) -> Result<Pair> {
+    fn pair(&self, Images { image, sequences }: Images, parts: &[String]) -> Result<Pair> {
         let target = self.cell("target").map(names::cleaned);
         if let Some((reason, hint)) = target.as_deref().and_then(word_problem) {
             return Err(self.error(reason, hint));
@@ -167,6 +228,7 @@ impl Line<'_> {
             name: self.name()?,
             source: image.clone(),
             image,
+            sequences,
             masks,
             patient: patient.filter(|name| patient::key(name).is_some()),
             split: self.split()?,
@@ -218,12 +280,28 @@ impl Line<'_> {
     }
 }
 
+/// The image of a pair, or the files of its sequences.
+struct Images {
+    image: PathBuf,
+    sequences: Vec<SequenceFile>,
+}
+
+impl Images {
+    /// The first file that is not missing is the image.
+    fn of_sequences(sequences: Vec<SequenceFile>) -> Self {
+        let image = sequences.iter().find_map(|file| file.path.clone()).unwrap_or_default();
+        Self { image, sequences }
+    }
+}
+
 /// The pairs of all lines, one for each image.
 #[derive(Default)]
 struct Joined {
     rows: Vec<Pair>,
     /// Number of a row by its image.
     by_image: BTreeMap<PathBuf, usize>,
+    /// Lines without an image of any sequence.
+    empty: Vec<Skipped>,
 }
 
 impl Joined {
@@ -237,6 +315,10 @@ impl Joined {
             Entry::Occupied(known) => *known.get(),
         };
         let own = &mut self.rows[number];
+        if own.sequences != pair.sequences {
+            let reason = format!("`{}` has other sequences in an earlier line", own.image.display());
+            return Err(line.error(reason, "write the same in all lines of an image"));
+        }
         let differs = |what: &str, a: &str, b: &str| {
             let reason = format!("`{}` has the {what} `{a}` in an earlier line, and `{b}` here", own.image.display());
             Err(line.error(reason, "write the same in all lines of an image"))
@@ -283,7 +365,8 @@ impl Joined {
             .zip(derived)
             .map(|(pair, name)| called(Pair { name: if pair.name.is_empty() { name } else { pair.name }, ..pair }));
         let (rows, alone): (Vec<Pair>, Vec<Pair>) = named.partition(|pair| !pair.masks.is_empty());
-        let skipped = alone.into_iter().map(|pair| Skipped { path: pair.image, reason: NO_MASK.into() }).collect();
+        let alone = alone.into_iter().map(|pair| Skipped { path: pair.image, reason: NO_MASK.into() });
+        let skipped = alone.chain(self.empty).collect();
         let kind = if rows.iter().any(Pair::is_image) { PairKind::Images } else { PairKind::Volumes };
         let table = PairTable { rows, skipped, kind, ..PairTable::default() };
         table.check()?;
@@ -296,7 +379,12 @@ fn names_of(rows: &[Pair]) -> Vec<String> {
     let parts = |pair: &Pair| -> Vec<String> {
         let folders = pair.image.parent().into_iter().flat_map(Path::components);
         let folders = folders.map(|part| part.as_os_str().to_string_lossy().into_owned());
-        folders.chain([stem(&pair.image)]).collect()
+        // a file that has the name of its sequence alone is called by its folder
+        let own = stem(&pair.image);
+        let is_sequence = pair.sequences.iter().any(|file| file.name.eq_ignore_ascii_case(&own));
+        let folders: Vec<String> = folders.collect();
+        let own = (!is_sequence || folders.is_empty()).then_some(own);
+        folders.into_iter().chain(own).collect()
     };
     let mut all: Vec<Vec<String>> = rows.iter().map(parts).collect();
     let are_equal = |all: &[Vec<String>], of: fn(&Vec<String>) -> Option<&String>| {
@@ -326,8 +414,17 @@ pub(super) fn write_pairs<'a>(path: &Path, rows: impl Iterator<Item = (&'a Pair,
     for (pair, ambiguous) in &rows {
         lines.extend(cells(pair, ambiguous.as_deref(), folder)?);
     }
-    let order =
-        |name: &str| COLUMNS.iter().position(|known| *known == name || (*known == "mask" && name.starts_with(MASK_OF)));
+    let sequences = rows.iter().map(|(pair, _)| &pair.sequences).find(|files| !files.is_empty());
+    if sequences.is_some() {
+        // images of unknown sequences, which have no mask
+        lines.retain(|line| !line.contains_key("image"));
+    }
+    let sequence = |name: &str| sequences?.iter().position(|file| name.strip_prefix(IMAGE_OF) == Some(&file.name));
+    let order = |name: &str| {
+        let kind = sequence(name).map_or(name, |_| "image");
+        let is_it = |known: &str| known == kind || (known == "mask" && kind.starts_with(MASK_OF));
+        (COLUMNS.iter().position(|known| is_it(known)), sequence(name))
+    };
     let mut columns: Vec<&String> = lines.iter().flat_map(BTreeMap::keys).collect();
     columns.sort_by_key(|name| (order(name), *name));
     columns.dedup();
@@ -345,8 +442,16 @@ type Cells = BTreeMap<String, String>;
 
 /// The lines of a pair: one, and one for each further text.
 fn cells(pair: &Pair, ambiguous: Option<&str>, folder: &Path) -> Result<Vec<Cells>> {
-    let image = path_pattern::relative(&pair.image, folder)?;
-    let mut cells = Cells::from([("name".into(), pair.name.clone()), ("image".into(), image.clone())]);
+    let mut images = Cells::new();
+    if pair.sequences.is_empty() {
+        images.insert("image".into(), path_pattern::relative(&pair.image, folder)?);
+    }
+    for SequenceFile { name, path } in &pair.sequences {
+        let path = path.as_ref().map(|path| path_pattern::relative(path, folder)).transpose()?;
+        images.insert(format!("{IMAGE_OF}{name}"), path.unwrap_or_default());
+    }
+    let mut cells = images.clone();
+    cells.insert("name".into(), pair.name.clone());
     for (target, path) in &pair.masks {
         let column = target.as_ref().map_or("mask".to_owned(), |target| format!("{MASK_OF}{target}"));
         let cell = cells.entry(column).or_default();
@@ -366,8 +471,9 @@ fn cells(pair: &Pair, ambiguous: Option<&str>, folder: &Path) -> Result<Vec<Cell
     }
     let mut lines = vec![cells];
     for PairText { target, question, answer } in &pair.texts {
-        let text = [("image", &image), ("question", question), ("answer", answer)];
-        let mut line: Cells = text.into_iter().map(|(column, value)| (column.to_owned(), value.clone())).collect();
+        let text = [("question", question), ("answer", answer)];
+        let mut line = images.clone();
+        line.extend(text.map(|(column, value)| (column.to_owned(), value.clone())));
         line.extend(target.clone().map(|target| ("target".to_owned(), target)));
         lines.push(line);
     }

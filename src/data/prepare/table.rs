@@ -8,6 +8,7 @@ use super::structures::{NamedLabels, Structure, structures};
 use crate::annotation::is_flat_image;
 use crate::labels::Labels;
 use crate::manifest::Split;
+use crate::volume::SequenceFile;
 use prsmed_base::{Error, Result};
 
 /// How a label map is found.
@@ -20,7 +21,11 @@ pub struct Pair {
     /// Begins the names of its files in the data root.
     pub name: String,
     /// The image or volume, as [`crate::volume::open`] takes it.
+    ///
+    /// Of several sequences the first one that is not missing.
     pub image: PathBuf,
+    /// The files of several sequences, in the order of their colours; empty for an image of one file.
+    pub sequences: Vec<SequenceFile>,
     /// The path by which it is called: that of the image, or of the folder that gives it its name.
     pub source: PathBuf,
     /// Its mask files. One with a name shows the target of this name; the others are joined.

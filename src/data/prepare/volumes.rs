@@ -26,25 +26,35 @@ use crate::labels::Labels;
 use crate::manifest::Split;
 use crate::marks::{Mark, pixel_mark};
 use crate::volume::dicom::SEVERAL_FIT;
-use crate::volume::{self, LabelMap, Levels, Neighbours, SlicePlane, Volume, VoxelSet, Window, labels};
+use crate::volume::{
+    self, Geometry, LabelMap, Levels, Neighbours, Sequence, SlicePlane, Volume, VoxelSet, Window, labels, sequences,
+};
 use prsmed_base::event::Event;
 use prsmed_base::{Error, Result};
 
 /// Opens all volumes and finds the slices with structures, and those without if they are wanted. Returns the window that
-/// all volumes have.
+/// all volumes have, or the sequences with theirs.
 ///
 /// # Errors
 /// [`Error::Config`] if the volumes need different windows; [`Error::Data`] if the option `series` fits several series of a
 /// folder.
-pub(super) fn read(work: &Preparation, pairs: Vec<Pair>, window: Window, found: &mut FoundItems) -> Result<Window> {
-    let mut windows: BTreeMap<String, (Window, String)> = BTreeMap::new();
+pub(super) fn read(
+    work: &Preparation,
+    pairs: Vec<Pair>,
+    window: Window,
+    found: &mut FoundItems,
+) -> Result<(Window, Vec<Sequence>)> {
+    // by the name of the sequence, which is empty for volumes of one file, and by their text
+    let mut windows: BTreeMap<String, BTreeMap<String, (Window, String)>> = BTreeMap::new();
     work.observer.on(&Event::Started { phase: "read volumes".into(), total: pairs.len() as u64, unit: "volumes" });
     for (pair, done) in pairs.into_iter().zip(1..) {
         let name = file_name(&pair.source);
         match read_volume(pair, work, window) {
-            Ok(((source, items, findings), window, notes)) => {
+            Ok(((source, items, findings), own, notes)) => {
                 found.notes.extend(notes.into_iter().map(|note| format!("{name}: {note}")));
-                windows.extend(window.map(|window| (window.to_string(), (window, name))));
+                for Sequence { name: of, window } in own {
+                    windows.entry(of).or_default().insert(window.to_string(), (window, name.clone()));
+                }
                 let (known, new): (Vec<_>, Vec<_>) =
                     items.into_iter().partition(|(item, _)| work.existing.has_stem(&item.stem));
                 found.known += known.iter().map(|(item, _)| item.slice_number()).collect::<BTreeSet<_>>().len();
@@ -59,19 +69,39 @@ pub(super) fn read(work: &Preparation, pairs: Vec<Pair>, window: Window, found: 
         work.observer.on(&Event::Advanced { done });
     }
     work.observer.on(&Event::Finished);
-    if windows.len() > 1 {
+    if let Some((of, windows)) = windows.iter().find(|(_, windows)| windows.len() > 1) {
         let all: Vec<String> = windows.values().map(|(window, name)| format!("`{window}` for {name}")).collect();
-        let reason = format!("the volumes need different intensity windows: {}", all.join(", "));
+        let of = if of.is_empty() { String::new() } else { format!(" of the sequence `{of}`") };
+        let reason = format!("the volumes{of} need different intensity windows: {}", all.join(", "));
         let hint = "choose one for all of them, for example the argument `window=soft-tissue`, or prepare them as \
                     different modalities";
         return Err(Error::argument("window", reason, hint));
     }
-    Ok(windows.into_values().next().map_or(window, |(window, _)| window))
+    let found = |name: &str| windows.get(name)?.values().next().map(|(window, _)| *window);
+    let shown = |sequence: &Sequence| {
+        let window = found(&sequence.name).unwrap_or(sequence.window);
+        Sequence { window, ..sequence.clone() }
+    };
+    let sequences: Vec<Sequence> = work.sequences.iter().map(shown).collect();
+    let first = sequences.first().map(|sequence| sequence.window);
+    Ok((first.or(found("")).unwrap_or(window), sequences))
+}
+
+/// The volume of a pair, of one file or of several sequences, with their windows.
+fn opened(pair: &Pair, work: &Preparation, geometry: Option<Geometry>) -> Result<(Volume, Vec<Sequence>)> {
+    let series = work.options.series.as_deref();
+    if pair.sequences.is_empty() {
+        return volume::open_chosen(&pair.image, series, geometry).map(|volume| (volume, Vec::new()));
+    }
+    let joined = sequences::open(&pair.sequences, &work.sequences, series, geometry)?;
+    Ok((joined.volume, joined.windows))
 }
 
 /// A volume with the masks of its structures.
 struct Opened {
     volume: Volume,
+    /// The windows of its sequences; empty for a volume of one file.
+    windows: Vec<Sequence>,
     plane: SlicePlane,
     structures: Vec<Structure>,
     /// Of each structure.
@@ -90,8 +120,7 @@ impl Opened {
     /// of a hundred structures.
     fn open(pair: &Pair, work: &Preparation) -> Result<Self, Skipped> {
         let SliceOptions { geometry, axis, .. } = work.options.slices;
-        let volume = volume::open_chosen(&pair.image, work.options.series.as_deref(), geometry)
-            .map_err(|error| unusable(&pair.image, &error))?;
+        let (volume, windows) = opened(pair, work, geometry).map_err(|error| unusable(&pair.image, &error))?;
         let shown = work.shown_by(pair);
         let plane = volume.plane(axis);
         let mut masks: Vec<SliceMasks> = vec![SliceMasks::new(); shown.len()];
@@ -122,7 +151,7 @@ impl Opened {
         }
         let instances = whole.iter().map(|mask| instances::instances(mask, volume.grid.size)).collect();
         let structures = shown.into_iter().map(|(structure, _)| structure).collect();
-        Ok(Self { volume, plane, structures, masks, instances, notes })
+        Ok(Self { volume, windows, plane, structures, masks, instances, notes })
     }
 
     /// The mask of a structure or an instance on a slice as 0 and 255.
@@ -257,8 +286,9 @@ fn several_labels(labels: &LabelMap) -> Option<String> {
     (found.len() > 1).then(|| format!("the label map has several labels: {}; {choice}", all.join(", ")))
 }
 
-/// The slices of a volume, its window (colour images have none), and what was assumed about it.
-type UsableSlices = (UsablePair, Option<Window>, Vec<String>);
+/// The slices of a volume, its window without a name (colour images have none) or those of its sequences, and what was assumed
+/// about it.
+type UsableSlices = (UsablePair, Vec<Sequence>, Vec<String>);
 
 fn read_volume(pair: Pair, work: &Preparation, window: Window) -> Result<UsableSlices, Skipped> {
     let opened = Opened::open(&pair, work)?;
@@ -290,8 +320,11 @@ fn read_volume(pair: Pair, work: &Preparation, window: Window) -> Result<UsableS
     if let Some((window, levels)) = window.zip(levels.as_ref()) {
         notes.extend(of_one_grey(&opened, &pixels, window, levels));
     }
-    let source = UsableSource { path: pair.source.clone(), range: None, volume: Some(UsableVolume { pair, levels }) };
-    Ok(((source, items, findings), window, notes))
+    let mut windows = opened.windows;
+    windows.extend(window.map(|window| Sequence { name: String::new(), window }));
+    let (path, sequences) = (pair.source.clone(), Vec::new());
+    let source = UsableSource { path, sequences, range: None, volume: Some(UsableVolume { pair, levels }) };
+    Ok(((source, items, findings), windows, notes))
 }
 
 /// The items of a slice: one for each structure that it has, and for those that it has not if they are wanted.

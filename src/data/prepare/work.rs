@@ -14,6 +14,7 @@ use super::patients::Finder;
 use super::structures::Structure;
 use super::table::{Pair, Shown};
 use crate::templates::Templates;
+use crate::volume::Sequence;
 use prsmed_base::event::Observer;
 
 /// A preparation.
@@ -25,6 +26,8 @@ pub(super) struct Preparation<'a> {
     pub(super) existing: Existing,
     pub(super) structures: Vec<Structure>,
     pub(super) annotations: AnnotationFiles,
+    /// The sequences of all pairs, with the windows that are asked for; empty for images of one file.
+    pub(super) sequences: Vec<Sequence>,
     pub(super) observer: &'a dyn Observer,
     /// The pairs are from a table, not from the files of the options.
     pub(super) is_table: bool,

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::manifest::Manifest;
-use crate::volume::{Axis, Neighbours, Window};
+use crate::volume::sequences::{colours, list};
+use crate::volume::{Axis, Neighbours, Sequence, Window};
 use prsmed_base::error::{Error, Result};
 use prsmed_base::files;
 
@@ -17,7 +18,7 @@ const FILE: &str = "prepared.json";
 const FORMAT: u32 = 1;
 
 /// How slices of a volume become images.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Intensity {
     /// Direction of the slices.
     pub axis: Axis,
@@ -26,10 +27,37 @@ pub struct Intensity {
     /// Slices that an image shows beside its own.
     #[serde(default, skip_serializing_if = "Neighbours::is_none")]
     pub context: Neighbours,
+    /// Sequences or phases that are the colours of an image, red first, each with its own window; empty for images of one.
+    /// Flat images have them too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sequences: Vec<Sequence>,
+}
+
+impl Intensity {
+    /// The windows of the sequences, or the one window without any.
+    pub fn windows(&self) -> String {
+        if self.sequences.is_empty() {
+            return format!("`{}`", self.window);
+        }
+        self.sequences.iter().map(Sequence::to_string).collect::<Vec<_>>().join(", ")
+    }
+
+    /// True if the windows show every volume alike.
+    pub fn has_windows_of(&self, other: &Self) -> bool {
+        let is_same =
+            |(own, theirs): (&Sequence, &Sequence)| own.name == theirs.name && own.window.is_same(theirs.window);
+        self.window.is_same(other.window)
+            && self.sequences.len() == other.sequences.len()
+            && self.sequences.iter().zip(&other.sequences).all(is_same)
+    }
 }
 
 impl fmt::Display for Intensity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.sequences.is_empty() {
+            let (axis, colours) = (self.axis, colours(&self.sequences));
+            return write!(f, "{axis} slices with {colours}, and the windows {}", self.windows());
+        }
         write!(f, "{} slices with the window `{}`", self.axis, self.window)?;
         let distance = match self.context {
             Neighbours::None => return Ok(()),
@@ -110,8 +138,8 @@ fn path(class: &Path) -> PathBuf {
 /// How the images of those classes of a data root were made that were prepared from volumes.
 ///
 /// # Errors
-/// As [`Prepared::read`]; [`Error::Data`] for classes with different neighbours of a slice, which one model cannot tell
-/// apart.
+/// As [`Prepared::read`]; [`Error::Data`] for classes with different neighbours of a slice or different sequences, which one
+/// model cannot tell apart.
 pub fn intensities(manifest: &Manifest) -> Result<BTreeMap<String, Intensity>> {
     let mut found = BTreeMap::new();
     for class in &manifest.modalities {
@@ -128,7 +156,21 @@ pub fn intensities(manifest: &Manifest) -> Result<BTreeMap<String, Intensity>> {
         let hint = "prepare the volumes of all classes with one `--context`, or train on one of them with a data root of its own";
         return Err(Error::data(&manifest.root, reason, hint));
     }
+    check_sequences(manifest, &found)?;
     Ok(found)
+}
+
+/// Refuses classes with different sequences.
+fn check_sequences(manifest: &Manifest, found: &BTreeMap<String, Intensity>) -> Result<()> {
+    let names = |class: &String| list(found.get(class).into_iter().flat_map(|intensity| &intensity.sequences));
+    let mut all = manifest.modalities.iter().map(|class| (class, names(class)));
+    let Some((first, own)) = all.next() else { return Ok(()) };
+    let Some((other, theirs)) = all.find(|(_, theirs)| *theirs != own) else { return Ok(()) };
+    let words = |names: String| if names.is_empty() { "images without sequences".to_owned() } else { names };
+    let reason = format!("`{first}` was prepared from {}, `{other}` from {}", words(own), words(theirs));
+    let hint = "prepare all classes from the same sequences in the same order, or train on one of them with a data root of its \
+                own";
+    Err(Error::data(&manifest.root, reason, hint))
 }
 
 #[cfg(test)]
@@ -140,7 +182,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(Prepared::read(folder.path()).unwrap(), None);
         let window = "350/50".parse().unwrap();
-        let intensity = Intensity { axis: Axis::Coronal, window, context: Neighbours::Distance(2.5) };
+        let intensity =
+            Intensity { axis: Axis::Coronal, window, context: Neighbours::Distance(2.5), sequences: Vec::new() };
         assert_eq!(
             intensity.to_string(),
             "coronal slices with the window `350/50` and those 2.5 mm away as red and blue"

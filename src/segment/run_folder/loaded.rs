@@ -10,7 +10,7 @@ use crate::data::position::Zones;
 use crate::data::prepared::Intensity;
 use crate::data::split::Fold;
 use crate::data::text::{Prompt, TextTokenizer};
-use crate::data::volume::{Axis, Neighbours, Window};
+use crate::data::volume::{Axis, Neighbours, Sequence, Window};
 use crate::hub::{self, Pinned};
 use crate::models::prsmed::{self, MASK_HEAD, PrsMed};
 use crate::nn::Quantization;
@@ -121,6 +121,11 @@ impl Description {
     /// Slices that the training images show beside their own.
     pub fn context(&self) -> Neighbours {
         self.intensity.values().next().map_or(Neighbours::None, |intensity| intensity.context)
+    }
+
+    /// The sequences that are the colours of the training images; empty for images of one file.
+    pub fn sequences(&self) -> &[Sequence] {
+        self.intensity.values().next().map_or(&[], |intensity| &intensity.sequences)
     }
 
     /// A warning for each part that was trained with other weights of the hub than those at the given paths.

@@ -5,6 +5,7 @@ import { Failure, ask, getBlob, getJson, onTokenNeeded, request, save } from "./
 import { Card } from "./answers.js";
 import { Mask } from "./mask.js";
 import { Planes } from "./planes.js";
+import { Sequences } from "./sequences.js";
 import { Viewer } from "./viewer.js";
 import { Volume } from "./volume.js";
 import { Words } from "./words.js";
@@ -32,6 +33,8 @@ const planes = new Planes(viewer, { failed: showError, moved: moveCross, opened:
 const allSlices = new AllSlices();
 
 const words = new Words(showError);
+
+const sequences = new Sequences({ opened: (form) => attempt(() => send(form)), failed: showError });
 
 function showError(error) {
   if (error.name === "AbortError") return;
@@ -69,20 +72,40 @@ const path = (card, rest) => `api/images/${state.image.id}/answers/${card.answer
 
 /** Opens one file, or the files of a DICOM series. */
 async function upload(files) {
-  if (!files.length || (state.hasUnsaved && !confirm("The corrected masks of this image were not downloaded. Open another one?"))) return;
+  if (!files.length) return;
+  if (sequences.areAsked) {
+    sequences.ask(files);
+    return;
+  }
   await attempt(async () => {
     if (files.length > 1) setStatus("packing…");
-    const file = files.length > 1 ? await zipped(files) : files[0];
-    if (state.model && file.size > state.model.limits.upload_bytes) {
-      const most = (state.model.limits.upload_bytes / 2 ** 20).toFixed(0);
-      throw new Failure(`the file is too large: at most ${most} MiB are allowed`, "make it smaller, or start the server with --max-upload");
-    }
-    setStatus("uploading…");
-    const image = await getJson("api/images", { method: "POST", body: file }).finally(() => setStatus(""));
-    const old = state.image;
-    await openImage(image);
-    if (old) await request(`api/images/${old.id}`, { method: "DELETE" }).catch(() => {});
+    await send(files.length > 1 ? await zipped(files) : files[0]);
   });
+}
+
+/** Sends a file, or the files of a form, and shows the image. */
+async function send(content) {
+  if (state.hasUnsaved && !confirm("The corrected masks of this image were not downloaded. Open another one?")) {
+    setStatus("");
+    return;
+  }
+  const files = content instanceof FormData ? [...content.values()].filter((value) => value instanceof Blob) : [content];
+  const size = files.reduce((sum, file) => sum + file.size, 0);
+  if (state.model && size > state.model.limits.upload_bytes) {
+    const most = (state.model.limits.upload_bytes / 2 ** 20).toFixed(0);
+    throw new Failure(`the file is too large: at most ${most} MiB are allowed`, "make it smaller, or start the server with --max-upload");
+  }
+  setStatus("uploading…");
+  const image = await getJson("api/images", { method: "POST", body: content }).finally(() => setStatus(""));
+  const old = state.image;
+  await openImage(image);
+  if (old) await request(`api/images/${old.id}`, { method: "DELETE" }).catch(() => {});
+}
+
+/** Lets the user choose files. */
+function choose() {
+  if (sequences.areAsked) sequences.ask([]);
+  else $("file").click();
 }
 
 async function openImage(image) {
@@ -101,7 +124,8 @@ async function openImage(image) {
   viewer.fit();
   const size = `${image.width} × ${image.height} pixels`;
   const mm = image.spacing_mm ? `, ${image.spacing_mm.map((value) => value.toFixed(2)).join(" × ")} mm` : "";
-  $("image-facts").textContent = size + mm + (image.slices > 1 ? `, ${image.slices} slices` : "");
+  const colours = image.sequences.map(({ name }, index) => `${name} ${["red", "green", "blue"][index]}`).join(", ");
+  $("image-facts").textContent = size + mm + (image.slices > 1 ? `, ${image.slices} slices` : "") + (colours ? `, ${colours}` : "");
   $("view").setAttribute("aria-label", `Image of ${size}. Arrow keys move it.`);
   $("question").disabled = false;
   $("send").disabled = false;
@@ -425,7 +449,7 @@ function newest() {
 }
 
 const SINGLE_KEYS = {
-  o: () => $("file").click(),
+  o: choose,
   q: () => $("question").focus(),
   m: toggleMasks,
   s: () => allSlices.toggle(),
@@ -475,8 +499,8 @@ function toggleCard(number) {
 
 function connect() {
   const click = (id, action) => $(id).addEventListener("click", action);
-  click("open", () => $("file").click());
-  click("choose", () => $("file").click());
+  click("open", choose);
+  click("choose", choose);
   click("try-sample", () => attempt(async () => upload([await getBlob("api/sample")])));
   $("file").addEventListener("change", () => {
     upload([...$("file").files]);
@@ -588,6 +612,7 @@ attempt(async () => {
   document.title = `${state.model.name} · prsmed`;
   $("question").maxLength = state.model.limits.question_characters;
   showExamples(state.model.questions);
+  sequences.setNames(state.model.sequences);
   $("sample").hidden = !state.model.has_sample;
   await reopen();
 });

@@ -183,7 +183,7 @@ pub(in crate::prepare) fn called(pair: Pair) -> Pair {
     let source = match folder {
         _ if own == pair.name => pair.image.clone(),
         Some(folder) => folder.to_owned(),
-        None if own.starts_with(&pair.name) => pair.image.clone(),
+        None if own.starts_with(&pair.name) && pair.sequences.is_empty() => pair.image.clone(),
         None => pair.image.with_file_name(&pair.name),
     };
     Pair { source, ..pair }

@@ -33,6 +33,7 @@ pub fn layouts() -> impl Iterator<Item = LayoutRow> {
 /// [`Error::Config`] for an unknown layout; [`Error::Data`] for a folder without files, and for a description of the data set
 /// that is damaged; [`Error::Io`].
 pub fn scan(root: &Path, options: &ScanOptions, observer: &dyn Observer) -> Result<ScanReport> {
+    options.check()?;
     let candidates = candidates(options)?;
     let tree = Tree::read(root, observer)?;
     let mut free = vec![true; tree.files.len()];

@@ -10,6 +10,7 @@ use super::super::table::{Pair, PairTable};
 use super::report::{Ambiguous, ScanOptions, ScanReport, kind_of, num_patients};
 use super::tree::{FileKind, Tree};
 use crate::names;
+use crate::volume::SequenceFile;
 use prsmed_base::Result;
 use prsmed_base::error::first_quoted;
 
@@ -151,18 +152,29 @@ fn row(group: Group, tree: &Tree, options: &ScanOptions) -> Row {
         let file = &tree.files[image.file].path;
         image.part.map_or_else(|| file.clone(), |part| PathBuf::from(format!("{}#{part}", file.display())))
     };
-    let (image, several) = chosen(&group, options);
+    let wanted = options.sequences();
+    let (image, sequences, several) = if wanted.len() > 1 {
+        let (sequences, several) = sequences(&group, &wanted);
+        (sequences.iter().flatten().next().copied().unwrap_or(&group.images[0]), sequences, several)
+    } else {
+        let (image, several) = chosen(&group, options);
+        (image, Vec::new(), several)
+    };
     let of_mask = |mask: &GroupMask| mask.path.clone().unwrap_or_else(|| tree.files[mask.file].path.clone());
     let ambiguous = several
         .map(|reason| (group.images.iter().map(path).collect::<Vec<_>>(), reason))
         .or_else(|| Some((group.masks.iter().map(of_mask).collect(), group.doubt.clone()?)))
         .or_else(|| several_masks(&group, of_mask));
+    let named = wanted.iter().zip(sequences);
+    let sequences =
+        named.map(|(name, image)| SequenceFile { name: (*name).to_owned(), path: image.map(path) }).collect();
     let image = path(image);
     let masks = group.masks.iter().map(|mask| (mask.target.clone(), of_mask(mask)));
     let pair = Pair {
         name: group.name,
         source: image.clone(),
         image,
+        sequences,
         masks: masks.collect(),
         patient: group.patient,
         split: group.split,
@@ -201,20 +213,44 @@ fn chosen<'a>(group: &'a Group, options: &ScanOptions) -> (&'a GroupImage, Optio
         return (first, None);
     }
     let Some(wanted) = &options.channel else { return (first, Some(String::new())) };
-    let key = |name: &str| {
-        let name = names::key(name);
-        name.parse::<u32>().map_or(name, |number| number.to_string())
-    };
-    let is_it = |image: &&GroupImage| {
-        let number = image.part.map(|part| part.to_string());
-        image.channel.iter().chain(&number).any(|name| key(name) == key(wanted))
-    };
-    let mut fit = group.images.iter().filter(is_it);
+    let mut fit = group.images.iter().filter(|image| has_channel(image, wanted));
     match (fit.next(), fit.next()) {
         (Some(image), None) => (image, None),
         (None, _) => (first, Some(format!("it has no channel `{wanted}`, but {}", channels(&group.images)))),
         (Some(_), Some(_)) => (first, Some(format!("it has several images of the channel `{wanted}`"))),
     }
+}
+
+/// The images of a group that are the wanted sequences, and a reason if they are not clear.
+fn sequences<'a>(group: &'a Group, wanted: &[&str]) -> (Vec<Option<&'a GroupImage>>, Option<String>) {
+    let mut reason = None;
+    let mut of = |name: &&str| {
+        let mut fit = group.images.iter().filter(|image| has_channel(image, name));
+        let first = fit.next();
+        if fit.next().is_some() {
+            reason = Some(format!("it has several images of the channel `{name}`"));
+        }
+        first
+    };
+    let found: Vec<_> = wanted.iter().map(&mut of).collect();
+    if found.iter().all(Option::is_none) {
+        let has = match channels(&group.images) {
+            has if has.is_empty() => "its layout names no channels".to_owned(),
+            has => format!("it has {has}"),
+        };
+        reason = Some(format!("it has none of the channels {}: {has}", prsmed_base::error::quoted(wanted)));
+    }
+    (found, reason)
+}
+
+/// Whether an image is a channel by its name or its number.
+fn has_channel(image: &GroupImage, wanted: &str) -> bool {
+    let key = |name: &str| {
+        let name = names::key(name);
+        name.parse::<u32>().map_or(name, |number| number.to_string())
+    };
+    let number = image.part.map(|part| part.to_string());
+    image.channel.iter().chain(&number).any(|name| key(name) == key(wanted))
 }
 
 fn channels(images: &[GroupImage]) -> String {

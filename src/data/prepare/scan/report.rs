@@ -9,6 +9,7 @@ use super::super::item::Skipped;
 use super::super::table::{Pair, PairKind, PairTable};
 use crate::names;
 use crate::volume::dicom::SeriesRow;
+use crate::volume::sequences::names_problem;
 use prsmed_base::{Error, Result};
 
 /// Most ambiguous images that an error names.
@@ -19,10 +20,24 @@ const MAX_NAMED: usize = 3;
 pub struct ScanOptions {
     /// Name of the layout; `None` for the one that explains most files.
     pub layout: Option<String>,
-    /// The sequence, phase or channel to use where an image has several.
+    /// The sequence, phase or channel to use where an image has several; or two or three with commas between, as colours.
     pub channel: Option<String>,
     /// The DICOM series to use where a folder has several, as after `#` in [`crate::volume::open`].
     pub series: Option<String>,
+}
+
+impl ScanOptions {
+    /// The names of the channels.
+    pub(super) fn sequences(&self) -> Vec<&str> {
+        self.channel.iter().flat_map(|names| names.split(',')).map(str::trim).collect()
+    }
+
+    /// Refuses channels that cannot be the sequences of an image.
+    pub(super) fn check(&self) -> Result<()> {
+        let names = self.sequences();
+        let problem = names_problem(&names).filter(|_| names.len() > 1);
+        problem.map_or(Ok(()), |(reason, hint)| Err(Error::argument("channel", reason, hint)))
+    }
 }
 
 /// A layout by its name.
