@@ -133,7 +133,7 @@ mod tests {
             let mask =
                 GrayImage::from_fn(64, 64, |x, y| Luma([if at.contains(&x) && at.contains(&y) { 255 } else { 0 }]));
             mask.save(root.path().join(format!("ct/train_masks/{name}.png"))).unwrap();
-            csv += &format!("ct/train_masks/{name}.png,Where is <it>?,It is here.,train,P1\n");
+            csv.push_str(&["ct/train_masks/", name, ".png,Where is <it>?,It is here.,train,P1\n"].concat());
         }
         std::fs::write(root.path().join("annotations/ct.csv"), csv).unwrap();
         let grid = Some(MaskGrid { side: 16, fit: Fit::Stretch });

@@ -12,7 +12,6 @@ use crate::data::image::foreground;
 use crate::data::split::spread;
 use askama::Template;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 /// Most accepted pairs that are shown, and most rejected ones.
 const SHOWN: usize = 12;

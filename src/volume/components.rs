@@ -95,7 +95,8 @@ mod tests {
     #[test]
     fn components_are_those_of_scipy_and_simple_itk() {
         const SIZE: [usize; 3] = [23, 19, 11];
-        let is_set = |x: usize, y: usize, z: usize| (x * x * 7 + y * 13 * x + z * 29 * y + z * z * 5) % 17 == 0;
+        let is_set =
+            |x: usize, y: usize, z: usize| (x * x * 7 + y * 13 * x + z * 29 * y + z * z * 5).is_multiple_of(17);
         let mut mask = Vec::new();
         for z in 0..SIZE[2] {
             for y in 0..SIZE[1] {

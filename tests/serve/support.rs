@@ -123,7 +123,9 @@ pub(crate) fn run_with(name: &str, change: impl Fn(&mut Value)) -> PathBuf {
     for folder in ["best", "last"].map(|name| run.join(name)) {
         edit(&folder.join("model.json"), &|model| {
             let classes: Vec<String> = serde_json::from_value(model["modalities"].clone()).expect("classes");
-            classes.iter().for_each(|class| change(&mut model["intensity"][class]));
+            for class in &classes {
+                change(&mut model["intensity"][class]);
+            }
         });
         update_sums(&folder, &["model.json"]);
     }

@@ -13,7 +13,7 @@ use crate::data::identity::SeenImages;
 use crate::data::image::PixelConfig;
 use crate::data::text::TextTokenizer;
 use crate::models::base::{Parts, check_weights};
-use crate::models::image_encoder::{self, EncoderSizes as _, known};
+use crate::models::image_encoder::{self, known};
 use crate::models::mask_head;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
 use crate::nn::LoraConfig;
