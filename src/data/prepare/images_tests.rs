@@ -611,6 +611,7 @@ fn all_masks_and_labels_of_an_image_are_joined_to_one_target() {
     prepare(&join("1=liver,2=tumour,3=background"), &Silent).unwrap();
     assert_eq!((written(&f, "a"), table(&f).len()), (200, 2));
     fs::remove_dir_all(&f.out).unwrap();
-    let error = prepare(&PrepareOptions { join: Some("left lung".into()), ..join("") }, &Silent).unwrap_err();
-    assert!(error.to_string().contains("left lung"), "{error}");
+    let error =
+        prepare(&PrepareOptions { join: Some("mass in the upper left part".into()), ..join("") }, &Silent).unwrap_err();
+    assert!(error.to_string().contains("mass in the upper left part"), "{error}");
 }
