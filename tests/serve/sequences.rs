@@ -38,7 +38,7 @@ fn each_sequence_has_a_field_and_the_answers_say_their_names() {
     let id = image["id"].as_str().unwrap();
     let pixel = |id: &str| {
         let bytes = server.get(&format!("/api/images/{id}/pixels?slice=1")).ok().bytes;
-        image::load_from_memory(&bytes).unwrap().into_rgb8().get_pixel(0, 0).0
+        image::load_from_memory(&bytes).expect("an image").into_rgb8().get_pixel(0, 0).0
     };
     // 20 of 255 and of 100
     assert_eq!(pixel(id), [20, 51, 0]);
@@ -81,5 +81,5 @@ fn each_sequence_has_a_field_and_the_answers_say_their_names() {
 
 fn pixel_of_flat(server: &Server, id: &str) -> [u8; 3] {
     let bytes = server.get(&format!("/api/images/{id}/pixels")).ok().bytes;
-    image::load_from_memory(&bytes).unwrap().into_rgb8().get_pixel(0, 0).0
+    image::load_from_memory(&bytes).expect("an image").into_rgb8().get_pixel(0, 0).0
 }
