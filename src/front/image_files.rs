@@ -230,7 +230,9 @@ mod tests {
     fn folder(names: &[&str]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for name in names {
-            std::fs::write(folder.path().join(name), b"\x89PNG\r\n\x1a\n").unwrap();
+            // without content, the name decides
+            let content: &[u8] = if name.ends_with("png") { b"\x89PNG\r\n\x1a\n" } else { b"" };
+            std::fs::write(folder.path().join(name), content).unwrap();
         }
         folder
     }
