@@ -65,6 +65,13 @@ pub(super) fn scan_folder(args: &ScanCommandArgs, context: &Context) -> CommandR
         let command = ShellCommand::new("prsmed data prepare").flag("--pairs", [&pairs]).flag("--modality", ["NAME"]);
         context.output.line(format!("next: {}", command.flag("--out", [next::free("data", "")])))?;
     }
+    if report.layouts.is_empty() {
+        let table = pairs.display();
+        context.output.line(format!(
+            "no layout fits: write the pairs into {table}, one line each, or one line of patterns with the same text for each `*`, \
+             such as `images/*.png,masks/*_mask.png,*`"
+        ))?;
+    }
     context.output.record(&report)?;
     Ok(if is_clear { CommandEnd::Done } else { CommandEnd::No })
 }

@@ -25,7 +25,10 @@ pub(super) fn remedy(skipped: &[Skipped]) -> Option<&'static str> {
         reason if reason.starts_with(OTHER_IMAGE) => {
             Some("give the new images other names, for example with the name of their folder or patient before it")
         }
-        reason if [NO_MASK, NOT_LISTED, NO_IMAGE, NOT_AN_IMAGE].contains(&reason) || reason.starts_with(IS_A) => {
+        reason
+            if [NOT_LISTED, NO_IMAGE, NOT_AN_IMAGE].contains(&reason)
+                || [NO_MASK, IS_A].iter().any(|start| reason.starts_with(start)) =>
+        {
             if skipped.iter().any(|file| file.reason.starts_with(IS_A)) {
                 return Some(EXPORT);
             }

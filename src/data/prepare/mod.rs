@@ -290,7 +290,8 @@ impl Preparation<'_> {
 
     /// Refuses image pairs of which most cannot be used, and masks without any background, of which nothing can be learned.
     fn refuse_bad_pairs(&self, found: &FoundItems, report: &PrepareReport) -> Result<()> {
-        let is_alone = |skip: &&Skipped| [NO_MASK, NOT_LISTED].contains(&skip.reason.as_str()) && is_image(&skip.path);
+        let is_alone =
+            |skip: &&Skipped| (skip.reason.starts_with(NO_MASK) || skip.reason == NOT_LISTED) && is_image(&skip.path);
         let alone: Vec<Skipped> = report.skipped.iter().filter(is_alone).cloned().collect();
         let (num_read, num_bad, num_alone) = (found.num_read, found.bad.len(), alone.len());
         let is_mostly_alone = 2 * (num_bad + num_alone) > num_read + found.known + num_alone;

@@ -59,6 +59,10 @@ pub fn read_pairs(path: &Path) -> Result<PairTable> {
             found.empty.push(Skipped { path: path.to_owned(), reason });
         }
         for pair in pairs {
+            if let Some(text) = line.mask().filter(|_| pair.masks.is_empty()) {
+                let reason = format!("{NO_MASK}: no file fits `{text}` of line {number}");
+                found.unfit.insert(pair.image.clone(), reason);
+            }
             found.add(pair, &line)?;
         }
     }
@@ -131,6 +135,12 @@ impl Line<'_> {
     fn cell(&self, column: &str) -> Option<&str> {
         let index = *self.columns.get(column)?;
         self.record.get(index).map(str::trim).filter(|cell| !names::cleaned(cell).is_empty())
+    }
+
+    /// The first cell of a mask that is not empty.
+    fn mask(&self) -> Option<&str> {
+        let mut masks = self.columns.keys().filter(|name| *name == "mask" || name.starts_with(MASK_OF));
+        masks.find_map(|name| self.cell(name))
     }
 
     /// The pairs of this line: one, or one for each image that its pattern fits.
@@ -302,6 +312,8 @@ struct Joined {
     by_image: BTreeMap<PathBuf, usize>,
     /// Lines without an image of any sequence.
     empty: Vec<Skipped>,
+    /// Why an image has no mask, if its line looks for one.
+    unfit: BTreeMap<PathBuf, String>,
 }
 
 impl Joined {
@@ -365,7 +377,10 @@ impl Joined {
             .zip(derived)
             .map(|(pair, name)| called(Pair { name: if pair.name.is_empty() { name } else { pair.name }, ..pair }));
         let (rows, alone): (Vec<Pair>, Vec<Pair>) = named.partition(|pair| !pair.masks.is_empty());
-        let alone = alone.into_iter().map(|pair| Skipped { path: pair.image, reason: NO_MASK.into() });
+        let alone = alone.into_iter().map(|pair| {
+            let reason = self.unfit.remove(&pair.image).unwrap_or_else(|| NO_MASK.into());
+            Skipped { path: pair.image, reason }
+        });
         let skipped = alone.chain(self.empty).collect();
         let kind = if rows.iter().any(Pair::is_image) { PairKind::Images } else { PairKind::Volumes };
         let table = PairTable { rows, skipped, kind, ..PairTable::default() };
@@ -428,6 +443,11 @@ pub(super) fn write_pairs<'a>(path: &Path, rows: impl Iterator<Item = (&'a Pair,
     let mut columns: Vec<&String> = lines.iter().flat_map(BTreeMap::keys).collect();
     columns.sort_by_key(|name| (order(name), *name));
     columns.dedup();
+    // a table without lines is one to fill in
+    let usual = ["image", "mask", "patient"].map(str::to_owned);
+    if columns.is_empty() {
+        columns.extend(&usual);
+    }
     let failed = |error: csv::Error| Error::io(path, "write")(error.into());
     let mut csv = csv::Writer::from_writer(Vec::new());
     csv.write_record(&columns).map_err(failed)?;

@@ -229,3 +229,12 @@ fn cells_name_files_of_outlines_and_columns_their_labels() {
         assert!(error.to_string().contains(reason) && !error.hint().is_empty(), "{error}");
     }
 }
+
+#[test]
+fn an_image_without_the_mask_of_its_pattern_says_what_its_line_looks_for() {
+    let root = folder(&["P1/scan.png", "P2/scan.png", "P1/mask.png"]);
+    let table = read(&root, "image,mask,patient\n*/scan.png,*/mask.png,*\n").expect("a table");
+    assert_eq!(table.rows.len(), 1);
+    let reason = format!("{NO_MASK}: no file fits `*/mask.png` of line 2");
+    assert_eq!(table.skipped, [Skipped { path: root.path().join("P2/scan.png"), reason }]);
+}

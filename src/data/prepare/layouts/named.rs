@@ -52,7 +52,10 @@ pub(super) const KITS: Layout = Layout {
     name: "kits",
     about: "`case_00000/imaging.nii.gz`, `case_00000/segmentation.nii.gz`",
     masks: &[r"^(?<base>.*?)(?<id>case_\d+)/(aggregated_MAJ_seg|segmentation)\.nii(\.gz)?$"],
-    others: &[(r"(^|/)case_\d+/(instances|segmentation_samples)/", INSTANCES)],
+    others: &[
+        (r"(^|/)case_\d+/(instances|segmentation_samples|segmentations)/", INSTANCES),
+        (r"(^|/)case_\d+/aggregated_(AND|OR)_seg\.nii(\.gz)?$", "another agreement of the readers than the majority"),
+    ],
     images: &[r"^(?<base>.*?)(?<id>(?<patient>case_\d+))/imaging\.nii(\.gz)?$"],
     ..NO_LAYOUT
 };

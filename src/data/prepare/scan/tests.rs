@@ -201,6 +201,8 @@ const CASES: &[Case] = &[
             "case_00000/imaging.nii.gz",
             "=case_00000/segmentation.nii.gz",
             "=case_00000/instances/tumor_instance-1_annotation-1.nii.gz",
+            "=case_00000/segmentations/kidney_instance-1_annotation-2.nii.gz",
+            "=case_00000/aggregated_AND_seg.nii.gz",
             "case_00001/imaging.nii.gz",
             "=case_00001/segmentation.nii.gz",
         ],
