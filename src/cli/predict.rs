@@ -250,6 +250,7 @@ pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
 
 /// Predictions on many images.
 fn many(args: &Args, context: &Context) -> CommandResult {
+    args.questions.iter().try_for_each(|question| check_question(question))?;
     let run = weight_files::described(&args.run.run, &context.runtime)?;
     let jobs = args.many.jobs(&args.questions, run.as_ref().map_or(&[], |run| run.sequences()), context)?;
     if let Some(out) = &args.volume.out {

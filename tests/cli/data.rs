@@ -390,6 +390,21 @@ fn the_rows_of_a_good_data_root_are_counted() {
     skin_dermoscopy         3         -     64      64         -  58..192  4.6..5.7..9.4     255       0        0
     8 image files are copies of another one
 
+    modality           % of rows   units  train/val/test  largest patient  targets  < 2 cells  at border
+    abdomen_CT              16.7  images           3/0/1                -        4          0          0
+    brain_MRI               16.7  images           2/0/2                -        4          0          0
+    breast_ultrasound       20.8  images           3/2/0                -        5          0          0
+    lung_Xray               20.8  images           3/2/0                -        5          0          0
+    polyp_endoscopy         12.5  images           3/0/0                -        3          0          0
+    skin_dermoscopy         12.5  images           3/0/0                -        3          0          0
+    the mask head draws on 64 x 64 cells
+    advice: class `abdomen_CT`: its test split has 1 image: `prsmed eval` gives intervals from 4 images on
+    advice: class `brain_MRI`: its test split has 2 images: `prsmed eval` gives intervals from 4 images on
+    advice: class `breast_ultrasound`: its test split has 0 images: `prsmed eval` gives intervals from 4 images on
+    advice: class `lung_Xray`: its test split has 0 images: `prsmed eval` gives intervals from 4 images on
+    advice: class `polyp_endoscopy`: its test split has 0 images: `prsmed eval` gives intervals from 4 images on
+    advice: class `skin_dermoscopy`: its test split has 0 images: `prsmed eval` gives intervals from 4 images on
+
     modality            train     val    test     all
     abdomen_CT              3       0       1       4
     brain_MRI               2       0       2       4

@@ -350,6 +350,7 @@ fn names_in_json_and_csv_stay() {
         "mask",
         "mask_given",
         "mask_position",
+        "mask_regions",
         "memory",
         "modality",
         "nearest_question",
