@@ -235,7 +235,8 @@ fn the_commands_of_the_guide_work_with_large_files() {
     let server = Server::start_run(crate::support::reads_masks(), &["--max-new-tokens", "2"], &[]);
     let (mut image, mut answer) = (String::new(), String::new());
     let commands = commands();
-    for command in &commands {
+    // this run has no sequences; `sequences.rs` asks one that has
+    for command in commands.iter().filter(|command| !command.contains("image.T1=")) {
         let line = command.replace("127.0.0.1:8080", &server.address).replace("ID", &image).replace("ANSWER", &answer);
         let line = line.replacen("curl ", "curl --fail-with-body --noproxy '*' ", 1);
         let answered = done(Command::new("sh").args(["-c", &line]).current_dir(&folder));
