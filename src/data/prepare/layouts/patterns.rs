@@ -131,6 +131,15 @@ impl Groups {
     pub(in crate::prepare) fn num_files(&self) -> usize {
         self.groups.values().map(Group::num_files).sum()
     }
+
+    /// The number of files that the layout explains: those of pairs, and if there are any, those that it leaves out with a
+    /// reason.
+    pub(in crate::prepare) fn num_explained(&self) -> usize {
+        match self.num_files() {
+            0 => 0,
+            count => count + self.others.len(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq)]

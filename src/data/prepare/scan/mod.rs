@@ -42,8 +42,8 @@ pub fn scan(root: &Path, options: &ScanOptions, observer: &dyn Observer) -> Resu
     observer.on(&Event::Started { phase: "match names".into(), total: 0, unit: "files" });
     loop {
         let mut tried: Vec<Tried> = candidates.iter().map(|layout| (*layout, layout.groups(&tree, &free))).collect();
-        let most = tried.iter().map(|(_, groups)| groups.num_files()).max().filter(|most| *most > 0);
-        let Some(best) = tried.iter().position(|(_, groups)| Some(groups.num_files()) == most) else {
+        let most = tried.iter().map(|(_, groups)| groups.num_explained()).max().filter(|most| *most > 0);
+        let Some(best) = tried.iter().position(|(_, groups)| Some(groups.num_explained()) == most) else {
             if let Some(error) = tried.into_iter().find_map(|(_, groups)| groups.refused).filter(|_| found.len() == 0) {
                 return Err(error);
             }
