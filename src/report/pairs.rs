@@ -51,7 +51,7 @@ const TESTS: [[&str; 3]; 10] = [
 /// says so.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// [`Error::Io`](crate::Error::Io).
 pub fn write(export: &Export, limits: &Thresholds) -> Result<()> {
     super::write(&export.root, &PairsPage::new(export, limits))
 }
