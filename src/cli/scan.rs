@@ -5,6 +5,7 @@ use super::next;
 use super::prepare::ScanArgs;
 use super::report::{CommandEnd, CommandResult};
 use crate::data::prepare::{self, ScanReport};
+use crate::error::Error;
 use crate::metrics::text_table::columns;
 use crate::shell::ShellCommand;
 use std::path::{Path, PathBuf};
@@ -46,8 +47,13 @@ const MAX_NAMED: usize = 10;
 const MAX_SERIES: usize = 30;
 
 pub(super) fn scan_folder(args: &ScanCommandArgs, context: &Context) -> CommandResult {
-    let report = prepare::scan(&args.dir, &args.scan.options(), context.progress.as_ref())?;
     let out = args.out.clone().unwrap_or_else(|| next::free(&format!("scan-{}", name_of(&args.dir)), ""));
+    let known = out.join("pairs.csv");
+    if known.exists() {
+        let reason = format!("`{}` exists, and may have corrections", known.display());
+        return Err(Error::config("--out", reason, "give another folder, or move the table away").into());
+    }
+    let report = prepare::scan(&args.dir, &args.scan.options(), context.progress.as_ref())?;
     let [pairs, _, page] = prepare::write_scan(&report, &out)?;
     for (name, value) in report.summary() {
         context.output.line(format!("{name:<12}{value}"))?;

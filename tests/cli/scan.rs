@@ -38,6 +38,12 @@ fn a_folder_of_patients_is_scanned_and_prepared() {
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     let reason = objects(&ran.stdout).last().unwrap()["ambiguous"][0]["reason"].as_str().unwrap().to_owned();
     assert!(reason.starts_with("2 masks fit the image"), "{reason}");
+    // a table that somebody has corrected stays
+    let table = home.join("again/pairs.csv");
+    fs::write(&table, "image,mask\n").unwrap();
+    let ran = run(prsmed().current_dir(&home).args(["data", "scan", "hospital", "--out", "again"]));
+    assert!(ran.code == Some(2) && ran.stderr.contains("may have corrections"), "{}", ran.stderr);
+    assert_eq!(fs::read_to_string(&table).unwrap(), "image,mask\n");
     let ran = run(prsmed().current_dir(&home).args(["data", "prepare", "hospital", "--modality", "x", "--out", "d3"]));
     assert!(ran.code == Some(2) && ran.stderr.contains("2 masks fit the image"), "{}", ran.stderr);
     assert!(ran.stderr.contains("`--pairs`"), "{}", ran.stderr);
