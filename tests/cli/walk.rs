@@ -178,13 +178,34 @@ fn observe(out: &Path, command: &str, more: &str) -> (Ran, Seen) {
 }
 
 /// Adds each value of JSON lines, or each line.
+///
+/// JSON lines are counted by their kind: on a slow machine there is a note or a line of progress more, and it must not
+/// move the lines after it.
 fn add_text(seen: &mut Seen, name: &str, text: &str) {
-    for (number, line) in text.lines().enumerate() {
-        match serde_json::from_str::<Value>(line) {
-            Ok(value) => add_value(seen, &format!("{name}:{number}"), &value),
-            Err(_) => drop(seen.insert(format!("{name}:{number}"), line.as_bytes().to_vec())),
+    let mut counts: HashMap<String, usize> = HashMap::new();
+    for line in text.lines() {
+        let value = serde_json::from_str::<Value>(line).ok();
+        let kind = value.as_ref().and_then(|value| value["kind"].as_str()).unwrap_or_default().to_owned();
+        let count = counts.entry(kind.clone()).or_default();
+        let name = format!("{name}:{kind}{count}");
+        *count += 1;
+        match value {
+            Some(value) => add_value(seen, &name, &value),
+            None => drop(seen.insert(name, line.as_bytes().to_vec())),
         }
     }
+}
+
+#[test]
+fn a_note_more_moves_no_other_line() {
+    let seen_in = |text: &str| {
+        let mut seen = Seen::new();
+        add_text(&mut seen, "stdout", text);
+        seen
+    };
+    let answer = "{\"kind\":\"preset\",\"fits\":true}";
+    let late = seen_in(&format!("{{\"kind\":\"note\",\"text\":\"searching\"}}\n{answer}"));
+    assert!(seen_in(answer).iter().all(|(name, value)| late.get(name) == Some(value)), "{late:?}");
 }
 
 fn add_value(seen: &mut Seen, name: &str, value: &Value) {
