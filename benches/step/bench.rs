@@ -14,7 +14,7 @@ use prsmed::plan::report::Plan;
 use prsmed::plan::time;
 use prsmed::runtime::Runtime;
 use prsmed::segment::dry_run::{Example, SegmentDryRun};
-use prsmed::segment::{Training, init, vision_features};
+use prsmed::segment::{Training, setup, vision_features};
 use prsmed::tensor::meta::PlanTarget;
 use prsmed::tensor::{Device, Kind, META, memory};
 use prsmed::trainer::graph::settling_steps;
@@ -90,7 +90,7 @@ impl Bench {
             return Err(Error::config("--answer-tokens", reason, "give a text at least two ids more than its answer"));
         }
         let example = Example { text_tokens, answer_tokens, ..longest };
-        let sizes = init::planned_sizes(&config.model, &config.configs, config.lora, example.num_classes)?;
+        let sizes = setup::planned_sizes(&config.model, &config.configs, config.lora, example.num_classes)?;
         let machine = match device {
             Device::Cpu => Machine::Cpu(Host::detect()),
             _ => machine::here(runtime)?,

@@ -75,14 +75,10 @@ pub(super) struct Args {
     #[arg(long)]
     move_masks: bool,
     #[command(flatten)]
-    gpus: GpuArgs,
+    pub(super) gpus: GpuArgs,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
-    args.gpus.run(false, context, |ranks| score(args, ranks, context))
-}
-
-fn score(args: &Args, ranks: Ranks, context: &Context) -> CommandResult {
+pub(super) fn run(args: &Args, ranks: Ranks, context: &Context) -> CommandResult {
     let split = Split::parse(&args.split).ok_or_else(|| {
         Error::config("--split", format!("there is no split `{}`", args.split), "use train, val or test")
     })?;

@@ -230,8 +230,9 @@ fn joined(command: &Command, runtime: Runtime) -> crate::Result<(Option<Rendezvo
 
 fn dispatch(command: Command, context: &Context) -> CommandResult {
     match command {
-        Command::Train(args) => train::run(&args, context),
-        Command::Eval(args) => eval::run(&args, context),
+        Command::Train(args) if args.only_checks() => train::check(&args, context),
+        Command::Train(args) => args.gpus.run(args.print_config, context, |ranks| train::run(&args, ranks, context)),
+        Command::Eval(args) => args.gpus.run(false, context, |ranks| eval::run(&args, ranks, context)),
         Command::Predict(args) => predict::run(&args, context),
         Command::Serve(args) => serve::run(&args, context),
         Command::Merge(args) => merge::run(&args, context),

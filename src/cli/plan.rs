@@ -37,17 +37,8 @@ impl SettingsArgs {
         machine: &Machine,
         context: &Context,
     ) -> Result<Resolved<T>> {
-        noted(self.sources(T::DEFAULT_PRESET, flags).resolve_as()?, machine, context)
+        self.sources(T::DEFAULT_PRESET, flags).resolve_as()?.fit_with_note(machine, &context.runtime)
     }
-}
-
-/// These settings in a precision that `machine` has, with a note about another precision.
-pub(super) fn noted<T: Settings>(resolved: Resolved<T>, machine: &Machine, context: &Context) -> Result<Resolved<T>> {
-    let resolved = resolved.fit_precision(machine)?;
-    if let Some(note) = resolved.precision_note() {
-        context.runtime.note(note);
-    }
-    Ok(resolved)
 }
 
 /// Why there is no predicted time.

@@ -8,6 +8,7 @@ use super::ranks::GpuArgs;
 use super::report::{CommandEnd, CommandResult};
 use crate::config::{Resolved, RunConfig};
 use crate::hub::HubOptions;
+use crate::runtime::Runtime;
 use crate::job::rows::Rows;
 use crate::job::training::{ExampleQuestion, SegmenterTraining, TrainedSegmenter};
 use crate::job::{self, How, training_settings};
@@ -82,7 +83,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "WHERE")]
     cache_vision: Option<String>,
     #[command(flatten)]
-    gpus: GpuArgs,
+    pub(super) gpus: GpuArgs,
     #[command(flatten)]
     plan: PlanArgs,
     /// Most that tensors may take, for example 20gb; plans ignore it
@@ -99,20 +100,24 @@ pub(super) struct Args {
     gpu: Option<String>,
     /// Print the resolved settings as TOML and stop
     #[arg(long)]
-    print_config: bool,
+    pub(super) print_config: bool,
     #[command(flatten)]
     profile: ProfileArgs,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
-    if args.check {
-        return check(args, context);
+impl Args {
+    /// True if nothing is trained.
+    pub(super) fn only_checks(&self) -> bool {
+        self.check || self.gpu.is_some()
     }
-    if args.gpu.is_some() {
-        let hint = "leave it out: the first GPU is used if there is one, and CUDA_VISIBLE_DEVICES chooses another";
-        return Err(Error::config("--gpu", "is the GPU that `--check` plans for", hint).into());
+
+    fn how<'a>(&self, runtime: &'a Runtime) -> Result<How<'a>> {
+        Ok(How { resume: self.resume.resume(), plans: self.plan.is_made(), ..How::new(&self.out, runtime)? })
     }
-    args.gpus.run(args.print_config, context, |ranks| train(args, ranks, context))
+
+    fn rows(&self) -> Result<Rows> {
+        Ok(Rows { allow_leak: self.leak.allow_leak, ..self.data.rows(&self.extra)? })
+    }
 }
 
 fn fold(text: &str) -> Result<(usize, usize), String> {
@@ -120,22 +125,25 @@ fn fold(text: &str) -> Result<(usize, usize), String> {
     numbers.filter(|(fold, folds)| fold < folds).ok_or_else(|| "use K/N with K from 0 to N - 1, for example 0/5".into())
 }
 
-fn check(args: &Args, context: &Context) -> CommandResult {
+/// Checks what a training needs, with `--check`.
+pub(super) fn check(args: &Args, context: &Context) -> CommandResult {
+    if !args.check {
+        let hint = "leave it out: the first GPU is used if there is one, and CUDA_VISIBLE_DEVICES chooses another";
+        return Err(Error::config("--gpu", "is the GPU that `--check` plans for", hint).into());
+    }
     // the compute node may have no network
     let hub = HubOptions { offline: true, ..context.env.hub.clone() };
     let runtime = context.runtime.clone().with_hub(hub);
-    let mut how = How::new(&args.out, &runtime)?;
+    let mut how = args.how(&runtime)?;
     if let Some(gpu) = &args.gpu {
         how.machine = plan::named_machine(gpu)?;
     }
     how.machine = how.machine.with_ranks(0, args.gpus.count());
-    how.resume = args.resume.resume();
-    how.plans = args.plan.is_made();
-    let mut resolved = plan::noted(resolve(args, &how, context)?, &how.machine, context)?;
+    let mut resolved = resolve(args, &how, context)?;
     if !how.resume.resumes() {
         weight_files::check_architectures(&mut resolved.config, &runtime)?;
     }
-    let rows = Rows { allow_leak: args.leak.allow_leak, ..args.data.rows(&args.extra)? };
+    let rows = args.rows()?;
     job::check(&how, |how| SegmenterTraining::new(resolved, &rows, how))?;
     let device = how.machine.offer().device;
     let checked = "settings, rows, and names and shapes of the weights were checked";
@@ -145,18 +153,17 @@ fn check(args: &Args, context: &Context) -> CommandResult {
     Ok(CommandEnd::Done)
 }
 
-fn train(args: &Args, ranks: Ranks, context: &Context) -> CommandResult {
-    let mut how = How::new(&args.out, &context.runtime)?.with_ranks(ranks);
-    how.resume = args.resume.resume();
-    let resolved = plan::noted(resolve(args, &how, context)?, &how.machine, context)?;
+/// Trains as one of the processes `ranks`.
+pub(super) fn run(args: &Args, ranks: Ranks, context: &Context) -> CommandResult {
+    let mut how = args.how(&context.runtime)?.with_ranks(ranks);
+    let resolved = resolve(args, &how, context)?;
     how.profile = args.profile.settings(&args.out)?;
     if args.print_config {
         return context.done(resolved.to_toml(), &resolved.config);
     }
-    how.plans = args.plan.is_made();
     how.memory_limit = args.memory_limit;
     how.memory = context.memory.clone();
-    let rows = Rows { allow_leak: args.leak.allow_leak, ..args.data.rows(&args.extra)? };
+    let rows = args.rows()?;
     let trained = job::run(&how, |how| SegmenterTraining::new(resolved, &rows, how))?;
     if !ranks.is_main() {
         return Ok(CommandEnd::Done);
@@ -276,7 +283,8 @@ fn resolve(args: &Args, how: &How, context: &Context) -> Result<Resolved> {
     let nothing_asked = sources.preset.is_none() && sources.file.is_none();
     let has_gpu = args.gpu.is_some() || tensor::default_device() != Device::Cpu;
     if nothing_asked && has_gpu {
-        return training_settings::for_this_gpu(sources.sets, how, !args.print_config);
+        let found = training_settings::for_this_gpu(sources.sets, how, !args.print_config)?;
+        return found.fit_with_note(&how.machine, how.runtime);
     }
     if nothing_asked {
         context.runtime.note(
@@ -288,7 +296,7 @@ fn resolve(args: &Args, how: &How, context: &Context) -> Result<Resolved> {
     if !args.print_config && args.gpu.is_none() {
         training_settings::refuse_gpu_preset_without_gpu(&resolved, how.runtime)?;
     }
-    Ok(resolved)
+    resolved.fit_with_note(&how.machine, how.runtime)
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use crate::augment::filter::Thresholds;
 pub use crate::augment::finetune::FinetuneRun;
 use crate::augment::settings::AugmentConfig;
 use crate::plan::machine::Machine;
+use crate::runtime::Runtime;
 pub use crate::segment::RunConfig;
 use crate::setting::table::{self, leaves, nested, parse_value, renamed, replace, value_at, widen};
 use crate::setting::{Searched, Setting};
@@ -348,6 +349,16 @@ impl<T: Settings> Resolved<T> {
     /// True if a flag gave `key` its value.
     pub fn is_from_a_flag(&self, key: &str) -> bool {
         self.origins.get(key).is_some_and(|origin| origin.starts_with("--"))
+    }
+
+    /// As [`Self::fit_precision`], with a note about another precision.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn fit_with_note(self, machine: &Machine, runtime: &Runtime) -> Result<Self> {
+        let fitted = self.fit_precision(machine)?;
+        fitted.precision_note().into_iter().for_each(|note| runtime.note(note));
+        Ok(fitted)
     }
 
     /// A note if [`Self::fit_precision`] changed the precision.

@@ -21,7 +21,6 @@ use crate::plan::dry_run::Job;
 use crate::plan::report::Plan;
 use crate::plan::search::{HEADROOM_FRAC, has_headroom};
 use crate::runtime::Runtime;
-use crate::segment::training::checkpoint_in;
 use crate::segment::{resume, weight_files};
 use crate::tensor::{Device, Tensor, memory};
 use crate::trainer::{FirstLayers, TrainingOutcome};
@@ -127,11 +126,10 @@ impl<'a> GeneratorFinetuning<'a> {
 impl super::Job for GeneratorFinetuning<'_> {
     type Done = Finetuned;
 
-    fn checkpoint(&self) -> Result<Option<PathBuf>> {
-        let Some(folder) = checkpoint_in(&self.how.out, self.how.resume.resumes())? else { return Ok(None) };
+    fn check_resume(&self, checkpoint: &Path) -> Result<()> {
+        let settings = (&self.run(), &*FinetuneRun::declarations());
         // the training says what the warnings say
-        resume::check_settings_and_rows(&folder, (&self.run(), &FinetuneRun::declarations()), &self.manifest)?;
-        Ok(Some(folder))
+        resume::check_settings_and_rows(checkpoint, settings, &self.manifest).map(drop)
     }
 
     fn find_files(&mut self, _checkpoint: Option<&Path>) -> Result<()> {

@@ -23,7 +23,7 @@ use crate::tensor::weights::{Archive, sha256};
 use crate::units::{Bytes, clock};
 use crate::{Error, Result, files, report};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 /// What is generated.
@@ -117,10 +117,6 @@ impl super::Job for PairGeneration<'_> {
     /// A folder of pairs is continued.
     fn check_folder(_how: &How) -> Result<()> {
         Ok(())
-    }
-
-    fn checkpoint(&self) -> Result<Option<PathBuf>> {
-        Ok(None)
     }
 
     fn find_files(&mut self, _checkpoint: Option<&Path>) -> Result<()> {

@@ -50,6 +50,7 @@ use crate::Result;
 use crate::plan::machine::Machine;
 use crate::report::{self, training as training_report};
 use crate::runtime::Runtime;
+use crate::tensor::weights::readable_folder;
 use crate::tensor::{self, memory as tensor_memory};
 use crate::trainer::{Ranks, TrainingOutcome, profile};
 use crate::units::Bytes;
@@ -106,6 +107,11 @@ impl<'a> How<'a> {
         Self { machine: self.machine.with_ranks(ranks.rank(), ranks.size()), ranks, ..self }
     }
 
+    /// The checkpoint to continue from; `None` for a new run, and for one that has none yet.
+    fn checkpoint(&self) -> Option<PathBuf> {
+        readable_folder(&self.out.join("last")).ok().filter(|_| self.resume.resumes())
+    }
+
     /// The profile that this process writes.
     fn own_profile(&self) -> Option<&profile::ProfileSettings> {
         self.profile.as_ref().filter(|_| self.ranks.is_main())
@@ -133,19 +139,19 @@ pub trait Job: Sized {
         how.resume.check(&how.out)
     }
 
-    /// The checkpoint to continue from, if any. Refuses settings and rows that do not fit it. Nothing is loaded or
-    /// changed.
+    /// Refuses settings and rows that do not fit the checkpoint to continue from. Nothing is loaded or changed.
     ///
     /// # Errors
     /// [`crate::Error::Config`]; [`crate::Error::Data`] for rows that have changed.
-    fn checkpoint(&self) -> Result<Option<PathBuf>>;
+    fn check_resume(&self, _checkpoint: &Path) -> Result<()> {
+        Ok(())
+    }
 
     /// Finds all weight files, before anything is planned.
     ///
     /// # Errors
     /// [`crate::Error::Hub`] or [`crate::Error::Weights`] for missing files.
-    fn find_files(&mut self, checkpoint: Option<&Path>) -> Result<()> {
-        let _ = checkpoint;
+    fn find_files(&mut self, _checkpoint: Option<&Path>) -> Result<()> {
         Ok(())
     }
 
@@ -193,8 +199,10 @@ pub fn run<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Resul
         how.resume.adopt(&how.out)?;
         Ok(lock)
     }))?;
-    let checkpoint = job.checkpoint()?;
-    if how.resume.resumes() && checkpoint.is_none() {
+    let checkpoint = how.checkpoint();
+    if let Some(folder) = &checkpoint {
+        job.check_resume(folder)?;
+    } else if how.resume.resumes() {
         runtime.note(format!("{} contains no checkpoint yet: starting from the beginning", how.out.display()));
     }
     job.find_files(checkpoint.as_deref())?;
@@ -231,7 +239,8 @@ pub fn check<'a, J: Job>(how: &'a How<'a>, make: impl FnOnce(&'a How<'a>) -> Res
     // a folder that is taken is reported last, after everything else was checked
     let folder = if resumes { Ok(folder?) } else { folder };
     let mut job = make(how)?;
-    let checkpoint = if resumes { job.checkpoint()? } else { None };
+    let checkpoint = how.checkpoint();
+    checkpoint.as_deref().map_or(Ok(()), |folder| job.check_resume(folder))?;
     let files = job.find_files(checkpoint.as_deref()).and_then(|()| job.compare_weights());
     let planned = if how.plans { job.plan() } else { Ok(()) };
     // both are told: a plan needs no weights

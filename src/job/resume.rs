@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::config::{Settings, Sources};
 use crate::event::{Event, Observer};
-use crate::segment::training::checkpoint_in;
+use crate::segment::resume::checkpoint_in;
 use crate::tensor::weights::{copy_folder, verify_folder};
 use std::path::{Path, PathBuf};
 

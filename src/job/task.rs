@@ -11,12 +11,11 @@ use crate::plan::dry_run::{self, Job};
 use crate::plan::machine::Machine;
 use crate::plan::report::Plan;
 use crate::segment::resume;
-use crate::segment::training::checkpoint_in;
 use crate::tensor::weights::verify_folder;
 use crate::tensor::{Device, META};
 use crate::trainer::{self, DryRunTask, Ranks, Session, TrainConfig, TrainingOutcome};
 use crate::{Error, tensor};
-use std::path::PathBuf;
+use std::path::Path;
 
 /// Settings that describe a task, with a section `train` for the engine.
 pub trait TaskSettings: Settings + PartialEq + Send + 'static {
@@ -88,13 +87,12 @@ impl<'a, C: TaskSettings> TaskTraining<'a, C> {
 impl<C: TaskSettings> super::Job for TaskTraining<'_, C> {
     type Done = Done<C>;
 
-    fn checkpoint(&self) -> Result<Option<PathBuf>> {
-        let Some(folder) = checkpoint_in(&self.how.out, self.how.resume.resumes())? else { return Ok(None) };
-        verify_folder(&folder)?;
+    fn check_resume(&self, checkpoint: &Path) -> Result<()> {
+        verify_folder(checkpoint)?;
         for warning in resume::check_settings(&self.how.out, (&self.settings.config, &C::settings()))? {
             self.how.runtime.warn(warning);
         }
-        Ok(Some(folder))
+        Ok(())
     }
 
     fn plan(&mut self) -> Result<()> {

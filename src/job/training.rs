@@ -13,12 +13,12 @@ use crate::plan::dry_run::Job;
 use crate::plan::machine::Machine;
 use crate::plan::report::Plan;
 use crate::runtime::Runtime;
-use crate::segment::resume::DATA_FILE;
+use crate::segment::resume::{self, DATA_FILE};
 use crate::segment::task::SegmentTask;
 use crate::segment::{Run, Training, needs, weight_files};
 use crate::tensor::Device;
-use crate::trainer::Switch;
 use crate::trainer::graph::settling_steps;
+use crate::trainer::{self, Session, Switch};
 use crate::units::{Bytes, signed};
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -114,8 +114,9 @@ impl<'a> SegmenterTraining<'a> {
 impl super::Job for SegmenterTraining<'_> {
     type Done = TrainedSegmenter;
 
-    fn checkpoint(&self) -> Result<Option<PathBuf>> {
-        Ok(self.training.checkpoint()?.map(|(folder, _)| folder))
+    fn check_resume(&self, checkpoint: &Path) -> Result<()> {
+        // the training says what the warnings say
+        resume::check(checkpoint, &self.config, self.training.manifest()).map(drop)
     }
 
     fn find_files(&mut self, checkpoint: Option<&Path>) -> Result<()> {
@@ -152,11 +153,13 @@ impl super::Job for SegmenterTraining<'_> {
         }
         let plan = if how.plans { plan_of_data(&planned_config, &training.task, how) } else { None };
         let has_room = plan.as_ref().is_some_and(Plan::has_room_for_graphs);
-        let training = training.with_profile(how.own_profile()).with_room_for_graphs(has_room);
         let (device, observer) = (how.runtime.device(), how.runtime.observer().as_ref());
         let observer = PlanCheck::new(plan.as_ref(), config.train.graph_switch(), device, observer);
-        let run = training.run(&observer)?;
-        write_report(&run.outcome, &toml, how);
+        let session = training.session(&observer)?;
+        let session = Session { profile: how.own_profile(), has_room_for_graphs: has_room, ..session };
+        let outcome = trainer::run(&training.task, &session)?;
+        write_report(&outcome, &toml, how);
+        let run = Run { outcome, folder: how.out.clone(), task: training.task };
         Ok(TrainedSegmenter { run, plan, has_test, example })
     }
 }

@@ -15,7 +15,6 @@ use crate::plan::report::Plan;
 use crate::plan::search::{self, BatchChoice, Effort, Extra, Ladder, PlannedSettings, Saving, SearchProblem, value_of};
 use crate::runtime::Runtime;
 use crate::segment::dry_run::{Example, SegmentDryRun};
-use crate::segment::init;
 use crate::segment::setup::{self, BatchNorm};
 use crate::segment::task::CacheVision;
 use crate::segment::vision_features;
@@ -53,7 +52,7 @@ impl RunConfig {
     /// # Errors
     /// [`crate::Error::Config`] for sizes that do not fit.
     pub fn planned_sizes(&self) -> Result<Config> {
-        init::planned_sizes(&self.model, &self.configs, self.lora, CLASSES)
+        setup::planned_sizes(&self.model, &self.configs, self.lora, CLASSES)
     }
 
     /// Runs `job` with these settings on the meta device; `costs` as in [`dry_run::plan`].
@@ -61,7 +60,7 @@ impl RunConfig {
     /// # Errors
     /// [`crate::Error::Config`] for sizes that do not fit.
     pub fn dry_run(&self, job: Job, example: Example, machine: &Machine, costs: bool) -> Result<DryRun> {
-        let sizes = init::planned_sizes(&self.model, &self.configs, self.lora, example.num_classes)?;
+        let sizes = setup::planned_sizes(&self.model, &self.configs, self.lora, example.num_classes)?;
         self.dry_run_sized(job, &sizes, example, machine, costs)
     }
 
@@ -149,7 +148,7 @@ impl RunConfig {
     pub fn with_cache_for(&self, manifest: &Manifest) -> Self {
         const TURNED: usize = 8;
         // building the model reports wrong sizes
-        let Ok(sizes) = init::planned_sizes(&self.model, &self.configs, self.lora, manifest.modalities.len()) else {
+        let Ok(sizes) = setup::planned_sizes(&self.model, &self.configs, self.lora, manifest.modalities.len()) else {
             return self.clone();
         };
         let pixels = setup::pixels(&self.model, &sizes);

@@ -12,9 +12,9 @@ use crate::data::{bit_depth, split};
 use crate::event::Observer;
 use crate::nn::Quantization;
 use crate::runtime::Runtime;
-use crate::tensor::weights::{readable_folder, verify_folder};
+use crate::tensor::weights::verify_folder;
 use crate::tensor::{Device, META, guard, ledger, meta};
-use crate::trainer::{self, FirstLayers, Ranks, Session, TrainingOutcome, profile};
+use crate::trainer::{self, FirstLayers, Ranks, Session, TrainingOutcome};
 use crate::{Error, Result, files};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -142,7 +142,7 @@ impl<'r> Training<'r> {
     /// [`Error::Config`] for a folder that already contains a run, and for a setting that may not change on resume;
     /// [`Error::Data`] for rows that have changed.
     pub fn checkpoint(&self) -> Result<Option<(PathBuf, Vec<String>)>> {
-        let Some(folder) = checkpoint_in(&self.folder, self.resumes)? else { return Ok(None) };
+        let Some(folder) = resume::checkpoint_in(&self.folder, self.resumes)? else { return Ok(None) };
         let warnings = resume::check(&folder, &self.config, &self.manifest)?;
         Ok(Some((folder, warnings)))
     }
@@ -205,18 +205,7 @@ impl<'r> Training<'r> {
         if checkpoint.is_none() && config.model.init.is_empty() {
             guard::guard(|| task.calibrate())?;
         }
-        let resumes = checkpoint.is_some();
-        Ok(PreparedTraining {
-            task,
-            config,
-            toml,
-            folder,
-            runtime,
-            resumes,
-            profile: None,
-            has_room_for_graphs: false,
-            ranks,
-        })
+        Ok(PreparedTraining { task, config, toml, folder, runtime, resumes: checkpoint.is_some(), ranks })
     }
 
     /// Trains to the end.
@@ -238,50 +227,41 @@ pub struct PreparedTraining<'r> {
     folder: PathBuf,
     runtime: &'r Runtime,
     resumes: bool,
-    profile: Option<&'r profile::ProfileSettings>,
-    has_room_for_graphs: bool,
     ranks: Ranks<'r>,
 }
 
-impl<'r> PreparedTraining<'r> {
-    /// Writes a memory profile.
-    #[must_use]
-    pub fn with_profile(mut self, profile: Option<&'r profile::ProfileSettings>) -> Self {
-        self.profile = profile;
-        self
-    }
-
-    /// True if the plan leaves room for the memory pool of CUDA graphs. Only `train.graph = "auto"` uses it.
-    #[must_use]
-    pub fn with_room_for_graphs(mut self, has_room: bool) -> Self {
-        self.has_room_for_graphs = has_room;
-        self
-    }
-
+impl PreparedTraining<'_> {
     /// Trains to the end; `observer` receives the events of the training.
     ///
     /// # Errors
     /// As [`trainer::run()`].
     pub fn run(self, observer: &dyn Observer) -> Result<Run> {
-        let Self { task, config, toml, folder, runtime, resumes, profile, has_room_for_graphs, ranks } = self;
+        let outcome = trainer::run(&self.task, &self.session(observer)?)?;
+        Ok(Run { outcome, folder: self.folder, task: self.task })
+    }
+
+    /// What the engine needs besides the task, without a memory profile and room for CUDA graphs. Creates the run folder.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for settings that several processes cannot share; [`Error::Io`].
+    pub fn session<'a>(&'a self, observer: &'a dyn Observer) -> Result<Session<'a>> {
+        let Self { config, folder, ranks, .. } = self;
         if ranks.size() > 1 && config.model.batch_norm == BatchNorm::Batch {
             let reason = "running statistics of several processes would differ";
             return Err(Error::config("model.batch_norm", reason, "add the setting `model.batch_norm=frozen`"));
         }
-        files::create_folders(&folder).map_err(Error::io(&folder, "create"))?;
-        let session = Session {
+        files::create_folders(folder).map_err(Error::io(folder, "create"))?;
+        Ok(Session {
             config: &config.train,
-            folder: &folder,
-            settings: &toml,
-            resume: resumes,
-            profile,
+            folder,
+            settings: &self.toml,
+            resume: self.resumes,
+            profile: None,
             observer,
-            interrupt: runtime.interrupt(),
-            has_room_for_graphs,
-            ranks,
-        };
-        let outcome = trainer::run(&task, &session)?;
-        Ok(Run { outcome, folder, task })
+            interrupt: self.runtime.interrupt(),
+            has_room_for_graphs: false,
+            ranks: *ranks,
+        })
     }
 }
 
@@ -305,19 +285,6 @@ fn report_data(manifest: &Manifest, runtime: &Runtime) {
     }
     let depth = bit_depth::survey(manifest.rows.iter().map(|row| row.image_path.as_path()));
     depth.warning().into_iter().chain(manifest.spellings.warning()).for_each(|warning| runtime.warn(warning));
-}
-
-/// The checkpoint from which a training in `folder` continues.
-///
-/// # Errors
-/// [`Error::Config`] if there is one and the training does not resume.
-pub fn checkpoint_in(folder: &Path, resumes: bool) -> Result<Option<PathBuf>> {
-    let checkpoint = readable_folder(&folder.join("last")).ok();
-    if checkpoint.is_some() && !resumes {
-        let hint = "add the argument `resume` to continue it, or choose another argument `out`";
-        return Err(Error::argument("out", format!("`{}` already contains a run", folder.display()), hint));
-    }
-    Ok(checkpoint)
 }
 
 /// A new model for the rows of `manifest`, or the model of a checkpoint.

@@ -65,22 +65,18 @@ pub(in crate::cli) struct Args {
     #[command(flatten)]
     resume: ResumeArgs,
     #[command(flatten)]
-    gpus: GpuArgs,
+    pub(super) gpus: GpuArgs,
     #[command(flatten)]
     plan: PlanArgs,
     /// Print the resolved settings as TOML and exit
     #[arg(long)]
-    print_config: bool,
+    pub(super) print_config: bool,
 }
 
 /// Settings of the engine that apply to the segmenter alone.
 const SEGMENTER_ONLY: [&str; 3] = ["train.checkpoint_encoder", "train.checkpoint_decoder", "train.graph"];
 
-pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
-    args.gpus.run(args.print_config, context, |ranks| finetune(args, ranks, context))
-}
-
-fn finetune(args: &Args, ranks: Ranks, context: &Context) -> CommandResult {
+pub(super) fn run(args: &Args, ranks: Ranks, context: &Context) -> CommandResult {
     let mut how = How::new(&args.out, &context.runtime)?.with_ranks(ranks);
     how.resume = args.resume.resume();
     let resolved = resolve(args, &how, context)?;

@@ -69,19 +69,15 @@ pub(in crate::cli) struct Args {
     #[arg(long)]
     no_filter: bool,
     #[command(flatten)]
-    gpus: GpuArgs,
+    pub(super) gpus: GpuArgs,
     #[command(flatten)]
     plan: PlanArgs,
     /// Print the resolved settings as TOML and exit
     #[arg(long)]
-    print_config: bool,
+    pub(super) print_config: bool,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
-    args.gpus.run(args.print_config, context, |ranks| generate(args, ranks, context))
-}
-
-fn generate(args: &Args, ranks: Ranks, context: &Context) -> CommandResult {
+pub(super) fn run(args: &Args, ranks: Ranks, context: &Context) -> CommandResult {
     let flags = [
         ("augment.mode", "--mode", args.mode.map(word)),
         ("augment.per_image", "--per-image", args.per_image.map(|n| n.to_string())),

@@ -30,8 +30,12 @@ pub(super) enum Command {
 
 pub(super) fn run(command: &Command, context: &Context) -> CommandResult {
     match command {
-        Command::Finetune(args) => finetune::run(args, context),
-        Command::Generate(args) => generate::run(args, context),
+        Command::Finetune(args) => {
+            args.gpus.run(args.print_config, context, |ranks| finetune::run(args, ranks, context))
+        }
+        Command::Generate(args) => {
+            args.gpus.run(args.print_config, context, |ranks| generate::run(args, ranks, context))
+        }
         Command::Filter(args) => filter::run(args, context),
         Command::Ablation(args) => ablation::run(args, context),
     }

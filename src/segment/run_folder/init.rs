@@ -1,20 +1,19 @@
 //! A new model that starts from the weights of a trained run (`model.init`), also for data with other classes.
 
 use crate::data::identity::SeenImages;
-use crate::models::prsmed::{self, PrsMed};
+use crate::models::prsmed::PrsMed;
 use crate::nn::LoraConfig;
 use crate::segment::config::ModelConfig;
 use crate::segment::resume::DATA_FILE;
-use crate::segment::run_folder::description::{check_adapters, check_sizes, describe, verify};
+use crate::segment::run_folder::description::{check_adapters, check_sizes, verify};
 use crate::segment::run_folder::loaded::{Build, Description, LoadedModel, RunOverrides, pixels};
-use crate::segment::run_folder::parts::{Configs, digests};
+use crate::segment::run_folder::parts::digests;
+use crate::segment::run_folder::sizes::sizes_of_run;
 use crate::segment::{needs, setup, weights};
 use crate::tensor::{guard, rng};
-use crate::{Error, Result};
+use crate::Result;
 use std::path::Path;
 use std::sync::Arc;
-
-const KEY: &str = "model.init";
 
 /// A new model with the weights of the run in `run` (a run folder, a checkpoint or a published folder), and one
 /// sentence about what was taken and what is new. The class head keeps the classes that the run knows.
@@ -31,7 +30,7 @@ pub fn create(
     let folder = needs::checkpoint_of(run)?;
     verify(&folder)?;
     let trained = setup::described(&folder, &RunOverrides::default(), build)?;
-    let sizes = sizes(&folder, &trained, config, lora, modalities.len())?;
+    let sizes = sizes_of_run(&folder, &trained, config, lora, modalities.len())?;
     check_sizes(config, &sizes)?;
     check_adapters(config, &sizes)?;
     let mut warnings = setup::check_kernels(build.device)?;
@@ -89,60 +88,6 @@ pub fn settings(folder: &Path, build: Build) -> Result<Vec<String>> {
     let model = own.iter().chain(encoder).filter_map(|key| Some(format!("model.{key}={}", table.get(*key)?)));
     let LoraConfig { rank, alpha, .. } = trained.sizes.lora;
     Ok(model.chain([format!("lora.rank={rank}"), format!("lora.alpha={alpha:?}")]).collect())
-}
-
-/// Model sizes from settings, without reading weights: those of the run that `model.init` names, if it is on this
-/// machine, else as [`setup::planned_sizes`].
-///
-/// # Errors
-/// As [`setup::planned_sizes`].
-pub fn planned_sizes(
-    config: &ModelConfig,
-    configs: &Configs,
-    lora: LoraConfig,
-    num_classes: usize,
-) -> Result<prsmed::Config> {
-    let of_run = || {
-        let is_local = !config.init.is_empty() && !config.init.starts_with("hub:");
-        let folder = is_local.then(|| needs::checkpoint_of(Path::new(&config.init)).ok()).flatten()?;
-        sizes(&folder, &describe(&folder).ok()?, config, lora, num_classes).ok()
-    };
-    of_run().map_or_else(|| setup::planned_sizes(config, configs, lora, num_classes), Ok)
-}
-
-/// Sizes of the run for `num_classes` classes, with the dropouts of the settings.
-fn sizes(
-    folder: &Path,
-    trained: &Description,
-    config: &ModelConfig,
-    lora: LoraConfig,
-    num_classes: usize,
-) -> Result<prsmed::Config> {
-    let of = &trained.sizes;
-    if of.lora.rank == 0 {
-        let reason = "is a merged run: its adapters are part of the language model";
-        return Err(Error::weights(folder, reason, "start from the run that it was merged from"));
-    }
-    let different = |key: &str, was: String, is: String| {
-        let reason = format!("the run `{}` has {was}, the settings have {is}", folder.display());
-        Err(Error::config(key, reason, format!("use the setting `{key}={was}`, or train without `{KEY}`")))
-    };
-    if of.lora.rank != lora.rank {
-        return different("lora.rank", of.lora.rank.to_string(), lora.rank.to_string());
-    }
-    if (of.lora.alpha - lora.alpha).abs() > 0.0 {
-        return different("lora.alpha", of.lora.alpha.to_string(), lora.alpha.to_string());
-    }
-    if trained.model.decoder != config.decoder {
-        let name = |version| serde_json::to_value(version).map_or_else(|_| String::new(), |name| name.to_string());
-        return different("model.decoder", name(trained.model.decoder), name(config.decoder));
-    }
-    let mut decoder = of.decoder.clone();
-    decoder.follow(&config.head_options());
-    let num_classes = i64::try_from(num_classes).expect("a handful of modalities");
-    let sizes = prsmed::Config { lora, decoder, num_classes, ..of.clone() };
-    let mask_reader = config.reads_masks().then(|| of.mask_reader.unwrap_or_else(|| sizes.fitting_reader()));
-    Ok(prsmed::Config { mask_reader, ..sizes })
 }
 
 /// `takes_reader` says whether the reader of masks is taken or new; `None` for a model without one.

@@ -12,5 +12,6 @@ pub(super) mod quantized;
 pub mod resume;
 pub mod run_config;
 pub mod setup;
+pub(super) mod sizes;
 pub mod weight_files;
 pub mod weights;

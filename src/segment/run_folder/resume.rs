@@ -6,14 +6,28 @@ use crate::files;
 use crate::segment::RunConfig;
 use crate::setting::table::{leaves, renamed, value_at};
 use crate::setting::{Resume, Setting};
+use crate::tensor::weights::readable_folder;
 use crate::{Error, Result};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use toml::Table;
 
 /// The settings in a checkpoint.
 pub const CONFIG_FILE: &str = "config.toml";
 /// The identity of the rows in a checkpoint.
 pub const DATA_FILE: &str = "data.json";
+
+/// The checkpoint from which a training in `folder` continues.
+///
+/// # Errors
+/// [`Error::Config`] if there is one and the training does not resume.
+pub fn checkpoint_in(folder: &Path, resumes: bool) -> Result<Option<PathBuf>> {
+    let checkpoint = readable_folder(&folder.join("last")).ok();
+    if checkpoint.is_some() && !resumes {
+        let hint = "add the argument `resume` to continue it, or choose another argument `out`";
+        return Err(Error::argument("out", format!("`{}` already contains a run", folder.display()), hint));
+    }
+    Ok(checkpoint)
+}
 
 /// Compares `config` and the rows of `manifest` with those of the checkpoint in `folder`. Returns a warning for each
 /// setting that makes the run differ from an uninterrupted one. Checkpoints of earlier versions do not have all files;

@@ -5,26 +5,24 @@ pub use crate::segment::run_folder::architecture::check_parts;
 pub use crate::segment::run_folder::description::{check_host_layers, describe, verify};
 pub use crate::segment::run_folder::loaded::{Build, Description, LoadedModel, RunOverrides, pixels};
 pub use crate::segment::run_folder::parts::Configs;
+pub use crate::segment::run_folder::sizes::{mask_grid, planned_sizes};
 
-use crate::data::check::targets::MaskGrid;
 use crate::data::familiarity::images::KnownImages;
 use crate::data::familiarity::questions::KnownQuestions;
 use crate::data::identity::SeenImages;
 use crate::data::image::PixelConfig;
 use crate::data::text::TextTokenizer;
 use crate::models::base::{Parts, check_weights};
-use crate::models::image_encoder::{self, known};
-use crate::models::mask_head;
-use crate::models::prsmed::{self, BuildOptions, PrsMed};
+use crate::models::prsmed::{BuildOptions, PrsMed};
 use crate::nn::LoraConfig;
 use crate::segment::needs;
 use crate::segment::resume::DATA_FILE;
 use crate::segment::run_folder::description::{check_adapters, check_sizes};
 use crate::segment::run_folder::loaded::is_published;
 use crate::segment::run_folder::parts::Found;
+use crate::segment::run_folder::sizes::{model_sizes, stated_sizes};
 use crate::segment::weights;
 use crate::tensor::collective::Peers;
-use crate::tensor::weights::Archive;
 use crate::tensor::{Device, guard, kernels, rng};
 use crate::trainer::FirstLayers;
 use crate::{Error, Result};
@@ -49,7 +47,7 @@ pub fn create(
             TextTokenizer::open(folder, &sizes.family.prompt)?.fit(sizes.llm.vocab_size, folder)?;
         (tokenizer, sizes, warning)
     } else {
-        let Sizes { vocab_size, family, .. } = sizes(config)?;
+        let Sizes { vocab_size, family, .. } = stated_sizes(config)?;
         let tokenizer = TextTokenizer::train(texts, *vocab_size, &family.prompt)?;
         let sizes = model_sizes(config, lora, modalities.len(), &found, tokenizer.vocab_size())?;
         (tokenizer, sizes, None)
@@ -283,94 +281,6 @@ pub(crate) fn divide(model: &mut PrsMed, config: &ModelConfig, build: Build) -> 
     let Some(peers) = divided_among(config, build) else { return Ok(()) };
     // a base that checkpoints contain
     guard::guard(|| model.divide(peers, config.base == RANDOM))
-}
-
-fn sizes(config: &ModelConfig) -> Result<&Sizes> {
-    config.sizes.as_ref().ok_or_else(|| {
-        Error::config(
-            "model.sizes",
-            "a model with random parts needs their sizes",
-            "use the argument `preset=tiny`, or give `model.base` and `model.image_encoder` real weights",
-        )
-    })
-}
-
-/// Model sizes from settings, without reading weights and without downloads. A base in a folder has the sizes of its
-/// `config.json`, a base on the hub those in `configs`, which [`check_parts`] reads; those of LLaVA-Med v1.5 are known. An
-/// image encoder with weights has the sizes of TinySAM.
-///
-/// # Errors
-/// [`Error::Config`] for random parts without sizes, for a base on the hub that was not read, and for sizes that do not
-/// fit; [`Error::Weights`] for a base that does not exist or has no sizes in its `config.json`.
-pub fn planned_sizes(
-    config: &ModelConfig,
-    configs: &Configs,
-    lora: LoraConfig,
-    num_classes: usize,
-) -> Result<prsmed::Config> {
-    let base = if config.base == RANDOM {
-        let sizes = sizes(config)?;
-        sizes.base(i64::try_from(sizes.vocab_size).expect("a vocabulary"))
-    } else {
-        Found::local(config, configs)?.planned_sizes(config)?
-    };
-    let sizes = assembled_sizes(config, lora, num_classes, (base, planned_encoder(config)?));
-    check_sizes(config, &sizes)?;
-    check_adapters(config, &sizes)?;
-    Ok(sizes)
-}
-
-/// The image encoder of settings, without reading weights.
-fn planned_encoder(config: &ModelConfig) -> Result<image_encoder::Config> {
-    match config.image_encoder.as_str() {
-        RANDOM => sizes(config).map(|sizes| sizes.encoder.clone()),
-        spec => Ok(known::sizes_by_name(spec)),
-    }
-}
-
-/// The grid on which the mask head of settings draws: that of the image encoder.
-///
-/// # Errors
-/// [`Error::Config`] for a random encoder without sizes.
-pub fn mask_grid(config: &ModelConfig) -> Result<MaskGrid> {
-    let encoder = planned_encoder(config)?;
-    let side = u32::try_from(config.image_size / encoder.stride()).unwrap_or_default();
-    Ok(MaskGrid { side, fit: encoder.fit() })
-}
-
-fn model_sizes(
-    config: &ModelConfig,
-    lora: LoraConfig,
-    num_classes: usize,
-    found: &Found,
-    vocab_size: i64,
-) -> Result<prsmed::Config> {
-    let base = match found.base_sizes()? {
-        Some(found) => found,
-        None => sizes(config)?.base(vocab_size),
-    };
-    let encoder = match &found.image_encoder {
-        Some(file) => known::sizes_of(&Archive::open(file)?)?,
-        None => sizes(config)?.encoder.clone(),
-    };
-    Ok(assembled_sizes(config, lora, num_classes, (base, encoder)))
-}
-
-fn assembled_sizes(
-    config: &ModelConfig,
-    lora: LoraConfig,
-    num_classes: usize,
-    (Parts { family, tower, llm }, encoder): (Parts, image_encoder::Config),
-) -> prsmed::Config {
-    let (own, options) = (config.sizes.as_ref(), config.head_options());
-    let decoder = own.and_then(|sizes| sizes.head.clone()).unwrap_or_else(|| {
-        let own = own.map(|sizes| (sizes.decoder_hidden_dim, sizes.decoder_heads));
-        mask_head::Config::prsmed(llm.hidden_size, encoder.channels(), own, &options)
-    });
-    let num_classes = i64::try_from(num_classes).expect("a handful of modalities");
-    let sizes = prsmed::Config { family, tower, llm, lora, encoder, decoder, num_classes, mask_reader: None };
-    let mask_reader = config.reads_masks().then(|| sizes.fitting_reader());
-    prsmed::Config { mask_reader, ..sizes }
 }
 
 #[cfg(test)]
