@@ -7,7 +7,7 @@ use super::predict_volume::{Common, VolumeArgs};
 use super::report::{CommandEnd, CommandResult};
 use crate::data::annotation::is_image;
 use crate::data::sheet;
-use crate::data::volume::{Axis, write};
+use crate::data::volume::{Axis, Volume, write};
 use crate::event::Event;
 use crate::front::image_files::ImageFiles;
 use crate::front::image_list::root_of;
@@ -25,7 +25,7 @@ use crate::trainer::FirstLayers;
 use crate::trainer::precision::Precision;
 use crate::units::percent;
 use crate::{Error, Result, files};
-use image::{DynamicImage, GrayImage};
+use image::{DynamicImage, GenericImageView as _, GrayImage};
 use serde_json::json;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -201,51 +201,22 @@ pub(super) fn run(args: &Args, context: &Context) -> CommandResult {
     }
     let run = weight_files::described(&args.run.run, &context.runtime)?;
     let files = args.files(run.as_ref())?;
-    let path = files.first();
-    let reading = args.reading(files.are_volumes()?, run.as_ref(), context)?;
-    let image = match args.volume.open(&files, &reading, context)? {
-        ImageOrVolume::Image(image) => image,
-        ImageOrVolume::Volume(opened) => {
-            let is_slice = opened.plane(Axis::suggested(&opened.grid)).num_slices == 1;
-            check_volume_flags(args, is_slice)?;
-            if args.max_new_tokens.is_some() {
-                context.runtime.note("`--max-new-tokens` has no effect: a template answers about a volume");
-            }
-            args.probabilities.iter().try_for_each(|path| {
-                check_parent("--probabilities", path)?;
-                write::check_probabilities(path, &opened)
-            })?;
-            let (run, probabilities) = (args.run.run.as_path(), args.probabilities.as_deref());
-            let common = Common { image: &files, sequences: &reading.sequences, run, probabilities };
-            let mut settings = args.volume.settings(&opened, &reading, question)?;
-            settings.always_paint = args.always_paint;
-            return args.volume.run(&opened, settings, &args.run.open(context)?, context, &common);
-        }
-    };
-    // JPEG compression would change the values 0 and 255 of the mask.
-    args.mask_out.iter().try_for_each(|path| check_writable("--mask-out", path, &["png"]))?;
-    args.overlay_out.iter().try_for_each(|path| check_writable("--overlay-out", path, &["png", "jpg", "jpeg"]))?;
-    args.probabilities.iter().try_for_each(|path| check_writable("--probabilities", path, &["png"]))?;
-    let size = (image.width(), image.height());
-    let given = args
-        .mask_in
-        .as_deref()
-        .map(|mask| given_mask(mask, (path, size), (&reading, run.as_ref()), context))
-        .transpose()?;
-    let model = args.run.open(context)?;
-    let max_new_tokens = args.max_new_tokens.unwrap_or(ANSWER_TOKENS);
-    let ask = Ask { max_new_tokens, always_paint: args.always_paint, mask: given.as_ref(), ..Ask::new(question) };
-    let mut stream = |ready: Ready| {
-        if let Ready::Text(piece) = ready {
-            context.progress.on(&Event::Token(piece.to_owned()));
-        }
-        ControlFlow::Continue(())
-    };
-    let encoded = model.encode(&Image::Pixels(&image));
-    let answered = encoded.and_then(|image| model.ask_with(&image, &ask, &mut stream));
-    let prediction = answered.map_err(|error| error.of_image(path))?;
-    args.write(&prediction, &image)?;
-    finish(context, &model, &prediction, args)
+    let (reading, opened) = args.volume.open(&files, run.as_ref(), context)?;
+    let asked = Asked { question, run, files, reading };
+    match opened {
+        ImageOrVolume::Image(image) => args.ask(&asked, &image, context),
+        ImageOrVolume::Volume(volume) => args.segment(&asked, &volume, context),
+    }
+}
+
+/// A question about an image or a volume.
+struct Asked<'a> {
+    question: &'a str,
+    /// Of the run that answers.
+    run: Option<Description>,
+    files: ImageFiles,
+    /// How the files became an image.
+    reading: ImageReading,
 }
 
 /// Predictions on many images.
@@ -259,7 +230,7 @@ fn many(args: &Args, context: &Context) -> CommandResult {
     }
     let has_dicom = has_dicom(&jobs)?;
     args.volume.check_images(has_dicom)?;
-    let reading = args.reading(has_dicom, run.as_ref(), context)?;
+    let reading = args.volume.reading(has_dicom, run.as_ref(), context)?;
     let made = Made {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         model: args.run.identity(context)?,
@@ -299,24 +270,56 @@ impl Args {
         Ok(())
     }
 
-    /// How files become images; volumes and DICOM images as in the training where the flags choose nothing.
-    fn reading(&self, has_volumes: bool, run: Option<&Description>, context: &Context) -> Result<ImageReading> {
-        let chosen = self.volume.reading()?;
-        let run = run.filter(|run| has_volumes || !run.sequences().is_empty());
-        run.map_or(Ok(chosen.clone()), |run| chosen.with_training(run, context.progress.as_ref()))
+    /// Answers about an image.
+    fn ask(&self, asked: &Asked, image: &DynamicImage, context: &Context) -> CommandResult {
+        // JPEG compression would change the values 0 and 255 of the mask.
+        self.mask_out.iter().try_for_each(|path| check_writable("--mask-out", path, &["png"]))?;
+        self.overlay_out.iter().try_for_each(|path| check_writable("--overlay-out", path, &["png", "jpg", "jpeg"]))?;
+        self.probabilities.iter().try_for_each(|path| check_writable("--probabilities", path, &["png"]))?;
+        let path = asked.files.first();
+        let given = self.mask_in.as_deref().map(|mask| given_mask(mask, asked, image.dimensions(), context));
+        let given = given.transpose()?;
+        let model = self.run.open(context)?;
+        let max_new_tokens = self.max_new_tokens.unwrap_or(ANSWER_TOKENS);
+        let always_paint = self.always_paint;
+        let ask = Ask { max_new_tokens, always_paint, mask: given.as_ref(), ..Ask::new(asked.question) };
+        let mut stream = |ready: Ready| {
+            if let Ready::Text(piece) = ready {
+                context.progress.on(&Event::Token(piece.to_owned()));
+            }
+            ControlFlow::Continue(())
+        };
+        let encoded = model.encode(&Image::Pixels(image));
+        let answered = encoded.and_then(|image| model.ask_with(&image, &ask, &mut stream));
+        let prediction = answered.map_err(|error| error.of_image(path))?;
+        self.write(&prediction, image)?;
+        finish(context, &model, &prediction, self)
+    }
+
+    /// Segments a volume.
+    fn segment(&self, asked: &Asked, volume: &Volume, context: &Context) -> CommandResult {
+        let is_slice = volume.plane(Axis::suggested(&volume.grid)).num_slices == 1;
+        check_volume_flags(self, is_slice)?;
+        if self.max_new_tokens.is_some() {
+            context.runtime.note("`--max-new-tokens` has no effect: a template answers about a volume");
+        }
+        self.probabilities.iter().try_for_each(|path| {
+            check_parent("--probabilities", path)?;
+            write::check_probabilities(path, volume)
+        })?;
+        let (run, probabilities) = (self.run.run.as_path(), self.probabilities.as_deref());
+        let common = Common { image: &asked.files, sequences: &asked.reading.sequences, run, probabilities };
+        let mut settings = self.volume.settings(volume, &asked.reading, asked.question)?;
+        settings.always_paint = self.always_paint;
+        self.volume.run(volume, settings, &self.run.open(context)?, context, &common)
     }
 }
 
 /// The mask that the words are to follow, before the model is loaded.
-fn given_mask(
-    mask: &Path,
-    (image, size): (&Path, (u32, u32)),
-    (reading, run): (&ImageReading, Option<&Description>),
-    context: &Context,
-) -> Result<GrayImage> {
-    let labels = run.map(|run| run.pixels.labels).unwrap_or_default();
-    let mask = reading.mask(mask, image, labels, context.progress.as_ref())?;
-    run.map_or(Ok(()), |run| run.check_mask(&mask, size))?;
+fn given_mask(mask: &Path, asked: &Asked, size: (u32, u32), context: &Context) -> Result<GrayImage> {
+    let labels = asked.run.as_ref().map(|run| run.pixels.labels).unwrap_or_default();
+    let mask = asked.reading.mask(mask, asked.files.first(), labels, context.progress.as_ref())?;
+    asked.run.as_ref().map_or(Ok(()), |run| run.check_mask(&mask, size))?;
     Ok(mask)
 }
 

@@ -8,6 +8,7 @@ use crate::data::volume::{Axis, Cleanup, SegmentMask, Sequence, Volume, Windows,
 use crate::front::image_files::ImageFiles;
 use crate::front::volume::{SliceRange, VolumeSettings};
 use crate::front::{ImageOrVolume, ImageReading, Model};
+use crate::segment::setup::Description;
 use crate::{Error, Result, files};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -75,22 +76,38 @@ pub(super) struct Common<'a> {
 }
 
 impl VolumeArgs {
-    /// How the flags say that files become images.
-    pub(super) fn reading(&self) -> Result<ImageReading> {
+    /// How the flags say that files become images; volumes and DICOM images as in the training where the flags choose
+    /// nothing.
+    pub(super) fn reading(
+        &self,
+        has_volumes: bool,
+        run: Option<&Description>,
+        context: &Context,
+    ) -> Result<ImageReading> {
         let (geometry, Windows { all: window, by_name: windows }) =
             (self.geometry.geometry, Windows::new(&self.windows)?);
-        Ok(ImageReading { window, windows, axis: self.axis, geometry, ..ImageReading::default() })
+        let chosen = ImageReading { window, windows, axis: self.axis, geometry, ..ImageReading::default() };
+        match run.filter(|run| has_volumes || !run.sequences().is_empty()) {
+            Some(run) => chosen.with_training(run, context.progress.as_ref()),
+            None => Ok(chosen),
+        }
     }
 
     /// Opens an image or a volume, and checks the flags and output files that belong to it. A volume of one slice is an
-    /// image without `--out`.
-    pub(super) fn open(&self, files: &ImageFiles, reading: &ImageReading, context: &Context) -> Result<ImageOrVolume> {
+    /// image without `--out`. With how the files became it.
+    pub(super) fn open(
+        &self,
+        files: &ImageFiles,
+        run: Option<&Description>,
+        context: &Context,
+    ) -> Result<(ImageReading, ImageOrVolume)> {
+        let reading = self.reading(files.are_volumes()?, run, context)?;
         let (path, observer) = (files.first(), context.progress.as_ref());
         let volume = match reading.open_files(files, observer)? {
             ImageOrVolume::Image(image) => {
                 self.check_image()?;
                 self.check_flat("`--image` is neither")?;
-                return Ok(ImageOrVolume::Image(image));
+                return Ok((reading, ImageOrVolume::Image(image)));
             }
             ImageOrVolume::Volume(volume) => volume,
         };
@@ -99,20 +116,21 @@ impl VolumeArgs {
             if volume.plane(Axis::suggested(&volume.grid)).num_slices == 1 {
                 self.check_image()?;
             }
-            return reading.only_slice(&volume, path, observer)?.map(ImageOrVolume::Image).ok_or_else(|| {
+            let image = reading.only_slice(&volume, path, observer)?.ok_or_else(|| {
                 let reason =
                     format!("`{}` is a volume of {x}x{y}x{z} voxels, and its mask needs a file", path.display());
                 Error::config("--out", reason, "add `--out mask.nii.gz`, or `--out mask.dcm` for DICOM SEG")
-            });
+            })?;
+            return Ok((reading, ImageOrVolume::Image(image)));
         };
         check_parent("--out", out)?;
         self.record_out.iter().try_for_each(|path| check_parent("--record-out", path))?;
         write::check(out, &volume)?;
         // wrong slices and windows are found before the model is loaded
-        let settings = self.settings(&volume, reading, "")?;
+        let settings = self.settings(&volume, &reading, "")?;
         settings.chosen(&volume.plane(settings.axis))?;
         reading.levels(&volume, path, observer)?;
-        Ok(ImageOrVolume::Volume(volume))
+        Ok((reading, ImageOrVolume::Volume(volume)))
     }
 
     /// Refuses flags that an image without a grid and without physical values has no use for.

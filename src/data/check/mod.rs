@@ -307,29 +307,34 @@ fn check_pair(
         return Err((Problem::SizeMismatch, format!("{}: {}", mask.display(), size_mismatch(sizes.0, sizes.1))));
     }
     let set = foreground(&pixels);
-    let num_foreground = set.iter().filter(|&&value| value > 0).count();
-    if target == Presence::Present && pixels.iter().all(|&value| value == 0) {
-        let what = if found.is_empty() {
-            "the mask is empty".to_owned()
-        } else {
-            format!("the mask has no pixel of the labels {labels}; it has {}", labels::describe(&found))
-        };
-        return Err((Problem::EmptyMask, format!("{}: {what}", mask.display())));
-    }
-    if target != Presence::Present && num_foreground > 0 {
-        let reason = format!(
-            "{}: the mask has {num_foreground} pixels of foreground, but the row says that {}",
-            mask.display(),
-            if target == Presence::Absent { "its target is not in the image" } else { "its mask is unknown" }
-        );
-        return Err((Problem::NotEmpty, reason));
-    }
+    check_presence(&set, target, (labels, &found))
+        .map_err(|(problem, what)| (problem, format!("{}: the mask {what}", mask.display())))?;
     let mut words = None;
     if target == Presence::Present {
         findings.add_mask(mask, &set);
         words = Some(compare(&set));
     }
     good(Some(&set), found.into_iter().map(|(label, _)| label).collect(), findings, words)
+}
+
+/// Compares the foreground of a mask, of these labels among those that were found, with what its rows say.
+fn check_presence(
+    set: &GrayImage,
+    target: Presence,
+    (labels, found): (Labels, &[(u16, u64)]),
+) -> Result<(), (Problem, String)> {
+    let num_foreground = set.iter().filter(|&&value| value > 0).count();
+    let why = match (target, num_foreground) {
+        (Presence::Present, 0) if found.is_empty() => return Err((Problem::EmptyMask, "is empty".to_owned())),
+        (Presence::Present, 0) => {
+            let what = format!("has no pixel of the labels {labels}; it has {}", labels::describe(found));
+            return Err((Problem::EmptyMask, what));
+        }
+        (Presence::Present, _) | (_, 0) => return Ok(()),
+        (Presence::Absent, _) => "its target is not in the image",
+        (Presence::Unknown, _) => "its mask is unknown",
+    };
+    Err((Problem::NotEmpty, format!("has {num_foreground} pixels of foreground, but the row says that {why}")))
 }
 
 fn describe(error: &Error) -> String {

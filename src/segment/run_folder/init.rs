@@ -1,5 +1,6 @@
 //! A new model that starts from the weights of a trained run (`model.init`), also for data with other classes.
 
+use crate::Result;
 use crate::data::identity::SeenImages;
 use crate::models::prsmed::PrsMed;
 use crate::nn::LoraConfig;
@@ -11,7 +12,6 @@ use crate::segment::run_folder::parts::digests;
 use crate::segment::run_folder::sizes::sizes_of_run;
 use crate::segment::{needs, setup, weights};
 use crate::tensor::{guard, rng};
-use crate::Result;
 use std::path::Path;
 use std::sync::Arc;
 
