@@ -34,6 +34,7 @@ mod table;
 pub mod text;
 mod words;
 
+mod progress;
 mod random;
 
 pub use batches::{batch, length_sampler, loader, mixing_sampler, sample, unreadable};

@@ -1,6 +1,6 @@
 //! The fine-tuning of the generator as a [`Job`](super::Job).
 
-use super::memory::{accept, suggest};
+use super::memory::accept;
 use super::planned::{Fitted as _, Planned as _};
 use super::rows::Rows;
 use super::together::{check_data, main_only};
@@ -146,9 +146,9 @@ impl super::Job for GeneratorFinetuning<'_> {
         if let Some(plan) = found.or(planned) {
             how.runtime.note(format!("memory plan:{}", plan.brief()));
             let run = self.settings.config.divided_among(ranks.size())?;
-            let suggest = suggest(&run, self.sizes(), Job::Train, &how.machine, &plan);
+            let planned = (&run, self.sizes(), Job::Train, &how.machine);
             let otherwise = "`prsmed preset --task finetune` searches for settings that fit";
-            accept(plan, suggest, ("train", otherwise), &how.memory, how.runtime)?;
+            accept(plan, planned, ("train", otherwise), &how.memory, how.runtime)?;
         }
         Ok(())
     }

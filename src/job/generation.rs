@@ -1,6 +1,6 @@
 //! Generation of image+mask pairs: lock, files, memory plan, pairs.
 
-use super::memory::{accept, suggest};
+use super::memory::accept;
 use super::rows::Rows;
 use super::together::check_data;
 use super::{How, generator};
@@ -144,9 +144,9 @@ impl super::Job for PairGeneration<'_> {
         let texts = self.generation(networks, runtime.observer().as_ref()).texts()?;
         let plan = Plan::of(&run.dry_run(pipeline_config, texts.texts.len(), &how.machine, true)?, &how.machine);
         runtime.note(format!("memory plan for a batch of {}:{}", run.augment.batch, plan.brief()));
-        let suggest = suggest(run, pipeline_config, Job::Augment, &how.machine, &plan);
+        let planned = (run, pipeline_config, Job::Augment, &how.machine);
         let otherwise = "`prsmed preset --task augment` searches for settings that fit";
-        accept(plan.clone(), suggest, ("augment", otherwise), &how.memory, runtime)?;
+        accept(plan.clone(), planned, ("augment", otherwise), &how.memory, runtime)?;
         if let Some(time) = plan.time {
             let batches = texts.pairs.len().div_ceil(run.augment.batch);
             let all = Duration::try_from_secs_f64(time.seconds).unwrap_or_default();

@@ -49,15 +49,6 @@ impl Memory {
     }
 }
 
-/// The search for changes that save memory in `job`.
-pub fn suggest<T: Planned + Send>(config: &T, facts: &T::Facts, job: Job, machine: &Machine, plan: &Plan) -> Suggest
-where
-    T::Facts: Send,
-{
-    let (config, facts, machine, plan) = (config.clone(), facts.clone(), machine.clone(), plan.clone());
-    Box::new(move || config.remedies(&facts, job, &machine, &plan))
-}
-
 /// One line for each change, the most useful first.
 pub fn remedy_lines(remedies: &[Remedy]) -> String {
     let mut lines = vec!["changes that save memory:".to_owned()];
@@ -65,23 +56,28 @@ pub fn remedy_lines(remedies: &[Remedy]) -> String {
     lines.join("\n")
 }
 
-/// Keeps the plan of a run that fits, for the report of a later out-of-memory error, and refuses one that does not. `key`
-/// names the settings in the error, and `otherwise` says what to do if no single change fits.
+/// Keeps the plan of a run that fits, for the report of a later out-of-memory error, and refuses one that does not. It is
+/// that of `job` with these settings on a machine. `key` names the settings in the error, and `otherwise` says what to do
+/// if no single change fits.
 ///
 /// # Errors
 /// [`Error::Config`] for a plan that does not fit.
-pub fn accept(
+pub fn accept<T: Planned + Send>(
     plan: Plan,
-    suggest: Suggest,
+    (config, facts, job, machine): (&T, &T::Facts, Job, &Machine),
     (key, otherwise): (&str, &str),
     memory: &Memory,
     runtime: &Runtime,
-) -> Result<()> {
+) -> Result<()>
+where
+    T::Facts: Send,
+{
     if plan.fits {
-        memory.remember(plan, suggest);
+        let (config, facts, machine, kept) = (config.clone(), facts.clone(), machine.clone(), plan.clone());
+        memory.remember(plan, Box::new(move || config.remedies(&facts, job, &machine, &kept)));
         return Ok(());
     }
-    let remedies = suggest();
+    let remedies = config.remedies(facts, job, machine, &plan);
     runtime.note(remedy_lines(&remedies));
     let fitting = remedies.iter().find(|remedy| remedy.fits);
     let helps = fitting.map_or_else(|| otherwise.to_owned(), |remedy| format!("`{}` fits", remedy.flags()));

@@ -1,6 +1,6 @@
 //! A training of your own: settings, and the task that they describe.
 
-use super::memory::{accept, suggest};
+use super::memory::accept;
 use super::planned::{Planned, SavingChange};
 use super::together::main_only;
 use super::{How, write_report};
@@ -112,8 +112,8 @@ impl<C: TaskSettings> super::Job for TaskTraining<'_, C> {
             }
         }
         runtime.note(format!("memory plan:{}", plan.brief()));
-        let suggest = suggest(&self.settings.config, &(), Job::Train, machine, &plan);
-        ranks.agree(accept(plan, suggest, ("train", "no single change fits: combine several"), memory, runtime))
+        let planned = (&self.settings.config, &(), Job::Train, machine);
+        ranks.agree(accept(plan, planned, ("train", "no single change fits: combine several"), memory, runtime))
     }
 
     fn train(self) -> Result<Done<C>> {

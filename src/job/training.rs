@@ -1,6 +1,6 @@
 //! The training of PRS-Med as a [`Job`].
 
-use super::memory::{Memory, accept, suggest};
+use super::memory::{Memory, accept};
 use super::rows::Rows;
 use super::together::{check_data, main_only};
 use super::{How, write_report};
@@ -180,8 +180,8 @@ pub fn check_memory(config: &RunConfig, machine: &Machine, memory: &Memory, runt
         plan => plan?,
     };
     runtime.note(format!("memory plan for the longest texts allowed:{}", plan.brief()));
-    let suggest = suggest(config, &(), Job::Train, machine, &plan);
-    accept(plan, suggest, ("train", "`prsmed preset` searches for settings that fit"), memory, runtime)
+    let otherwise = "`prsmed preset` searches for settings that fit";
+    accept(plan, (config, &(), Job::Train, machine), ("train", otherwise), memory, runtime)
 }
 
 /// The plan with the data's own longest texts and the model's own sizes.

@@ -7,7 +7,7 @@ pub use super::example::Example;
 use super::example::Largest;
 use super::layout::{Layout, Sizes};
 use super::measures::validation;
-use super::setup::{self, ModelConfig};
+use super::setup::{self, Build, ModelConfig};
 use super::step::{self, Inputs, Prepared};
 use super::vision_features::{VisionInput, feature_shape};
 use super::{generate, task, weights};
@@ -84,20 +84,10 @@ impl SegmentDryRun {
     ) -> Result<Self> {
         let kind = train.precision.kind();
         let peers = if settings.divide_layers { ranks.peers(device)? } else { None };
-        let options = BuildOptions {
-            device,
-            stored: kind,
-            compute: kind,
-            initialise,
-            train_base: settings.train_base,
-            quantization: settings.quantization,
-            loads_base: !initialise && settings.base != setup::RANDOM,
-            host_layers: settings.stream_layers.count(),
-            host_vision: settings.stream_vision,
-            packed_attention: settings.packed_attention,
-            ranks: peers.as_ref().map_or(1, |peers| peers.size),
-            reads_layers: peers.as_ref().is_none_or(|peers| peers.rank == 0),
-        };
+        let locate = |spec: &str| Ok(spec.into());
+        let build = Build { peers: peers.as_ref(), ..Build::new(device, kind, &locate) };
+        let options = build.options(settings, initialise);
+        let options = BuildOptions { loads_base: options.loads_base && !initialise, ..options };
         let mut model = guard::guard(|| Ok(PrsMed::new(sizes, options)))?;
         // for a GPU, the host quantizes
         let is_gpu = matches!(device, Device::Cuda(_)) || device == META && meta::target() == meta::PlanTarget::Cuda;

@@ -14,7 +14,7 @@ use crate::nn::Quantization;
 use crate::runtime::Runtime;
 use crate::tensor::weights::verify_folder;
 use crate::tensor::{Device, META, guard, ledger, meta};
-use crate::trainer::{self, FirstLayers, Ranks, Session, TrainingOutcome};
+use crate::trainer::{self, Ranks, Session, TrainingOutcome};
 use crate::{Error, Result, files};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -160,13 +160,8 @@ impl<'r> Training<'r> {
         ledger::install();
         meta::install()?;
         // formats and places of weights do not change their names
-        let model = ModelConfig {
-            quantization: Quantization::None,
-            stream_layers: FirstLayers::None,
-            stream_vision: false,
-            divide_layers: false,
-            ..model.clone()
-        };
+        let resident = setup::resident_on_cpu(model.clone(), Device::Cpu);
+        let model = ModelConfig { quantization: Quantization::None, ..resident };
         let config = RunConfig { model, ..self.config.clone() };
         let place = (META, Ranks::default());
         let loaded = assemble(&config, &self.manifest, checkpoint.as_deref(), self.runtime, place)?;

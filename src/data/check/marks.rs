@@ -5,14 +5,13 @@
 //! mark. An image of one single colour has no mark of its pixels: slices of air are equal and show nobody.
 
 use crate::decode;
+use crate::progress::in_parallel;
 use ::image::DynamicImage;
-use prsmed_base::event::{Event, Observer};
-use rayon::prelude::*;
+use prsmed_base::event::{Observer, Silent};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeSet, HashMap};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A SHA-256.
 pub type Mark = [u8; 32];
@@ -79,25 +78,13 @@ impl Marks {
     pub fn add<'a>(&mut self, paths: impl IntoIterator<Item = &'a Path>, observer: &dyn Observer) {
         let new: BTreeSet<&Path> = paths.into_iter().filter(|path| !self.known.contains_key(*path)).collect();
         let stored = self.cache.as_deref().filter(|_| !new.is_empty()).map(Stored::read).unwrap_or_default();
-        let is_shown = new.len() >= MANY;
-        if is_shown {
-            observer.on(&Event::Started { phase: "compare images".into(), total: new.len() as u64, unit: "images" });
-        }
-        let done = AtomicU64::new(0);
+        let observer: &dyn Observer = if new.len() < MANY { &Silent } else { observer };
         let of = |path: &'a Path| {
             let key = self.cache.as_ref().and_then(|_| key_of(path));
             let found = key.and_then(|key| stored.0.get(&key).copied());
-            let marks = found.or_else(|| ImageMarks::of(path));
-            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-            if is_shown {
-                observer.on(&Event::Advanced { done });
-            }
-            (path, marks, key.filter(|_| found.is_none()))
+            (path, found.or_else(|| ImageMarks::of(path)), key.filter(|_| found.is_none()))
         };
-        let all: Vec<_> = new.into_par_iter().map(of).collect();
-        if is_shown {
-            observer.on(&Event::Finished);
-        }
+        let all = in_parallel(new.into_iter().collect(), ("compare images", "images"), observer, of);
         if let Some(cache) = &self.cache {
             stored.write_with(cache, all.iter().filter_map(|(_, marks, key)| Some((*key.as_ref()?, (*marks)?))));
         }

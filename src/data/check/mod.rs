@@ -12,10 +12,8 @@ pub mod targets;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use ::image::GrayImage;
-use rayon::prelude::*;
 use serde::Serialize;
 
 use self::balance::Balance;
@@ -30,11 +28,12 @@ use super::decode::{self, MaskRefusal};
 use super::image::foreground;
 use super::labels::{self, Labels};
 use super::manifest::{BadRow, Manifest, Presence, Problem, Row, Split};
+use super::progress::in_parallel;
 use super::sample::size_mismatch;
 use super::split::content;
 use super::word_check::{self, MaskWords, WordReport};
 use prsmed_base::error::{Error, Result};
-use prsmed_base::event::{Event, Observer};
+use prsmed_base::event::Observer;
 
 /// Number of good rows of one class.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -191,18 +190,11 @@ fn check_pairs(manifest: &Manifest, labels: Labels, observer: &dyn Observer) -> 
     for (index, row) in manifest.rows.iter().enumerate() {
         pairs.entry((&row.image_path, &row.target().mask_path, row.target().presence)).or_default().push(index);
     }
-    observer.on(&Event::Started { phase: "check".into(), total: pairs.len() as u64, unit: "images" });
-    let done = Mutex::new(0_u64);
     let check = |((image, mask, target), rows): ((&PathBuf, &PathBuf, Presence), Vec<usize>)| {
         let found = check_pair(image, mask, target, labels, |mask| word_check::compare(manifest, &rows, mask));
-        let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
-        *done += 1;
-        observer.on(&Event::Advanced { done: *done });
         (rows, found)
     };
-    let results = pairs.into_par_iter().map(check).collect();
-    observer.on(&Event::Finished);
-    results
+    in_parallel(pairs.into_iter().collect(), ("check", "images"), observer, check)
 }
 
 fn uncovered(manifest: &Manifest) -> Vec<Uncovered> {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::*;
 use crate::fixture::{Root, shared};
 use crate::word_check::WordReport;
-use prsmed_base::event::Silent;
+use prsmed_base::event::{Event, Silent};
 
 #[test]
 fn every_bad_row_is_reported_with_file_line_and_reason() {

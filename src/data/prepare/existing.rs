@@ -107,20 +107,12 @@ impl Existing {
         all.collect()
     }
 
-    /// Whether the class already has an image under this stem. With another content than `source`, the new file is
-    /// skipped.
+    /// Whether the class already has an image under this stem. If `is_same` says that it has another content than `source`,
+    /// the new file is skipped.
     ///
     /// # Errors
-    /// [`Error::Io`]; the inner error says why the new file is skipped.
-    pub(super) fn has(&self, stem: &str, source: &Path) -> Result<Result<bool, Skipped>> {
-        self.has_same(stem, source, |image| same_bytes(image, source))
-    }
-
-    /// As [`Self::has`], for an image that `is_same` compares with that of the class.
-    ///
-    /// # Errors
-    /// Those of `is_same`.
-    pub(super) fn has_same(
+    /// Those of `is_same`; the inner error says why the new file is skipped.
+    pub(super) fn has(
         &self,
         stem: &str,
         source: &Path,

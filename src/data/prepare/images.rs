@@ -2,11 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use image::{DynamicImage, GrayImage};
-use rayon::prelude::*;
 
+use super::existing::same_bytes;
 use super::found::{FoundItems, ItemMask, UsableItem, UsablePair, UsableSource};
 use super::instances;
 use super::item::{EMPTY, ITS_IMAGE, MaskItem, Skipped, UNREADABLE, png, reason_of};
@@ -21,6 +20,7 @@ use crate::findings::Findings;
 use crate::labels::Labels;
 use crate::manifest::Split;
 use crate::marks::pixel_mark;
+use crate::progress::in_parallel;
 use crate::volume::{SequenceFile, sequences};
 use prsmed_base::event::Event;
 use prsmed_base::{Error, Result};
@@ -42,17 +42,7 @@ pub(super) fn read(work: &Preparation, pairs: Vec<Pair>, found: &mut FoundItems)
             Err(skip) => found.skipped.push(skip),
         }
     }
-    work.observer.on(&Event::Started { phase: "read masks".into(), total: new.len() as u64, unit: "images" });
-    let done = AtomicU64::new(0);
-    let read: Vec<_> = new
-        .into_par_iter()
-        .map(|pair| {
-            let usable = read_pair(&pair, work);
-            work.observer.on(&Event::Advanced { done: done.fetch_add(1, Ordering::Relaxed) + 1 });
-            usable
-        })
-        .collect();
-    work.observer.on(&Event::Finished);
+    let read = in_parallel(new, ("read masks", "images"), work.observer, |pair| read_pair(&pair, work));
     found.num_read = read.len();
     for result in read {
         match result {
@@ -71,13 +61,11 @@ fn is_known(pair: &Pair, work: &Preparation) -> Result<Result<bool, Skipped>> {
     let mut all = true;
     for (structure, _) in work.shown_by(pair) {
         let stem = format!("{}{}", pair.name, structure.suffix);
-        let is_same = |image: &Path| Ok(decode::bytes_of(image)? == joined_png(&pair.sequences)?);
-        let known = if pair.sequences.is_empty() {
-            work.existing.has(&stem, &pair.image)?
-        } else {
-            work.existing.has_same(&stem, &pair.image, is_same)?
+        let is_same = |image: &Path| match pair.sequences.as_slice() {
+            [] => same_bytes(image, &pair.image),
+            files => Ok(decode::bytes_of(image)? == joined_png(files)?),
         };
-        match known {
+        match work.existing.has(&stem, &pair.image, is_same)? {
             Ok(known) => all &= known,
             Err(skip) => return Ok(Err(skip)),
         }

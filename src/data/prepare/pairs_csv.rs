@@ -152,7 +152,9 @@ impl Line<'_> {
         let sequences = sequences(self.columns);
         if !sequences.is_empty() {
             let found = self.files_of(&sequences)?.into_iter();
-            return found.map(|(files, parts)| self.pair(Images::of_sequences(files), &parts)).collect();
+            // the first file that is not missing is the image
+            let image = |files: &[SequenceFile]| files.iter().find_map(|file| file.path.clone()).unwrap_or_default();
+            return found.map(|(files, parts)| self.pair(image(&files), files, &parts)).collect();
         }
         let image = self.cell("image").ok_or_else(|| self.error("the column `image` is empty", HINT))?;
         if image.contains(BETWEEN) {
@@ -160,7 +162,7 @@ impl Line<'_> {
         }
         let mut pairs = Vec::new();
         for (image, parts) in self.files("image", image, &[])? {
-            pairs.push(self.pair(Images { image, sequences: Vec::new() }, &parts)?);
+            pairs.push(self.pair(image, Vec::new(), &parts)?);
         }
         Ok(pairs)
     }
@@ -216,7 +218,7 @@ impl Line<'_> {
         Err(self.error(format!("the {column} `{text}` does not exist{similar}"), hint))
     }
 
-    fn pair(&self, Images { image, sequences }: Images, parts: &[String]) -> Result<Pair> {
+    fn pair(&self, image: PathBuf, sequences: Vec<SequenceFile>, parts: &[String]) -> Result<Pair> {
         let target = self.cell("target").map(names::cleaned);
         if let Some((reason, hint)) = target.as_deref().and_then(word_problem) {
             return Err(self.error(reason, hint));
@@ -287,20 +289,6 @@ impl Line<'_> {
             }
             _ => Err(self.error("a question has no answer, or an answer no question", "write both, or none of them")),
         }
-    }
-}
-
-/// The image of a pair, or the files of its sequences.
-struct Images {
-    image: PathBuf,
-    sequences: Vec<SequenceFile>,
-}
-
-impl Images {
-    /// The first file that is not missing is the image.
-    fn of_sequences(sequences: Vec<SequenceFile>) -> Self {
-        let image = sequences.iter().find_map(|file| file.path.clone()).unwrap_or_default();
-        Self { image, sequences }
     }
 }
 

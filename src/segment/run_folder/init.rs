@@ -35,7 +35,7 @@ pub fn create(
     check_adapters(config, &sizes)?;
     let mut warnings = setup::check_kernels(build.device)?;
     rng::seed(build.seed);
-    let mut model = guard::guard(|| Ok(PrsMed::new(&sizes, setup::build_options(config, build, true))))?;
+    let mut model = guard::guard(|| Ok(PrsMed::new(&sizes, build.options(config, true))))?;
     let named = Description { model: config.clone(), ..trained.clone() };
     warnings.extend(weights::load_run_without_classes(&folder, &named, &model, build)?);
     setup::divide(&mut model, config, build)?;
@@ -61,18 +61,8 @@ pub fn create(
     description.sources = trained.sources.clone();
     description.digests = if is_own { trained.digests.clone() } else { digests(&parts)? };
     let note = note(&folder, modalities, &taken, takes_reader);
-    Ok((
-        LoadedModel {
-            model,
-            tokenizer: Arc::new(tokenizer),
-            description,
-            known_questions: None,
-            known_images: None,
-            seen: Arc::new(SeenImages::of_checkpoint(&folder.join(DATA_FILE))?),
-            warnings,
-        },
-        note,
-    ))
+    let seen = Arc::new(SeenImages::of_checkpoint(&folder.join(DATA_FILE))?);
+    Ok((LoadedModel { seen, ..LoadedModel::new(model, tokenizer, description, warnings) }, note))
 }
 
 /// Settings that a training takes from the run in the checkpoint folder `folder`: `key=value` as `--set` takes them.

@@ -12,11 +12,11 @@ use crate::data::split::Fold;
 use crate::data::text::{Prompt, TextTokenizer};
 use crate::data::volume::{Axis, Neighbours, Sequence, Window};
 use crate::hub::{self, Pinned};
-use crate::models::prsmed::{self, MASK_HEAD, PrsMed};
+use crate::models::prsmed::{self, BuildOptions, MASK_HEAD, PrsMed};
 use crate::nn::Quantization;
 use crate::segment::Semantics;
 use crate::segment::calibration::Calibration;
-use crate::segment::config::ModelConfig;
+use crate::segment::config::{ModelConfig, RANDOM};
 use crate::tensor::collective::Peers;
 use crate::tensor::weights::Archive;
 use crate::tensor::{Device, Kind};
@@ -189,6 +189,19 @@ pub struct LoadedModel {
     pub warnings: Vec<String>,
 }
 
+impl LoadedModel {
+    /// A model of which no training is known.
+    pub(crate) fn new(
+        model: PrsMed,
+        tokenizer: TextTokenizer,
+        description: Description,
+        warnings: Vec<String>,
+    ) -> Self {
+        let (tokenizer, seen) = (Arc::new(tokenizer), Arc::default());
+        Self { model, tokenizer, description, known_questions: None, known_images: None, seen, warnings }
+    }
+}
+
 /// Options for building a model.
 #[derive(Clone, Copy)]
 pub struct Build<'a> {
@@ -212,6 +225,29 @@ impl<'a> Build<'a> {
     /// A complete model on `device` in one process, with seed 0 and without a cache.
     pub fn new(device: Device, kind: Kind, locate: &'a dyn Fn(&str) -> Result<PathBuf>) -> Self {
         Self { device, kind, seed: 0, locate, allow_partial: false, cache: None, peers: None }
+    }
+
+    /// The processes that divide the frozen layers.
+    pub(crate) fn peers_of(&self, config: &ModelConfig) -> Option<&'a Peers> {
+        self.peers.filter(|_| config.divide_layers)
+    }
+
+    /// Options of a model with these settings.
+    pub(crate) fn options(&self, config: &ModelConfig, initialise: bool) -> BuildOptions {
+        BuildOptions {
+            device: self.device,
+            stored: self.kind,
+            compute: self.kind,
+            initialise,
+            train_base: config.train_base,
+            quantization: config.quantization,
+            loads_base: config.base != RANDOM,
+            host_layers: config.stream_layers.count(),
+            host_vision: config.stream_vision,
+            packed_attention: config.packed_attention,
+            ranks: self.peers_of(config).map_or(1, |peers| peers.size),
+            reads_layers: self.peers_of(config).is_none_or(|peers| peers.rank == 0),
+        }
     }
 }
 

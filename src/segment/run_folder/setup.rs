@@ -13,7 +13,7 @@ use crate::data::identity::SeenImages;
 use crate::data::image::PixelConfig;
 use crate::data::text::TextTokenizer;
 use crate::models::base::{Parts, check_weights};
-use crate::models::prsmed::{BuildOptions, PrsMed};
+use crate::models::prsmed::PrsMed;
 use crate::nn::LoraConfig;
 use crate::segment::needs;
 use crate::segment::resume::DATA_FILE;
@@ -22,7 +22,6 @@ use crate::segment::run_folder::loaded::is_published;
 use crate::segment::run_folder::parts::Found;
 use crate::segment::run_folder::sizes::{model_sizes, stated_sizes};
 use crate::segment::weights;
-use crate::tensor::collective::Peers;
 use crate::tensor::{Device, guard, kernels, rng};
 use crate::trainer::FirstLayers;
 use crate::{Error, Result};
@@ -63,20 +62,12 @@ pub fn create(
     (description.sources, description.digests) = (found.sources(), found.digests()?);
     let of_kernels = check_kernels(build.device)?;
     rng::seed(build.seed);
-    let mut model = guard::guard(|| Ok(PrsMed::new(&description.sizes, build_options(config, build, true))))?;
+    let mut model = guard::guard(|| Ok(PrsMed::new(&description.sizes, build.options(config, true))))?;
     let mut warnings = found.load(&model, build)?;
     divide(&mut model, config, build)?;
     warnings.extend(of_kernels);
     warnings.extend(of_tokenizer);
-    Ok(LoadedModel {
-        model,
-        tokenizer: Arc::new(tokenizer),
-        description,
-        known_questions: None,
-        known_images: None,
-        seen: Arc::default(),
-        warnings,
-    })
+    Ok(LoadedModel::new(model, tokenizer, description, warnings))
 }
 
 /// Loads the model of a checkpoint folder of this program or of the original code.
@@ -87,7 +78,7 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Loa
     let description = described(folder, overrides, build)?;
     check_host_layers(&description.model)?;
     let of_kernels = check_kernels(build.device)?;
-    let options = build_options(&description.model, build, false);
+    let options = build.options(&description.model, false);
     let mut model = guard::guard(|| Ok(PrsMed::new(&description.sizes, options)))?;
     let mut warnings = weights::load_run(folder, &description, &model, build)?;
     divide(&mut model, &description.model, build)?;
@@ -108,15 +99,8 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Loa
     let known_questions = KnownQuestions::open(folder)?.map(Arc::new);
     let known_images = KnownImages::open(folder)?.map(Arc::new);
     let seen = Arc::new(SeenImages::of_checkpoint(&folder.join(DATA_FILE))?);
-    Ok(LoadedModel {
-        model,
-        tokenizer: Arc::new(tokenizer),
-        description,
-        known_questions,
-        known_images,
-        seen,
-        warnings,
-    })
+    let loaded = LoadedModel::new(model, tokenizer, description, warnings);
+    Ok(LoadedModel { known_questions, known_images, seen, ..loaded })
 }
 
 /// Refuses to continue the training of a checkpoint on other weights of the base or tower that it names.
@@ -254,31 +238,9 @@ pub(crate) fn check_kernels(device: Device) -> Result<Vec<String>> {
     Ok(off.map(|reason| format!("{reason}. Plans underestimate memory without it")).collect())
 }
 
-pub(crate) fn build_options(config: &ModelConfig, build: Build, initialise: bool) -> BuildOptions {
-    BuildOptions {
-        device: build.device,
-        stored: build.kind,
-        compute: build.kind,
-        initialise,
-        train_base: config.train_base,
-        quantization: config.quantization,
-        loads_base: config.base != RANDOM,
-        host_layers: config.stream_layers.count(),
-        host_vision: config.stream_vision,
-        packed_attention: config.packed_attention,
-        ranks: divided_among(config, build).map_or(1, |peers| peers.size),
-        reads_layers: divided_among(config, build).is_none_or(|peers| peers.rank == 0),
-    }
-}
-
-/// The processes that divide the frozen layers.
-fn divided_among<'a>(config: &ModelConfig, build: Build<'a>) -> Option<&'a Peers> {
-    build.peers.filter(|_| config.divide_layers)
-}
-
 /// Divides the loaded layers, if the settings ask for it.
 pub(crate) fn divide(model: &mut PrsMed, config: &ModelConfig, build: Build) -> Result<()> {
-    let Some(peers) = divided_among(config, build) else { return Ok(()) };
+    let Some(peers) = build.peers_of(config) else { return Ok(()) };
     // a base that checkpoints contain
     guard::guard(|| model.divide(peers, config.base == RANDOM))
 }

@@ -141,7 +141,7 @@ fn a_tied_base_has_its_embedding_as_head_with_and_without_a_head_in_its_file() {
     let keys = &description.sizes.family.keys;
     // every tensor has one value, those of the embedding and of the head differ
     let new = |value: f64| {
-        let options = crate::segment::setup::build_options(&description.model, build, false);
+        let options = build.options(&description.model, false);
         let model = PrsMed::new(&description.sizes, options);
         for (i, entry) in model.stores().base.entries().into_iter().enumerate() {
             let _ = no_grad(|| entry.tensor.shallow_clone().fill_(value + i as f64));

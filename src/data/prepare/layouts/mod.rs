@@ -1,4 +1,4 @@
-//! Layouts: how images and their masks lie in the folders of a user. A tree is read by one of [`LAYOUTS`]; folders of images
+//! Layouts: how images and their masks lie in the folders of a user. A tree is read by one of [`all_layouts`]; folders of images
 //! and of masks that the user names are matched by their names.
 
 mod annotated;
@@ -41,24 +41,12 @@ pub(super) fn of_folders(options: &PrepareOptions) -> Result<PairTable> {
 }
 
 /// All layouts of trees. The one that explains most files counts, and the first of several.
-pub(super) const LAYOUTS: &[Layout] = &[
-    named::PRSMED,
-    named::BUSI,
-    named::ISIC,
-    named::LGG,
-    named::KITS,
-    named::LITS,
-    named::BRATS,
-    named::ACDC,
-    named::TOTALSEGMENTATOR,
-    named::DRIVE,
-    named::CHASE,
-    named::VOC,
-    named::NNUNET,
-    named::DECATHLON,
-    named::KVASIR,
-    named::BIDS,
-    named::BIOMEDPARSE,
+pub(super) fn all_layouts() -> impl Iterator<Item = &'static Layout> {
+    named::NAMED.iter().chain(LAYOUTS)
+}
+
+/// Layouts with files of their own, after those of [`named`].
+const LAYOUTS: &[Layout] = &[
     medsam::MEDSAM,
     mecovqa::MECOVQA,
     #[cfg(test)]

@@ -68,7 +68,7 @@ fn groups(kind: &'static str, tree: &Tree, free: &[bool]) -> Groups {
         match &outlined.opened {
             Ok(file) => sources.extend(file.images().iter().map(|image| (outlined.file, Some((file, image))))),
             Err(_) if !is_of_many => sources.push((outlined.file, None)),
-            Err(_) => found.refused = found.refused.take().or_else(|| outlined.error()),
+            Err(_) => found.refused = found.refused.take().or_else(|| tree.error(outlined)),
         }
     }
     let is_image = |file: &usize| free[*file] && tree.files[*file].kind == FileKind::Image;

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
@@ -15,6 +14,7 @@ use super::report::{Ambiguous, ScanReport};
 use crate::decode;
 use crate::manifest::Split;
 use crate::names;
+use crate::progress::in_parallel;
 use crate::volume::path::split_selection;
 use prsmed_base::event::{Event, Observer};
 use prsmed_base::{Error, files};
@@ -24,19 +24,10 @@ const START: u64 = 64 << 10;
 
 /// Adds masks of another size than their image, and files whose header cannot be read, to the problems.
 pub(super) fn sizes(report: &mut ScanReport, observer: &dyn Observer) {
-    let rows = &report.table.rows;
-    observer.on(&Event::Started { phase: "compare sizes".into(), total: rows.len() as u64, unit: "images" });
-    let (done, outlines) = (AtomicU64::new(0), AnnotationFiles::default());
-    let problems: Vec<Skipped> = rows
-        .par_iter()
-        .flat_map_iter(|pair| {
-            let found = if pair.is_image() { of_image(pair, &outlines) } else { of_volume(pair) };
-            observer.on(&Event::Advanced { done: done.fetch_add(1, Ordering::Relaxed) + 1 });
-            found
-        })
-        .collect();
-    observer.on(&Event::Finished);
-    report.problems = problems;
+    let outlines = AnnotationFiles::default();
+    let of = |pair: &Pair| if pair.is_image() { of_image(pair, &outlines) } else { of_volume(pair) };
+    let found = in_parallel(report.table.rows.iter().collect(), ("compare sizes", "images"), observer, of);
+    report.problems = found.into_iter().flatten().collect();
 }
 
 fn of_image(pair: &Pair, outlines: &AnnotationFiles) -> Vec<Skipped> {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use self::pairs::Found;
 use self::tree::{FileKind, Tree};
-use super::layouts::{Groups, LAYOUTS, Layout};
+use super::layouts::{Groups, Layout, all_layouts};
 use super::pairs_csv::write_pairs;
 use prsmed_base::event::{Event, Observer};
 use prsmed_base::{Error, Result, files};
@@ -24,7 +24,7 @@ pub use series::{series_head, series_rows};
 
 /// All layouts with their names.
 pub fn layouts() -> impl Iterator<Item = LayoutRow> {
-    LAYOUTS.iter().map(|Layout { name, about, .. }| LayoutRow { name, about, images: 0 })
+    all_layouts().map(|Layout { name, about, .. }| LayoutRow { name, about, images: 0 })
 }
 
 /// Scans a folder.
@@ -110,8 +110,8 @@ fn outlines_too(groups: &mut Groups, others: &[Tried], tree: &Tree) {
 
 /// The layouts that may be used.
 fn candidates(options: &ScanOptions) -> Result<Vec<&'static Layout>> {
-    let Some(name) = &options.layout else { return Ok(LAYOUTS.iter().collect()) };
-    let found: Vec<_> = LAYOUTS.iter().filter(|layout| layout.name.eq_ignore_ascii_case(name.trim())).collect();
+    let Some(name) = &options.layout else { return Ok(all_layouts().collect()) };
+    let found: Vec<_> = all_layouts().filter(|layout| layout.name.eq_ignore_ascii_case(name.trim())).collect();
     if found.is_empty() {
         let names = layouts().map(|row| format!("`{}`", row.name)).collect::<Vec<_>>().join(", ");
         return Err(Error::argument("layout", format!("there is no layout `{name}`"), format!("give one of {names}")));

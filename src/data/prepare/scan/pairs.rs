@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::super::annotations::is_names_of_classes;
 use super::super::item::{NO_IMAGE, NO_MASK, Skipped};
-use super::super::layouts::{Group, GroupImage, GroupMask, Groups, LAYOUTS, called, file_name};
+use super::super::layouts::{Group, GroupImage, GroupMask, Groups, all_layouts, called, file_name};
 use super::super::table::{Pair, PairTable};
 use super::report::{Ambiguous, ScanOptions, ScanReport, kind_of, num_patients};
 use super::tree::{FileKind, Tree};
@@ -91,7 +91,7 @@ impl Found {
 
     /// Files that no layout has explained: images without a mask, masks without an image, and others.
     fn leftovers(&mut self, tree: &Tree, free: &[bool], report: &ScanReport) {
-        let layout = report.layouts.first().and_then(|row| LAYOUTS.iter().find(|layout| layout.name == row.name));
+        let layout = report.layouts.first().and_then(|row| all_layouts().find(|layout| layout.name == row.name));
         let mut reasons: BTreeMap<usize, &str> = BTreeMap::new();
         if let Some(layout) = layout {
             for group in layout.groups(tree, free).groups.into_values() {

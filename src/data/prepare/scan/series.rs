@@ -2,17 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use rayon::prelude::*;
 
 use super::super::item::{Skipped, reason_of};
 use super::super::table::Pair;
 use super::report::{Ambiguous, FolderSeries, ScanReport};
 use super::tree::{FileKind, Tree};
+use crate::progress::in_parallel;
 use crate::volume::dicom::{RULE_FORMS, SERIES_HEAD, SeriesRow, list_series, usable_series};
 use crate::volume::path::split_selection;
-use prsmed_base::event::{Event, Observer};
+use prsmed_base::event::Observer;
 
 /// Lists the series of all folders of DICOM files in the report, by the headers of their files. A folder in which not exactly
 /// one series fits is ambiguous. The images of folders with several series get the rule that chooses one.
@@ -22,17 +20,7 @@ pub(super) fn decide(tree: &Tree, rule: Option<&str>, report: &mut ScanReport, o
     if folders.is_empty() {
         return;
     }
-    observer.on(&Event::Started { phase: "list series".into(), total: folders.len() as u64, unit: "folders" });
-    let done = AtomicU64::new(0);
-    let listed: Vec<_> = folders
-        .into_par_iter()
-        .map(|folder| {
-            let found = list_series(folder);
-            observer.on(&Event::Advanced { done: done.fetch_add(1, Ordering::Relaxed) + 1 });
-            (folder, found)
-        })
-        .collect();
-    observer.on(&Event::Finished);
+    let listed = in_parallel(folders, ("list series", "folders"), observer, |folder| (folder, list_series(folder)));
     let mut ambiguous: BTreeMap<&Path, String> = BTreeMap::new();
     let mut several: BTreeSet<&Path> = BTreeSet::new();
     for (folder, found) in listed {

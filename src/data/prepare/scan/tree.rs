@@ -69,21 +69,6 @@ pub(in crate::prepare) struct Outlined {
     pub(in crate::prepare) opened: Result<AnnotationFile>,
 }
 
-impl Outlined {
-    /// Why the file cannot be read.
-    pub(in crate::prepare) fn error(&self) -> Option<Error> {
-        Some(match self.opened.as_ref().err()? {
-            Error::Data { path, line, reason, hint } => {
-                Error::Data { path: path.clone(), line: *line, reason: reason.clone(), hint: hint.clone() }
-            }
-            Error::Io { path, action, source } => {
-                Error::Io { path: path.clone(), action, source: std::io::Error::new(source.kind(), source.to_string()) }
-            }
-            other => Error::Shape { reason: other.to_string() },
-        })
-    }
-}
-
 /// The entries of a folder that are files, before their kinds are known.
 struct Folder {
     path: PathBuf,
@@ -151,6 +136,11 @@ impl Tree {
             Ok(_) => format!("{IS_A} {}", outlined.kind),
             Err(error) => format!("{UNREADABLE}: {}", reason_of(error)),
         })
+    }
+
+    /// Why a file of outlines cannot be read: it is opened again.
+    pub(in crate::prepare) fn error(&self, outlined: &Outlined) -> Option<Error> {
+        AnnotationFile::open(&self.files[outlined.file].path).err()
     }
 
     /// The file of this name below the root.
