@@ -6,6 +6,7 @@ mod bids_labels;
 mod by_name;
 mod by_words;
 mod dataset_json;
+mod dicom;
 mod folder_patients;
 mod matching;
 mod mecovqa;
@@ -60,6 +61,7 @@ pub(super) const LAYOUTS: &[Layout] = &[
     named::BIDS,
     named::BIOMEDPARSE,
     medsam::MEDSAM,
+    dicom::DICOM,
     mecovqa::MECOVQA,
     #[cfg(test)]
     toy_layout::TOY,
