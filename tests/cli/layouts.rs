@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use image::{GrayImage, Luma, Rgb, RgbImage};
+use prsmed::data::prepare::layouts;
 use prsmed::data::volume::{self, Affine, Grid, SegmentMask, write};
 use serde_json::{Value, json};
 
@@ -330,6 +331,17 @@ fn scored(tree: &Tree) {
     let text = done(&mut eval);
     assert!(text.contains("dice"), "{}: {text}", tree.layout);
     fs::remove_dir_all(home).unwrap();
+}
+
+#[test]
+fn each_layout_has_a_tree_and_is_in_the_help_and_the_guide() {
+    let help = done(prsmed().args(["data", "scan", "--help"]));
+    let guide = include_str!("../../docs/guides/your-data-as-it-is.md");
+    for layout in layouts() {
+        assert!(TREES.iter().any(|tree| tree.layout == layout.name), "no tree of {}", layout.name);
+        assert!(help.contains(&format!("`{}`", layout.name)), "{}: {help}", layout.name);
+        assert!(guide.contains(&format!("| `{}` |", layout.name)), "{}", layout.name);
+    }
 }
 
 #[test]
