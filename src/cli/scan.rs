@@ -22,8 +22,9 @@ use std::path::{Path, PathBuf};
 /// description, modality, slices, orientation and date, in the text, `scan.json` and `scan.html`. Such lines have a reason in the column `ambiguous`, and stop `prsmed data prepare` until it is empty.
 ///
 /// Layouts: `prsmed`, `busi`, `isic`, `lgg`, `kits`, `lits`, `brats`, `acdc`, `totalsegmentator`, `drive`, `chase`, `voc`,
-/// `nnunet`, `decathlon`, `kvasir`, `bids`, `biomedparse`, `medsam`, `mecovqa`; `names` for all others, such as a folder for each
-/// patient with files of equal names; and `coco`, `labelme` and `yolo` for files of outlines.
+/// `nnunet`, `decathlon`, `kvasir`, `bids`, `biomedparse`, `medsam`, `dicom` (SEG and RTSTRUCT beside their
+/// series), `mecovqa`; `names` for all others, such as a folder for each patient with files of equal names; and `coco`, `labelme`
+/// and `yolo` for files of outlines.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed data scan downloads/BUSI

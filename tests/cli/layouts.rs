@@ -5,10 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use image::{GrayImage, Luma, Rgb, RgbImage};
-use prsmed::data::volume::{Affine, Grid, write};
+use prsmed::data::prepare::layouts;
+use prsmed::data::volume::{self, Affine, Grid, SegmentMask, write};
 use serde_json::{Value, json};
 
-use crate::support::{done, folder, objects, prsmed, train};
+use crate::support::{done, fixture, folder, objects, prsmed, train};
 
 /// Patients of a tree.
 const PATIENTS: usize = 12;
@@ -74,6 +75,7 @@ const TREES: &[Tree] = &[
     tree("biomedparse", "{split}/p{nn}_CT_lung.png", &["{split}_mask/p{nn}_CT_lung_lung+nodule.png"]),
     Tree { more: prsmed_table, ..tree("prsmed", "lung_CT/{split}_images/{n}.png", &["lung_CT/{split}_masks/{n}.png"]) },
     Tree { more: arrays, ..tree("medsam", "MedSAM_train/CT_Abd/CT_Abd_{nn}.npz", &[]) },
+    Tree { more: dicom, ..tree("dicom", "P{nn}/CT", &[]) },
     Tree {
         more: conversations,
         ..tree(
@@ -211,6 +213,34 @@ fn arrays(root: &Path) {
     }
 }
 
+/// A series for each patient, with a SEG beside its slices or an RTSTRUCT in another folder.
+fn dicom(root: &Path) {
+    for patient in 1..=PATIENTS {
+        let folder = format!("P{patient:02}/CT");
+        let mut archive = zip::ZipArchive::new(fs::File::open(fixture("axial.zip")).unwrap()).unwrap();
+        for index in 0..archive.len() {
+            let mut bytes = Vec::new();
+            std::io::Read::read_to_end(&mut archive.by_index(index).unwrap(), &mut bytes).unwrap();
+            // UIDs of the patient's own, and slices of other values
+            let uids: Vec<usize> = (0..bytes.len() - 6).filter(|at| bytes[*at..].starts_with(b"8.498.")).collect();
+            for at in uids {
+                bytes[at + 3..at + 5].copy_from_slice(format!("{patient:02}").as_bytes());
+            }
+            if volume::dicom::is_dicom(&bytes) {
+                *bytes.last_mut().unwrap() ^= u8::try_from(patient).unwrap();
+                fs::write(file(root, &format!("{folder}/{index}.dcm")), bytes).unwrap();
+            }
+        }
+        let series = volume::open(&root.join(&folder)).unwrap();
+        let [width, height, depth] = series.grid.size;
+        let mask: Vec<u8> =
+            (0..width * height * depth).map(|at| u8::from(at / (width * height) == 1 && at % width < 3)).collect();
+        let segments = [SegmentMask { name: "nodule", mask: &mask }];
+        let name = if patient % 2 == 0 { format!("{folder}/9.dcm") } else { format!("RS/{patient}.rtstruct.dcm") };
+        write::segments(&file(root, &name), &segments, &series).unwrap();
+    }
+}
+
 fn conversations(root: &Path) {
     let entry = |patient: usize| {
         let stem = format!("ct_00--SET--Case_{patient:02}--x_0001");
@@ -263,7 +293,7 @@ fn yolo(root: &Path) {
 fn written(tree: &Tree) -> PathBuf {
     let root = folder(&format!("layout-{}/tree", tree.layout));
     for patient in 1..=PATIENTS {
-        if !tree.image.contains(".npz") {
+        if tree.image.contains('.') && !tree.image.contains(".npz") {
             write_file(&file(&root, &name(tree.image, patient)), false, patient);
         }
         for mask in tree.masks {
@@ -290,7 +320,7 @@ fn scored(tree: &Tree) {
     let run = home.join("run");
     done(&mut train(&home.join("data"), &run, &["train.max_steps=1"]));
     let first = name(tree.image, 1);
-    let (is_volume, mut predict) = (first.contains(".n"), prsmed());
+    let (is_volume, mut predict) = (first.contains(".n") || !first.contains('.'), prsmed());
     predict.current_dir(home).arg("predict").arg(&run).arg("--image").arg(root.join(&first));
     predict.args(["--question", "Where is the lesion?", "--max-new-tokens", "1"]);
     let out = if is_volume { ["--out", "mask.nii.gz"] } else { ["--mask-out", "mask.png"] };
@@ -304,8 +334,19 @@ fn scored(tree: &Tree) {
 }
 
 #[test]
+fn each_layout_has_a_tree_and_is_in_the_help_and_the_guide() {
+    let help = done(prsmed().args(["data", "scan", "--help"]));
+    let guide = include_str!("../../docs/guides/your-data-as-it-is.md");
+    for layout in layouts() {
+        assert!(TREES.iter().any(|tree| tree.layout == layout.name), "no tree of {}", layout.name);
+        assert!(help.contains(&format!("`{}`", layout.name)), "{}: {help}", layout.name);
+        assert!(guide.contains(&format!("| `{}` |", layout.name)), "{}", layout.name);
+    }
+}
+
+#[test]
 fn an_image_and_a_volume_layout_go_from_folders_to_scores() {
-    TREES.iter().filter(|tree| ["coco", "bids"].contains(&tree.layout)).for_each(scored);
+    TREES.iter().filter(|tree| ["coco", "bids", "dicom"].contains(&tree.layout)).for_each(scored);
 }
 
 #[test]

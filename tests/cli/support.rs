@@ -98,6 +98,11 @@ pub(crate) fn shared(name: &str) -> PathBuf {
     path
 }
 
+/// A volume or DICOM file that `scripts/fixtures/volumes.py` made.
+pub(crate) fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/volumes").join(name)
+}
+
 /// A data root of 16 small phantoms. Tests share it and must not change it.
 pub(crate) fn phantoms() -> &'static Path {
     static ROOT: OnceLock<PathBuf> = OnceLock::new();

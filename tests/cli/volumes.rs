@@ -8,12 +8,7 @@ use std::process::Command;
 use prsmed::data::volume::{self, Axis, labels};
 use serde_json::Value;
 
-use crate::support::{done, folder, objects, path, prsmed, refused, run, trained};
-
-/// A file that `scripts/fixtures/volumes.py` made.
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/volumes").join(name)
-}
+use crate::support::{done, fixture, folder, objects, path, prsmed, refused, run, trained};
 
 fn predict(image: &Path, more: &[&str]) -> Command {
     let mut command = prsmed();

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::super::slices::Axis;
+use super::super::source::Uid;
 
 /// What tells the series of a folder apart. The description and the date are those of the DICOM headers, which may say who the
 /// patient is.
@@ -25,12 +26,25 @@ pub struct SeriesRow {
     /// SeriesInstanceUID.
     #[serde(skip)]
     pub(super) uid: String,
+    /// StudyInstanceUID.
+    #[serde(skip)]
+    pub(super) study: String,
     /// Time of day of `date`, in digits.
     #[serde(skip)]
     pub(super) time: String,
 }
 
 impl SeriesRow {
+    /// Its SeriesInstanceUID.
+    pub fn uid(&self) -> Uid {
+        Uid(self.uid.clone())
+    }
+
+    /// Its study; `None` if the headers name none. All series of a study are of one patient.
+    pub fn study(&self) -> Option<Uid> {
+        (!self.study.is_empty()).then(|| Uid(self.study.clone()))
+    }
+
     /// Number, description, modality, slices, orientation and date as text; `-` for what is not known.
     pub fn cells(&self) -> [String; 6] {
         let or_dash = |text: String| if text.is_empty() { "-".to_owned() } else { text };

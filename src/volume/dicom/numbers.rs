@@ -4,6 +4,7 @@ use std::path::Path;
 
 use dicom_core::dictionary::{DataDictionary, DataDictionaryEntry};
 use dicom_core::{Tag, VR};
+use dicom_dictionary_std::tags;
 use dicom_object::mem::InMemElement;
 use dicom_object::{InMemDicomObject, StandardDataDictionary};
 
@@ -51,6 +52,11 @@ pub(super) fn shown_name(item: &InMemDicomObject, tag: Tag) -> Option<String> {
 /// The items of a sequence; none without it.
 pub(super) fn items(object: &InMemDicomObject, tag: Tag) -> &[InMemDicomObject] {
     object.get(tag).and_then(|element| element.items()).unwrap_or_default()
+}
+
+/// The SeriesInstanceUID of each item.
+pub(super) fn series_uids(items: &[InMemDicomObject]) -> Vec<String> {
+    items.iter().filter_map(|item| text(item, tags::SERIES_INSTANCE_UID)).collect()
 }
 
 /// The first value, the number of bits and the entries of a lookup table (PS3.3, C.11.1.1); `None` for a damaged one.

@@ -45,13 +45,7 @@ impl HeaderObject {
 
     /// The attributes before the pixels of a file, of which no more is read; `None` for one that needs another look.
     pub(super) fn start_of(path: &Path) -> Option<Object> {
-        if !is_dicom(&start_of(path).ok()?) {
-            return None;
-        }
-        let read = || OpenFileOptions::new().read_until(tags::PIXEL_DATA).open_file(path);
-        let mut object = catch_unwind(AssertUnwindSafe(read)).ok()?.ok()?;
-        name_representations(&mut object);
-        Some(object)
+        if is_dicom(&start_of(path).ok()?) { read_until(tags::PIXEL_DATA, path) } else { None }
     }
 
     /// The SOP class of an object that has no image, and no modality of other objects.
@@ -82,6 +76,14 @@ impl HeaderObject {
         }
         Err(cut_in_header(path))
     }
+}
+
+/// The attributes of a DICOM file before `tag`, of which no more is read; `None` for one that needs another look.
+pub(super) fn read_until(tag: Tag, path: &Path) -> Option<Object> {
+    let read = || OpenFileOptions::new().read_until(tag).open_file(path);
+    let mut object = catch_unwind(AssertUnwindSafe(read)).ok()?.ok()?;
+    name_representations(&mut object);
+    Some(object)
 }
 
 /// True for the SOP class of images, by its name.

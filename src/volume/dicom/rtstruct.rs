@@ -20,7 +20,7 @@ use super::super::path::first_names;
 use super::super::source::VolumeSource;
 use super::super::voxel_set::VoxelSet;
 use super::super::voxels::Volume;
-use super::numbers::{integer, items, shown_name, text, wrong};
+use super::numbers::{integer, items, series_uids, shown_name, text, wrong};
 use super::object::Object;
 use fill::{Polygon, fill};
 use place::{Placed, Slices};
@@ -111,6 +111,13 @@ pub(super) fn read(path: &Path, object: &Object, volume: Option<&Volume>) -> Res
     Ok(labels)
 }
 
+/// The UIDs of the series that the contours refer to.
+pub(super) fn series(object: &Object) -> Vec<String> {
+    let frames = items(object, tags::REFERENCED_FRAME_OF_REFERENCE_SEQUENCE).iter();
+    let studies = frames.flat_map(|frame| items(frame, tags::RT_REFERENCED_STUDY_SEQUENCE));
+    studies.flat_map(|study| series_uids(items(study, tags::RT_REFERENCED_SERIES_SEQUENCE))).collect()
+}
+
 /// Refuses a volume without a frame of reference, and another series than those that the contours refer to.
 fn check_series(path: &Path, object: &Object, volume: &Volume) -> Result<()> {
     if volume.frame_of_reference.is_none() {
@@ -119,10 +126,7 @@ fn check_series(path: &Path, object: &Object, volume: &Volume) -> Result<()> {
         return Err(Error::data(path, reason, OWN_SERIES));
     }
     let VolumeSource::Dicom(references) = &volume.source else { return Ok(()) };
-    let frames = items(object, tags::REFERENCED_FRAME_OF_REFERENCE_SEQUENCE).iter();
-    let studies = frames.flat_map(|frame| items(frame, tags::RT_REFERENCED_STUDY_SEQUENCE));
-    let series = studies.flat_map(|study| items(study, tags::RT_REFERENCED_SERIES_SEQUENCE));
-    let uids: Vec<String> = series.filter_map(|series| text(series, tags::SERIES_INSTANCE_UID)).collect();
+    let uids = series(object);
     if uids.is_empty() || uids.contains(&references.series) || references.series.is_empty() {
         return Ok(());
     }

@@ -164,6 +164,7 @@ pub(super) fn row(entries: &[SeriesFile]) -> SeriesRow {
         date,
         is_localizer: entries.iter().all(|entry| entry.header.is_localizer()),
         uid: header.series.clone(),
+        study: header.study.clone(),
         time: time.unwrap_or_default(),
     }
 }

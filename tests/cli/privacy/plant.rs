@@ -13,6 +13,8 @@ use dicom_dictionary_std::{StandardDataDictionary, tags};
 use dicom_object::{DefaultDicomObject, InMemDicomObject, OpenFileOptions};
 use prsmed::data::volume::{self, SegmentMask, write};
 
+use crate::support::fixture;
+
 /// Start of all planted UIDs.
 pub(super) const UIDS: &str = "1.3.6.1.4.1.98765.4711";
 pub(super) const NAME: &str = "Zyxwvut^Qwentzyn";
@@ -117,10 +119,6 @@ pub(super) fn encode(object: &DefaultDicomObject) -> Vec<u8> {
     object.write_all(&mut bytes).expect("a DICOM file");
     bytes[..NAME.len()].copy_from_slice(NAME.as_bytes());
     bytes
-}
-
-pub(super) fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/volumes").join(name)
 }
 
 /// Files of a zipped series, with plain names.

@@ -6,6 +6,7 @@ mod bids_labels;
 mod by_name;
 mod by_words;
 mod dataset_json;
+mod dicom;
 mod folder_patients;
 mod matching;
 mod mecovqa;
@@ -48,6 +49,7 @@ pub(super) fn all_layouts() -> impl Iterator<Item = &'static Layout> {
 /// Layouts with files of their own, after those of [`named`].
 const LAYOUTS: &[Layout] = &[
     medsam::MEDSAM,
+    dicom::DICOM,
     mecovqa::MECOVQA,
     #[cfg(test)]
     toy_layout::TOY,

@@ -74,7 +74,7 @@ pub fn scan(root: &Path, options: &ScanOptions, observer: &dyn Observer) -> Resu
         report.ambiguous.insert(0, Ambiguous { name: "layout".into(), files: vec![root.to_owned()], reason });
     }
     compare::sizes(&mut report, observer);
-    series::decide(&tree, options.series.as_deref(), &mut report, observer);
+    series::decide(&tree, options.series.as_deref(), &mut report);
     compare::copies(&mut report, observer);
     compare::splits(&mut report);
     Ok(report)
@@ -146,6 +146,9 @@ pub fn write_scan(report: &ScanReport, out: &Path) -> Result<[PathBuf; 3]> {
     files::write_bytes(&paths[2], page::page(report).as_bytes())?;
     Ok(paths)
 }
+
+#[cfg(test)]
+mod dicom_tests;
 
 #[cfg(test)]
 mod tests;

@@ -92,21 +92,21 @@ impl Found {
     /// Files that no layout has explained: images without a mask, masks without an image, and others.
     fn leftovers(&mut self, tree: &Tree, free: &[bool], report: &ScanReport) {
         let layout = report.layouts.first().and_then(|row| all_layouts().find(|layout| layout.name == row.name));
-        let mut reasons: BTreeMap<usize, &str> = BTreeMap::new();
+        let mut reasons: BTreeMap<usize, String> = BTreeMap::new();
         if let Some(layout) = layout {
             for group in layout.groups(tree, free).groups.into_values() {
                 for GroupImage { file, .. } in group.images {
-                    reasons.insert(file, NO_MASK);
+                    reasons.insert(file, group.doubt.clone().unwrap_or_else(|| NO_MASK.to_owned()));
                     let image = tree.files[file].path.clone();
                     let pair = Pair { name: group.name.clone(), source: image.clone(), image, ..Pair::default() };
                     self.alone.push(Pair { patient: group.patient.clone(), ..pair });
                 }
-                reasons.extend(group.masks.iter().map(|mask| (mask.file, NO_IMAGE)));
+                reasons.extend(group.masks.iter().map(|mask| (mask.file, NO_IMAGE.to_owned())));
             }
         }
         let left = (0..tree.files.len()).filter(|file| free[*file]);
         let reason = |file: usize| match (reasons.get(&file), layout) {
-            (Some(reason), _) => (*reason).to_owned(),
+            (Some(reason), _) => reason.clone(),
             (None, _) if tree.files[file].kind == FileKind::Outlines => tree.reason(file).unwrap_or_default(),
             (None, Some(layout)) => format!("its name is none of the layout `{}`", layout.name),
             (None, None) => NO_MASK.to_owned(),

@@ -69,8 +69,8 @@ pub struct FolderSeries {
     pub folder: PathBuf,
     /// Its series, by number.
     pub series: Vec<SeriesRow>,
-    /// Index of the series that a preparation uses; `None` if several or none fit.
-    pub used: Option<usize>,
+    /// Indices of the series that a preparation uses; empty if several fit and nothing chooses one, or none fits.
+    pub used: BTreeSet<usize>,
 }
 
 /// What a scan finds.

@@ -6,42 +6,35 @@ use std::path::{Path, PathBuf};
 use super::super::item::{Skipped, reason_of};
 use super::super::table::Pair;
 use super::report::{Ambiguous, FolderSeries, ScanReport};
-use super::tree::{FileKind, Tree};
-use crate::progress::in_parallel;
-use crate::volume::dicom::{RULE_FORMS, SERIES_HEAD, SeriesRow, list_series, usable_series};
+use super::tree::{ListedSeries, Tree};
+use crate::volume::dicom::{RULE_FORMS, SERIES_HEAD, SeriesRow, usable_series};
 use crate::volume::path::split_selection;
-use prsmed_base::event::Observer;
 
 /// Lists the series of all folders of DICOM files in the report, by the headers of their files. A folder in which not exactly
 /// one series fits is ambiguous. The images of folders with several series get the rule that chooses one.
-pub(super) fn decide(tree: &Tree, rule: Option<&str>, report: &mut ScanReport, observer: &dyn Observer) {
-    let folders: Vec<&PathBuf> =
-        tree.files.iter().filter(|file| file.kind == FileKind::Series).map(|file| &file.path).collect();
-    if folders.is_empty() {
-        return;
-    }
-    let listed = in_parallel(folders, ("list series", "folders"), observer, |folder| (folder, list_series(folder)));
+pub(super) fn decide(tree: &Tree, rule: Option<&str>, report: &mut ScanReport) {
     let mut ambiguous: BTreeMap<&Path, String> = BTreeMap::new();
     let mut several: BTreeSet<&Path> = BTreeSet::new();
-    for (folder, found) in listed {
-        let series = match found {
+    for ListedSeries { file, listed } in &tree.series {
+        let folder = &tree.files[*file].path;
+        let series = match listed {
             Ok(series) if series.is_empty() => continue,
             Ok(series) => series,
             Err(error) => {
-                let reason = format!("cannot be read: {}", reason_of(&error));
+                let reason = format!("cannot be read: {}", reason_of(error));
                 report.problems.push(Skipped { path: folder.clone(), reason });
                 continue;
             }
         };
-        let usable = usable_series(&series, rule);
+        let usable = usable_series(series, rule);
         if usable.len() != 1 {
-            ambiguous.insert(folder, reason(&series, &usable, rule));
+            ambiguous.insert(folder, reason(series, &usable, rule));
         }
         if series.len() > 1 {
             several.insert(folder);
         }
-        let used = usable.first().copied().filter(|_| usable.len() == 1);
-        report.series.push(FolderSeries { folder: folder.clone(), series, used });
+        let used = if let [only] = usable[..] { BTreeSet::from([only]) } else { BTreeSet::new() };
+        report.series.push(FolderSeries { folder: folder.clone(), series: series.clone(), used });
     }
     let mut clear = Vec::new();
     for pair in std::mem::take(&mut report.table.rows) {
@@ -56,6 +49,12 @@ pub(super) fn decide(tree: &Tree, rule: Option<&str>, report: &mut ScanReport, o
                 clear.push(with_rule(pair, rule.filter(|_| several.contains(folder.as_path()) && selected.is_none())));
             }
         }
+    }
+    for pair in &clear {
+        let (folder, Some(number)) = split_selection(&pair.image) else { continue };
+        let Some(found) = report.series.iter_mut().find(|found| found.folder == folder) else { continue };
+        let is_it = |row: &SeriesRow| row.number.is_some_and(|own| own.to_string() == number);
+        found.used.extend(found.series.iter().position(is_it));
     }
     report.volumes = clear.iter().filter(|pair| !pair.is_image()).count();
     report.table.rows = clear;
@@ -101,7 +100,7 @@ pub fn series_rows(report: &ScanReport) -> Vec<Vec<String>> {
         let name = found.folder.strip_prefix(&report.root).unwrap_or(&found.folder).display().to_string();
         let name = if name.is_empty() { ".".to_owned() } else { name };
         let of = |(index, row): (usize, &SeriesRow)| {
-            let used = if found.used == Some(index) { "yes" } else { "no" };
+            let used = if found.used.contains(&index) { "yes" } else { "no" };
             [name.clone()].into_iter().chain(row.cells()).chain([used.to_owned()]).collect()
         };
         found.series.iter().enumerate().map(of).collect::<Vec<_>>()

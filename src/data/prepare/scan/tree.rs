@@ -1,6 +1,5 @@
 //! The files of a tree, and what each of them may be. Of most files only the name or the first bytes are read.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,6 +10,8 @@ use super::super::annotations::{AnnotationFile, is_annotation};
 use super::super::item::{IS_A, NOT_AN_IMAGE, NOT_UTF8, Skipped, UNREADABLE, reason_of};
 use crate::annotation::is_flat_image;
 use crate::annotation_file;
+use crate::progress::in_parallel;
+use crate::volume::dicom::{SeriesRow, drawn_on, list_series};
 use crate::volume::format::{has_voxels_only, is_other_image, of_volume, stem_of};
 use prsmed_base::event::{Event, Observer};
 use prsmed_base::files::visible_entries;
@@ -25,6 +26,8 @@ pub(in crate::prepare) enum FileKind {
     Volume,
     /// A folder of DICOM files.
     Series,
+    /// A DICOM SEG or RTSTRUCT: masks of a series, wherever it lies.
+    SeriesMasks,
     /// A file of outlines, of one image or of many.
     Outlines,
 }
@@ -56,6 +59,17 @@ pub(in crate::prepare) struct Tree {
     /// Files that are neither images nor volumes, and links to folders, each with the reason.
     pub(in crate::prepare) others: Vec<Skipped>,
     outlines: OnceLock<Vec<Outlined>>,
+    /// The series of each folder of DICOM files.
+    pub(in crate::prepare) series: Vec<ListedSeries>,
+}
+
+/// The series of a folder of DICOM files.
+#[derive(Debug)]
+pub(in crate::prepare) struct ListedSeries {
+    /// Index of the folder in the tree.
+    pub(in crate::prepare) file: usize,
+    /// By the headers of its files.
+    pub(in crate::prepare) listed: Result<Vec<SeriesRow>>,
 }
 
 /// A file of outlines that was opened, without the outlines.
@@ -112,6 +126,7 @@ impl Tree {
         );
         tree.files.sort_by(|a, b| a.name.cmp(&b.name));
         tree.others.sort_by(|a, b| a.path.cmp(&b.path));
+        tree.series = listed(&tree.files, observer);
         Ok(tree)
     }
 
@@ -149,6 +164,16 @@ impl Tree {
     }
 }
 
+/// The series of all folders of DICOM files.
+fn listed(files: &[TreeFile], observer: &dyn Observer) -> Vec<ListedSeries> {
+    let folders: Vec<usize> = (0..files.len()).filter(|file| files[*file].kind == FileKind::Series).collect();
+    if folders.is_empty() {
+        return Vec::new();
+    }
+    let list = |file: usize| ListedSeries { file, listed: list_series(&files[file].path) };
+    in_parallel(folders, ("list series", "folders"), observer, list)
+}
+
 fn entries(folder: &Path, count: &AtomicU64, observer: &dyn Observer) -> Result<(Folder, Vec<PathBuf>, Vec<PathBuf>)> {
     let (mut files, mut folders, mut links) = (Vec::new(), Vec::new(), Vec::new());
     for path in visible_entries(folder)? {
@@ -169,21 +194,18 @@ fn entries(folder: &Path, count: &AtomicU64, observer: &dyn Observer) -> Result<
 /// are masks.
 fn kinds(root: &Path, folder: &Folder) -> (Vec<TreeFile>, Vec<Skipped>) {
     let (mut files, mut others) = (Vec::new(), Vec::new());
-    let mut dicom_endings = BTreeSet::new();
+    let mut has_images = false;
     let named = |path: &Path, kind| {
         let name: Option<Vec<&str>> =
             path.strip_prefix(root).ok()?.components().map(|part| part.as_os_str().to_str()).collect();
         Some(TreeFile { path: path.to_owned(), name: name?.join("/"), kind })
     };
     for path in &folder.files {
-        // files of one ending in a folder of DICOM files are not all opened
-        if dicom_endings.contains(&path.extension()) {
-            continue;
-        }
         let kind = match kind_of(path) {
+            Ok(Some(Found::Dicom)) if drawn_on(path).is_some() => FileKind::SeriesMasks,
             Ok(Some(Found::Dicom)) if is_of_masks(&folder.path) => FileKind::Volume,
             Ok(Some(Found::Dicom)) => {
-                dicom_endings.insert(path.extension());
+                has_images = true;
                 continue;
             }
             Ok(Some(Found::File(kind))) => kind,
@@ -198,7 +220,7 @@ fn kinds(root: &Path, folder: &Folder) -> (Vec<TreeFile>, Vec<Skipped>) {
             None => others.push(Skipped { path: path.clone(), reason: NOT_UTF8.into() }),
         }
     }
-    if !dicom_endings.is_empty() {
+    if has_images {
         let path = if folder.path == root { folder.path.join(".") } else { folder.path.clone() };
         files.extend(named(&path, FileKind::Series));
     }
