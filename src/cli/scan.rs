@@ -49,10 +49,9 @@ const MAX_SERIES: usize = 30;
 
 pub(super) fn scan_folder(args: &ScanCommandArgs, context: &Context) -> CommandResult {
     let out = args.out.clone().unwrap_or_else(|| next::free(&format!("scan-{}", name_of(&args.dir)), ""));
-    let known = out.join("pairs.csv");
-    if known.exists() {
+    if let Some(known) = prepare::scan_files(&out).into_iter().find(|path| path.exists()) {
         let reason = format!("`{}` exists, and may have corrections", known.display());
-        return Err(Error::config("--out", reason, "give another folder, or move the table away").into());
+        return Err(Error::config("--out", reason, "give another folder, or move the file away").into());
     }
     let report = prepare::scan(&args.dir, &args.scan.options(), context.progress.as_ref())?;
     let [pairs, _, page] = prepare::write_scan(&report, &out)?;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::nifti::geometry::Forms;
 
-/// A DICOM UID. It may lead to a patient, so it is never printed.
+/// A DICOM UID, or the PatientID. It may lead to a patient, so it is never printed.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Uid(pub(crate) String);
 

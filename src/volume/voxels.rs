@@ -35,6 +35,12 @@ pub struct Volume {
 }
 
 impl Volume {
+    /// The UID of its DICOM series.
+    pub(crate) fn series(&self) -> Option<&str> {
+        let VolumeSource::Dicom(references) = &self.source else { return None };
+        Some(references.series.as_str()).filter(|uid| !uid.is_empty())
+    }
+
     /// A volume of which nothing but its voxels is known.
     pub fn new(voxels: Voxels, grid: Grid, source: VolumeSource) -> Self {
         Self {

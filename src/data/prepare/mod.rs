@@ -18,6 +18,7 @@ mod hints;
 mod images;
 mod instances;
 mod item;
+mod label_names;
 mod layouts;
 mod location;
 mod options;
@@ -45,12 +46,13 @@ use self::existing::Existing;
 use self::found::FoundItems;
 use self::item::{IS_A, MaskItem, NO_MASK, NOT_LISTED, OTHER_IMAGE, UNREADABLE};
 pub use self::item::{Skipped, by_kind};
+use self::label_names::LabelNamesOfFiles;
 pub use self::options::{MASK_SUFFIXES, Negatives, PrepareOptions, Several, SliceOptions};
 pub use self::pairs_csv::read_pairs;
 use self::patients::Finder;
 pub use self::patients::Patients;
 pub use self::scan::{
-    FolderSeries, LayoutRow, ScanOptions, ScanReport, layouts, scan, series_head, series_rows, write_scan,
+    FolderSeries, LayoutRow, ScanOptions, ScanReport, layouts, scan, scan_files, series_head, series_rows, write_scan,
 };
 use self::splits::KnownSplits;
 pub use self::structures::NamedLabels;
@@ -179,6 +181,7 @@ impl<'a> Preparation<'a> {
             templates,
             finder: Finder::open(&options.patients)?,
             existing: Existing::read(options)?,
+            label_names: LabelNamesOfFiles::default(),
             structures: structures::structures(&options.named_labels, &options.target, options.labels),
             annotations: AnnotationFiles::default(),
             sequences: Vec::new(),
@@ -210,6 +213,7 @@ impl Preparation<'_> {
             let (window, sequences) = volumes::read(&self, volumes, window(self.options, &class)?, &mut found)?;
             let SliceOptions { axis, context, .. } = self.options.slices;
             intensity = Some(Intensity { axis, window, context, sequences });
+            found.notes.extend(self.label_names.notes());
         }
         skipped.append(&mut found.skipped);
         if kind == PairKind::Images {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::labels::Labels;
+use crate::volume::LabelNames;
 
 /// The name of labels that are no structure.
 const BACKGROUND: &str = "background";
@@ -17,6 +18,13 @@ pub struct NamedLabels {
 }
 
 impl NamedLabels {
+    /// The labels of a file by the names in it; none if they do not tell structures apart.
+    pub(super) fn of_file(names: &LabelNames) -> Self {
+        let plain = |name: &String| name.replace([',', '='], " ");
+        let text: Vec<String> = names.0.iter().map(|(label, name)| format!("{label}={}", plain(name))).collect();
+        text.join(",").parse().unwrap_or_default()
+    }
+
     /// Name and labels of each structure, in the order of the text.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Labels)> {
         self.structures.iter().map(|(name, labels)| (name.as_str(), *labels))

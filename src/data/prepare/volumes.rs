@@ -223,6 +223,9 @@ fn label_map(
     if let Some(reason) = shown.iter().find_map(|of| labels.contradiction(of.name, of.labels)) {
         return Err(Skipped { path: path.clone(), reason });
     }
+    for of in shown {
+        work.label_names.add(of.name, of.labels, &labels, &file_name(&pair.source));
+    }
     for (OfFile { name, labels: chosen, .. }, before) in shown.iter().zip(before) {
         let left = mm3_of(&labels, *chosen) / before;
         if left == 0.0 {

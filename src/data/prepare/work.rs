@@ -9,6 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use super::annotations::AnnotationFiles;
 use super::existing::Existing;
 use super::found::UsableItem;
+use super::label_names::LabelNamesOfFiles;
 use super::options::{Negatives, PrepareOptions};
 use super::patients::Finder;
 use super::structures::Structure;
@@ -25,6 +26,7 @@ pub(super) struct Preparation<'a> {
     pub(super) finder: Option<Finder>,
     pub(super) existing: Existing,
     pub(super) structures: Vec<Structure>,
+    pub(super) label_names: LabelNamesOfFiles,
     pub(super) annotations: AnnotationFiles,
     /// The sequences of all pairs, with the windows that are asked for; empty for images of one file.
     pub(super) sequences: Vec<Sequence>,

@@ -29,6 +29,9 @@ pub struct SeriesRow {
     /// StudyInstanceUID.
     #[serde(skip)]
     pub(super) study: String,
+    /// PatientID, for comparisons; `None` without one. All series of a study are of one patient too.
+    #[serde(skip)]
+    pub patient: Option<Uid>,
     /// Time of day of `date`, in digits.
     #[serde(skip)]
     pub(super) time: String,
@@ -40,7 +43,7 @@ impl SeriesRow {
         Uid(self.uid.clone())
     }
 
-    /// Its study; `None` if the headers name none. All series of a study are of one patient.
+    /// Its study; `None` if the headers name none.
     pub fn study(&self) -> Option<Uid> {
         (!self.study.is_empty()).then(|| Uid(self.study.clone()))
     }

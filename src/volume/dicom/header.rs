@@ -1,4 +1,5 @@
-//! What the header of a DICOM image says about its pixels and their position. Identifiers of the patient are not read.
+//! What the header of a DICOM image says about its pixels and their position. Of the patient only PatientID is read, to see which
+//! series are of one patient; it is never shown or written.
 
 use dicom_core::header::Header as _;
 use dicom_core::{Tag, VR};
@@ -11,6 +12,7 @@ use super::super::display::GreyTable;
 use super::super::grid::{dot, length};
 use super::super::limits::check_size;
 use super::super::modality::Modality;
+use super::super::source::Uid;
 use super::numbers::{array, distances, integer, items, lookup_table, name, number, numbers, text, wrong};
 use super::object::{Object, is_other_modality};
 use super::syntax;
@@ -24,6 +26,8 @@ const MAX_FRAMES: usize = 1 << 16;
 pub(super) struct DicomHeader {
     pub modality: Modality,
     pub study: String,
+    /// PatientID.
+    pub patient: Option<Uid>,
     pub series: String,
     pub series_number: Option<i64>,
     pub class: String,
@@ -173,6 +177,7 @@ impl DicomHeader {
             distinct: distinct.collect(),
             modality: Modality::from_code(&modality),
             study: text(object, tags::STUDY_INSTANCE_UID).unwrap_or_default(),
+            patient: text(object, tags::PATIENT_ID).filter(|id| !id.is_empty()).map(Uid),
             series: text(object, tags::SERIES_INSTANCE_UID).unwrap_or_default(),
             series_number: integer(object, tags::SERIES_NUMBER),
             class: text(object, tags::SOP_CLASS_UID).unwrap_or_default(),

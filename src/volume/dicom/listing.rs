@@ -3,8 +3,10 @@
 use std::io::Read as _;
 use std::path::Path;
 
-use dicom_dictionary_std::tags;
+use dicom_dictionary_std::{tags, uids};
 
+use super::super::label_map::LabelNames;
+use super::super::limits::MAX_FILE;
 use super::super::source::Uid;
 use super::archive::Container;
 use super::choice::{self, SeriesRow};
@@ -13,6 +15,7 @@ use super::numbers::{self, items, series_uids};
 use super::object::{HeaderObject, read_until};
 use super::rtstruct::{self, RTSTRUCT};
 use super::seg::SEG;
+use super::segments;
 use super::series::{self, SeriesFile};
 use super::structure::is_dicom;
 use prsmed_base::error::Result;
@@ -51,25 +54,41 @@ fn entry(container: &mut Container, index: usize) -> Result<Option<SeriesFile>> 
     Ok(header.map(|header| SeriesFile { index, short: String::new(), name, header, encoding: None }))
 }
 
-/// The series that a DICOM SEG or RTSTRUCT says that it was drawn on; empty if it names none. `None` for other files, and for
-/// one that cannot be read.
-pub fn drawn_on(path: &Path) -> Option<Vec<Uid>> {
+/// What the header of a DICOM SEG or RTSTRUCT says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MasksHeader {
+    /// The series that it was drawn on; empty if it names none.
+    pub series: Vec<Uid>,
+    /// The names of its labels, as far as they have names.
+    pub names: LabelNames,
+}
+
+/// The header of a DICOM SEG or RTSTRUCT; `None` for other files, and for one that cannot be read.
+pub fn masks_header(path: &Path) -> Option<MasksHeader> {
     /// Bytes of a file of which the first have the class of the object.
     const START: u64 = 4096;
     let mut start = Vec::new();
     files::open(path).and_then(|file| file.take(START).read_to_end(&mut start)).ok()?;
-    let has = |class: &str| start.windows(class.len()).any(|part| part == class.as_bytes());
-    if !is_dicom(&start) || !(has(RTSTRUCT.class) || has(SEG.class)) {
+    let classes = [RTSTRUCT.class, SEG.class, uids::LABEL_MAP_SEGMENTATION_STORAGE];
+    let has = |class: &&str| start.windows(class.len()).any(|part| part == class.as_bytes());
+    if !is_dicom(&start) || !classes.iter().any(has) {
         return None;
     }
     // contours and positions of frames are behind it
-    let object = read_until(tags::ROI_CONTOUR_SEQUENCE, path)?;
-    let uids = match numbers::text(&object, tags::SOP_CLASS_UID)? {
-        class if class == RTSTRUCT.class => rtstruct::series(&object),
-        class if class == SEG.class => series_uids(items(&object, tags::REFERENCED_SERIES_SEQUENCE)),
-        _ => return None,
+    let object = read_until(tags::ROI_CONTOUR_SEQUENCE, path).or_else(|| {
+        let bytes = files::read(path, MAX_FILE).ok()?;
+        rtstruct::check_count(path, &bytes).ok()?;
+        Some(HeaderObject::parse(path, &bytes).ok()?.object)
+    })?;
+    let class = numbers::text(&object, tags::SOP_CLASS_UID)?;
+    let (uids, names) = if class == RTSTRUCT.class {
+        (rtstruct::series(&object), rtstruct::names(&object))
+    } else if classes.contains(&class.as_str()) {
+        (series_uids(items(&object, tags::REFERENCED_SERIES_SEQUENCE)), segments::names(&object))
+    } else {
+        return None;
     };
-    Some(uids.into_iter().map(Uid).collect())
+    Some(MasksHeader { series: uids.into_iter().map(Uid).collect(), names: LabelNames(names) })
 }
 
 /// The numbers of the series of a folder that a preparation uses: those that `rule` names, or all but localizers.

@@ -33,7 +33,7 @@ use dicom_dictionary_std::tags;
 
 pub(crate) use archive::is_zip;
 pub use choice::{RULE_FORMS, SERIES_HEAD, SeriesRow};
-pub use listing::{drawn_on, list as list_series, usable as usable_series};
+pub use listing::{MasksHeader, list as list_series, masks_header, usable as usable_series};
 pub use series::SEVERAL_FIT;
 pub use structure::is_dicom;
 

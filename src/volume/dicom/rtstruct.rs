@@ -125,12 +125,43 @@ fn check_series(path: &Path, object: &Object, volume: &Volume) -> Result<()> {
                       the contours were drawn on it cannot be checked";
         return Err(Error::data(path, reason, OWN_SERIES));
     }
-    let VolumeSource::Dicom(references) = &volume.source else { return Ok(()) };
-    let uids = series(object);
-    if uids.is_empty() || uids.contains(&references.series) || references.series.is_empty() {
+    let (Some(own), uids) = (volume.series(), series(object)) else { return Ok(()) };
+    if uids.is_empty() || uids.iter().any(|uid| uid == own) {
         return Ok(());
     }
     Err(Error::data(path, "its contours were drawn on another series than this one", OWN_SERIES))
+}
+
+/// The numbers of ROIs, and whether they can be labels.
+fn numbers(rois: &[InMemDicomObject]) -> (Vec<Option<i64>>, bool) {
+    let numbers: Vec<Option<i64>> = rois.iter().map(|roi| integer(roi, tags::ROI_NUMBER)).collect();
+    let are_labels = numbers.iter().flatten().all(|number| (1..=i64::from(u16::MAX)).contains(number));
+    (numbers, are_labels)
+}
+
+/// The names of all labels: of the numbers of ROIs, or of 1, 2, ...
+pub(super) fn names(object: &Object) -> BTreeMap<u16, String> {
+    let rois = items(object, tags::STRUCTURE_SET_ROI_SEQUENCE);
+    let (numbers, are_labels) = numbers(rois);
+    let of = |((roi, number), place): ((&InMemDicomObject, Option<i64>), i64)| {
+        let label = if are_labels { number? } else { place };
+        Some((u16::try_from(label).ok()?, shown_name(roi, tags::ROI_NAME)?))
+    };
+    rois.iter().zip(numbers).zip(1..).filter_map(of).collect()
+}
+
+/// The images of the volume, if the file was drawn on several series.
+fn own_images<'a>(object: &Object, volume: &'a Volume) -> Option<BTreeSet<&'a str>> {
+    let VolumeSource::Dicom(references) = &volume.source else { return None };
+    let is_of_several = series(object).into_iter().collect::<BTreeSet<_>>().len() > 1;
+    is_of_several.then(|| references.instances.iter().map(|instance| instance.uid.as_str()).collect())
+}
+
+/// True for contours that name their images, of which none is among `own`.
+fn is_elsewhere(contours: &[&InMemDicomObject], own: &BTreeSet<&str>) -> bool {
+    let images = contours.iter().flat_map(|contour| items(contour, tags::CONTOUR_IMAGE_SEQUENCE));
+    let mut uids = images.filter_map(|image| text(image, tags::REFERENCED_SOP_INSTANCE_UID)).peekable();
+    uids.peek().is_some() && uids.all(|uid| !own.contains(uid.as_str()))
 }
 
 type Rois<'a> = (Vec<Roi<'a>>, BTreeMap<u16, String>);
@@ -146,13 +177,13 @@ fn rois<'a>(path: &Path, object: &'a Object, volume: &Volume, notes: &mut Vec<St
         contours.entry(number).or_default().extend(items(roi, tags::CONTOUR_SEQUENCE));
     }
     let all = items(object, tags::STRUCTURE_SET_ROI_SEQUENCE);
-    let numbers: Vec<Option<i64>> = all.iter().map(|roi| integer(roi, tags::ROI_NUMBER)).collect();
-    let are_labels = numbers.iter().flatten().all(|number| (1..=i64::from(u16::MAX)).contains(number));
+    let (numbers, are_labels) = numbers(all);
     if !are_labels {
         let note = "numbers of ROIs are not all from 1 to 65535: their labels are 1, 2, ... in the order of the file";
         notes.push(note.to_owned());
     }
     let (mut rois, mut names, mut foreign, mut seen) = (Vec::new(), BTreeMap::new(), Vec::new(), BTreeSet::new());
+    let (mut elsewhere, own_images) = (Vec::new(), own_images(object, volume));
     for ((roi, number), place) in all.iter().zip(numbers).zip(1..) {
         let number = number.ok_or_else(|| wrong(path, "an ROI has no valid ROINumber"))?;
         let own = text(roi, tags::REFERENCED_FRAME_OF_REFERENCE_UID).or_else(|| usual.clone());
@@ -160,6 +191,10 @@ fn rois<'a>(path: &Path, object: &'a Object, volume: &Volume, notes: &mut Vec<St
         let contours = contours.remove(&number).unwrap_or_default();
         if volume.frame_of_reference.as_ref().is_none_or(|uid| uid.0 != own) {
             foreign.push(number.to_string());
+            continue;
+        }
+        if own_images.as_ref().is_some_and(|own| is_elsewhere(&contours, own)) {
+            elsewhere.push(number.to_string());
             continue;
         }
         let label = u16::try_from(if are_labels { number } else { place });
@@ -183,6 +218,9 @@ fn rois<'a>(path: &Path, object: &'a Object, volume: &Volume, notes: &mut Vec<St
     }
     if !foreign.is_empty() {
         notes.push(format!("ROIs of another frame of reference were left out: {}", first_names(&foreign)));
+    }
+    if !elsewhere.is_empty() {
+        notes.push(format!("ROIs that were drawn on another series were left out: {}", first_names(&elsewhere)));
     }
     Ok((rois, names))
 }

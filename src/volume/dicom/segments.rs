@@ -16,7 +16,7 @@ use super::super::source::Uid;
 use super::super::voxel_set::VoxelSet;
 use super::super::voxels::Volume;
 use super::header::Groups;
-use super::numbers::{items, shown_name, text};
+use super::numbers::{items, series_uids, shown_name, text};
 use super::object::{Object, parse};
 use super::rtstruct;
 use super::series::placed;
@@ -45,6 +45,11 @@ pub(crate) fn read(path: &Path, volume: Option<&Volume>) -> Result<LabelMap> {
     drop(bytes);
     let mut labels =
         if rtstruct::is_rtstruct(&object) { rtstruct::read(path, &object, volume)? } else { read_seg(path, &object)? };
+    let of = series_uids(items(&object, tags::REFERENCED_SERIES_SEQUENCE));
+    if !of.is_empty() && volume.and_then(Volume::series).is_some_and(|series| !of.iter().any(|uid| uid == series)) {
+        let note = "it says that it was drawn on another series; only the positions of both were compared";
+        labels.notes.push(note.to_owned());
+    }
     labels.notes.splice(0..0, encoding.map(str::to_owned));
     Ok(labels)
 }
@@ -130,7 +135,7 @@ fn sets(
     Ok(sets)
 }
 
-fn names(object: &Object) -> BTreeMap<u16, String> {
+pub(super) fn names(object: &Object) -> BTreeMap<u16, String> {
     let name = |item: &InMemDicomObject| {
         let number = item.get(tags::SEGMENT_NUMBER)?.to_int::<u16>().ok()?;
         Some((number, shown_name(item, tags::SEGMENT_LABEL)?))

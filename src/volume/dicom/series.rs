@@ -165,6 +165,7 @@ pub(super) fn row(entries: &[SeriesFile]) -> SeriesRow {
         is_localizer: entries.iter().all(|entry| entry.header.is_localizer()),
         uid: header.series.clone(),
         study: header.study.clone(),
+        patient: header.patient.clone(),
         time: time.unwrap_or_default(),
     }
 }

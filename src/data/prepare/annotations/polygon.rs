@@ -6,8 +6,8 @@
 
 /// Steps of the outline in each pixel.
 const STEPS: i64 = 5;
-/// Most steps of all outlines of a mask.
-pub(super) const MAX_STEPS: i64 = 100_000_000;
+/// Most steps of all outlines of a mask: 4 million pixels, and less than a second.
+pub(super) const MAX_STEPS: i64 = 20_000_000;
 /// Largest coordinate: more than any image has.
 const MAX_COORDINATE: f64 = 1e7;
 

@@ -306,7 +306,7 @@ fn lines_of_yolo_are_outlines_with_names_of_classes_from_beside() {
 fn outlines_of_endless_length_are_refused() {
     let points: Vec<[f64; 2]> = (0..30).map(|at| [f64::from(at % 2) * 9e6, f64::from(at)]).collect();
     let runs = |points: &[[f64; 2]]| polygon::runs(points, SIZE, &mut { polygon::MAX_STEPS });
-    assert!(runs(&points).unwrap_err().contains("20000000 pixels are the limit"));
+    assert!(runs(&points).unwrap_err().contains("4000000 pixels are the limit"));
     assert!(runs(&[[f64::NAN, 0.0], [1.0, 0.0], [1.0, 1.0]]).unwrap_err().contains("in no image"));
     // many objects of one mask
     let object = json!([[0, 0, 8e6, 3, 0, 6]]);

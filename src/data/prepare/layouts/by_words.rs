@@ -21,7 +21,10 @@ fn key(parts: &[String]) -> String {
 }
 
 fn find(tree: &Tree, free: &[bool]) -> Groups {
-    let is_file = |file: &usize| free[*file] && tree.files[*file].kind != FileKind::Outlines;
+    let is_file = |file: &usize| {
+        let found = &tree.files[*file];
+        free[*file] && found.kind != FileKind::Outlines && !found.names_series()
+    };
     let all = (0..tree.files.len()).filter(is_file).map(|file| NameWords::new(file, tree));
     let (masks, images): (Vec<NameWords>, Vec<NameWords>) = all.partition(|named| named.is_mask);
     let mut found = Groups::default();

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::scan::tree::{FileKind, Tree};
-use super::folder_patients::patients;
+use super::super::scan::tree::{ListedSeries, Tree, TreeFile};
+use super::super::structures::NamedLabels;
+use super::dicom_patients::{Imaged, patients};
 use super::patterns::{Group, GroupImage, GroupMask, Groups, Layout, NO_LAYOUT, split_in};
 use crate::volume::Uid;
-use crate::volume::dicom::{SeriesRow, drawn_on};
+use prsmed_base::error::quoted;
 
 pub(super) const DICOM: Layout = Layout {
     name: "dicom",
@@ -16,25 +17,40 @@ pub(super) const DICOM: Layout = Layout {
 };
 
 /// A series in a folder.
+#[derive(Clone, Copy)]
 struct Place<'a> {
-    /// Index of the folder in the tree.
-    folder: usize,
-    row: &'a SeriesRow,
-    is_alone: bool,
+    listed: &'a ListedSeries,
+    index: usize,
 }
 
 impl Place<'_> {
+    fn folder<'a>(&self, tree: &'a Tree) -> &'a TreeFile {
+        &tree.files[self.listed.file]
+    }
+
+    /// What is equal for the masks of the series.
+    fn key(&self) -> String {
+        format!("{:09} {:09}", self.listed.file, self.index)
+    }
+
     /// The group of the series: its folder, with the number of the series if there are several.
-    fn group(&self, tree: &Tree) -> (String, Group) {
-        let file = &tree.files[self.folder];
+    fn group(&self, tree: &Tree) -> Group {
+        let (file, rows) = (self.folder(tree), self.listed.rows());
         let (folders, stem) = file.parts();
-        let part = self.row.number.filter(|_| !self.is_alone).and_then(|number| usize::try_from(number).ok());
+        let number = rows[self.index].number;
+        let is_own = number.is_some() && rows.iter().filter(|row| row.number == number).count() == 1;
+        let part = number.filter(|_| is_own && rows.len() > 1).and_then(|number| usize::try_from(number).ok());
+        let written = part.map(|part| format!("{}#{part}", file.path.display()));
+        let doubt = if rows.len() > 1 && part.is_none() {
+            let remedy = "write `#` and its SeriesInstanceUID behind the folder in the column `image`";
+            Some(format!("its folder has several series, and this one has no number of its own; {remedy}"))
+        } else {
+            let taken = written.filter(|path| std::path::Path::new(path).exists());
+            taken.map(|path| format!("`{path}` would mean a series, but is also a file; rename that"))
+        };
         let name = part.map_or_else(|| stem.to_owned(), |part| format!("{stem}_{part}"));
-        let doubt = (part.is_none() && !self.is_alone)
-            .then(|| "its folder has several series, and this one has no number; move it into a folder".to_owned());
-        let (base, split) = (folders.join("/"), split_in(&file.name));
-        let images = vec![GroupImage { file: self.folder, channel: None, part }];
-        (format!("{base}/{name}"), Group { base, name, images, split, doubt, ..Group::default() })
+        let images = vec![GroupImage { file: self.listed.file, channel: None, part }];
+        Group { base: folders.join("/"), name, images, split: split_in(&file.name), doubt, ..Group::default() }
     }
 }
 
@@ -42,63 +58,68 @@ impl Place<'_> {
 fn places(tree: &Tree) -> BTreeMap<Uid, Vec<Place<'_>>> {
     let mut found: BTreeMap<Uid, Vec<Place>> = BTreeMap::new();
     for listed in &tree.series {
-        let rows = listed.listed.as_deref().unwrap_or_default();
-        for row in rows {
-            let place = Place { folder: listed.file, row, is_alone: rows.len() == 1 };
-            found.entry(row.uid()).or_default().push(place);
+        for (index, row) in listed.rows().iter().enumerate() {
+            found.entry(row.uid()).or_default().push(Place { listed, index });
         }
     }
-    let path = |place: &Place| tree.files[place.folder].path.clone();
     for all in found.values_mut() {
-        let paths: Vec<_> = all.iter().map(path).collect();
-        all.retain(|place| !paths.iter().any(|other| *other != path(place) && other.starts_with(path(place))));
+        let paths: Vec<_> = all.iter().map(|place| &place.folder(tree).path).collect();
+        let is_above = |own| paths.iter().any(|other| *other != own && other.starts_with(own));
+        let kept = all.iter().copied().filter(|place| !is_above(&place.folder(tree).path)).collect();
+        *all = kept;
     }
     found
 }
 
 fn find(tree: &Tree, free: &[bool]) -> Groups {
-    let mut found = Groups::default();
-    let is_mask = |file: &usize| free[*file] && tree.files[*file].kind == FileKind::SeriesMasks;
-    let masks: Vec<usize> = (0..tree.files.len()).filter(is_mask).collect();
-    let places = places(tree);
-    let mut studies: BTreeMap<Uid, BTreeSet<String>> = BTreeMap::new();
-    for file in masks {
-        let of = drawn_on(&tree.files[file].path).unwrap_or_default();
-        let mut all = of.iter().filter_map(|uid| places.get(uid)).flatten().filter(|place| free[place.folder]);
-        let Some(first) = all.next() else {
-            let reason = if of.is_empty() { "it does not say on which series it was drawn" } else { NOT_THERE };
-            found.others.push((file, format!("{reason}; a table can name both")));
+    let (mut found, places) = (Groups::default(), places(tree));
+    let mut imaged: BTreeMap<String, Imaged> = BTreeMap::new();
+    let masks = tree.files.iter().enumerate().filter(|(file, _)| free[*file]);
+    for (file, header) in masks.filter_map(|(file, found)| Some((file, found.masks.as_ref()?))) {
+        let all = header.series.iter().filter_map(|uid| places.get(uid)).flatten();
+        let all: Vec<&Place> = all.filter(|place| free[place.listed.file]).collect();
+        let Some(first) = all.first() else {
+            found.others.push((file, no_series(&tree.files[file]).to_owned()));
             continue;
         };
-        let (key, group) = first.group(tree);
-        let known = found.groups.entry(key.clone()).or_insert(group);
-        known.masks.push(GroupMask { file, target: None, is_numbered: false, path: None });
-        if let Some(other) = all.next() {
-            let folders = [first, other].map(|place| tree.files[place.folder].name.as_str());
-            let doubt = format!("`{}` fits series in `{}` and `{}`", tree.files[file].name, folders[0], folders[1]);
-            known.doubt.get_or_insert(format!("{doubt}; keep one, or write a table"));
+        let known = found.groups.entry(first.key()).or_insert_with(|| first.group(tree));
+        let target = header.names.0.values().next().filter(|_| header.names.0.len() == 1).cloned();
+        known.masks.push(GroupMask { file, target, is_numbered: false, path: None });
+        known.labels = NamedLabels::of_file(&header.names);
+        if all.len() > 1 {
+            let folders: BTreeSet<_> = all.iter().map(|place| place.folder(tree).name.as_str()).collect();
+            let folders = quoted(&folders.into_iter().collect::<Vec<_>>());
+            let remedy = "keep one in the table, or put the parts of one series into one folder";
+            known.doubt.get_or_insert(format!("`{}` fits series in {folders}; {remedy}", tree.files[file].name));
         }
-        if let Some(study) = first.row.study() {
-            studies.entry(study).or_default().insert(key);
+        let row = &first.listed.rows()[first.index];
+        imaged.insert(first.key(), Imaged { folder: first.folder(tree), row });
+    }
+    for group in found.groups.values_mut() {
+        // files of one structure each are told apart by its name; the names of one file are those of its labels
+        let has_several = group.masks.len() > 1;
+        if !has_several || group.masks.iter().any(|mask| mask.target.is_none()) {
+            group.masks.iter_mut().for_each(|mask| mask.target = None);
+        }
+        if has_several {
+            group.labels = NamedLabels::default();
         }
     }
-    patients(&mut found, tree);
-    // all series of a study are of one patient
-    for keys in studies.into_values().filter(|keys| keys.len() > 1) {
-        let patient = keys.first().map(|key| key.trim_start_matches('/').to_owned());
-        for key in keys {
-            let Some(group) = found.groups.get_mut(&key) else { continue };
-            group.patient = group.patient.take().or_else(|| patient.clone());
-        }
-    }
+    patients(&mut found, &imaged, tree);
     let masked: BTreeSet<usize> = found.groups.values().map(|group| group.images[0].file).collect();
-    for file in tree.series.iter().map(|listed| listed.file).filter(|file| free[*file] && !masked.contains(file)) {
-        let images = vec![GroupImage { file, channel: None, part: None }];
-        let doubt = Some("no SEG and no RTSTRUCT refers to it".to_owned());
-        let name = tree.files[file].parts().1.to_owned();
-        found.groups.insert(tree.files[file].name.clone(), Group { name, images, doubt, ..Group::default() });
+    for listed in tree.series.iter().filter(|listed| free[listed.file] && !masked.contains(&listed.file)) {
+        let place = Place { listed, index: 0 };
+        let images = vec![GroupImage { file: listed.file, channel: None, part: None }];
+        let name = place.folder(tree).parts().1.to_owned();
+        found.groups.insert(place.key(), Group { name, images, ..Group::default() });
     }
     found
 }
 
-const NOT_THERE: &str = "the series that it was drawn on is not in the folder";
+/// Why masks belong to no series.
+pub(in crate::prepare) fn no_series(masks: &TreeFile) -> &'static str {
+    if masks.names_series() {
+        return "the series that it was drawn on is not in the folder";
+    }
+    "it does not say which series it was drawn on; a table can name both"
+}

@@ -7,6 +7,7 @@ mod by_name;
 mod by_words;
 mod dataset_json;
 mod dicom;
+mod dicom_patients;
 mod folder_patients;
 mod matching;
 mod mecovqa;
@@ -26,6 +27,7 @@ use super::options::PrepareOptions;
 use super::table::PairTable;
 use prsmed_base::Result;
 
+pub(super) use dicom::no_series;
 pub(super) use matching::{Known, Meant, parts};
 pub(super) use names::{is_mask_word, without_suffix};
 pub(super) use patterns::{Group, GroupImage, GroupMask, Groups, Layout};

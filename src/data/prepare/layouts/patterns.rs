@@ -187,7 +187,8 @@ impl Layout {
             Some((index, role, group, key))
         };
         let mut found = Groups::default();
-        let indices: Vec<usize> = (0..tree.files.len()).filter(|index| free[*index]).collect();
+        let indices: Vec<usize> =
+            (0..tree.files.len()).filter(|index| free[*index] && !tree.files[*index].names_series()).collect();
         for (index, role, group, key) in indices.into_par_iter().filter_map(of).collect::<Vec<_>>() {
             if let Role::Other(reason) = role {
                 found.others.push((index, reason.to_owned()));

@@ -1,6 +1,6 @@
 //! Words in the names of files and folders that say which of them are masks, and what is left of the names.
 
-use super::super::scan::tree::{FileKind, Tree};
+use super::super::scan::tree::Tree;
 use super::names::{MASK_WORDS, is_among, is_mask_word, without_number, without_suffix};
 
 /// Names of folders and files of images; they say nothing else.
@@ -61,7 +61,7 @@ impl NameWords {
         let suffixed = without_suffix(stem).or_else(|| without_word(stem, &MASK_WORDS));
         let numbered = without_number(stem).filter(|_| suffixed.is_none());
         let says_mask = is_mask_word(stem) || suffixed.is_some() || numbered.is_some();
-        let is_mask = is_of_folder || (says_mask && !is_of_images) || tree.files[file].kind == FileKind::SeriesMasks;
+        let is_mask = is_of_folder || (says_mask && !is_of_images) || tree.files[file].masks.is_some();
         let name = suffixed.or(numbered).filter(|_| is_mask).unwrap_or(stem);
         let is_bare = is_among(name, &IMAGE_WORDS) || (is_mask && is_mask_word(name));
         let name = without_word(name, &IMAGE_WORDS).unwrap_or(name);

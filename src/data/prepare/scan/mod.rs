@@ -128,13 +128,18 @@ fn take(free: &mut [bool], groups: &Groups) {
     groups.others.iter().for_each(|(file, _)| free[*file] = false);
 }
 
+/// The files that a scan writes into a folder.
+pub fn scan_files(out: &Path) -> [PathBuf; 3] {
+    ["pairs.csv", "scan.json", "scan.html"].map(|name| out.join(name))
+}
+
 /// Writes `pairs.csv`, `scan.json` and `scan.html` into a folder, which is made.
 ///
 /// # Errors
 /// [`Error::Io`]; [`Error::Data`] for paths that a table cannot hold.
 pub fn write_scan(report: &ScanReport, out: &Path) -> Result<[PathBuf; 3]> {
     files::create_folders(out).map_err(Error::io(out, "create"))?;
-    let paths = ["pairs.csv", "scan.json", "scan.html"].map(|name| out.join(name));
+    let paths = scan_files(out);
     let undecided = report.undecided.iter().map(|pair| {
         let is_it = |found: &&Ambiguous| found.name == pair.name;
         (pair, report.ambiguous.iter().find(is_it).map(|found| found.reason.clone()))

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use super::super::annotations::is_names_of_classes;
 use super::super::item::{NO_IMAGE, NO_MASK, Skipped};
-use super::super::layouts::{Group, GroupImage, GroupMask, Groups, all_layouts, called, file_name};
+use super::super::layouts::{Group, GroupImage, GroupMask, Groups, all_layouts, called, file_name, no_series};
 use super::super::table::{Pair, PairTable};
 use super::report::{Ambiguous, ScanOptions, ScanReport, kind_of, num_patients};
-use super::tree::{FileKind, Tree};
+use super::tree::{FileKind, Tree, TreeFile};
 use crate::names;
 use crate::volume::SequenceFile;
 use prsmed_base::Result;
@@ -96,7 +96,7 @@ impl Found {
         if let Some(layout) = layout {
             for group in layout.groups(tree, free).groups.into_values() {
                 for GroupImage { file, .. } in group.images {
-                    reasons.insert(file, group.doubt.clone().unwrap_or_else(|| NO_MASK.to_owned()));
+                    reasons.insert(file, no_mask(&tree.files[file]));
                     let image = tree.files[file].path.clone();
                     let pair = Pair { name: group.name.clone(), source: image.clone(), image, ..Pair::default() };
                     self.alone.push(Pair { patient: group.patient.clone(), ..pair });
@@ -106,10 +106,11 @@ impl Found {
         }
         let left = (0..tree.files.len()).filter(|file| free[*file]);
         let reason = |file: usize| match (reasons.get(&file), layout) {
+            _ if tree.files[file].masks.is_some() => no_series(&tree.files[file]).to_owned(),
             (Some(reason), _) => reason.clone(),
             (None, _) if tree.files[file].kind == FileKind::Outlines => tree.reason(file).unwrap_or_default(),
             (None, Some(layout)) => format!("its name is none of the layout `{}`", layout.name),
-            (None, None) => NO_MASK.to_owned(),
+            (None, None) => no_mask(&tree.files[file]),
         };
         self.skipped.extend(left.map(|file| Skipped { path: tree.files[file].path.clone(), reason: reason(file) }));
         let is_read = |skip: &&Skipped| {
@@ -134,6 +135,19 @@ impl Found {
             }
             // these names are not used yet
             self.alone.iter_mut().for_each(|pair| pair.name.clear());
+            self.number_equal();
+        }
+    }
+
+    /// Numbers names that are equal with their folders too, as of `a_b/c` and `a/b/c`.
+    fn number_equal(&mut self) {
+        self.rows.sort_by(|a, b| a.pair.image.cmp(&b.pair.image));
+        let mut used: BTreeSet<String> = BTreeSet::new();
+        for Row { pair, .. } in &mut self.rows {
+            let mut names =
+                (1..).map(|number| if number == 1 { pair.name.clone() } else { format!("{}_{number}", pair.name) });
+            let free = names.find(|name| used.insert(names::key(name)));
+            pair.name = free.unwrap_or_default();
         }
     }
 
@@ -144,6 +158,14 @@ impl Found {
             self.rows.iter_mut().for_each(|row| row.pair.split = None);
             report.notes.push(format!("all masks are in folders of `{only}`, so that splits are drawn"));
         }
+    }
+}
+
+/// Why an image belongs to no pair.
+fn no_mask(file: &TreeFile) -> String {
+    match file.kind {
+        FileKind::Series => "no SEG or RTSTRUCT refers to it, and no mask has its name".to_owned(),
+        _ => NO_MASK.to_owned(),
     }
 }
 
@@ -171,7 +193,8 @@ fn row(group: Group, tree: &Tree, options: &ScanOptions) -> Row {
     let image = path(image);
     let masks = group.masks.iter().map(|mask| (mask.target.clone(), of_mask(mask)));
     let pair = Pair {
-        name: group.name,
+        // the folder that is scanned may be the image
+        name: if group.name.is_empty() { file_name(&tree.root) } else { group.name },
         source: image.clone(),
         image,
         sequences,

@@ -9,6 +9,7 @@ use super::report::{Ambiguous, FolderSeries, ScanReport};
 use super::tree::{ListedSeries, Tree};
 use crate::volume::dicom::{RULE_FORMS, SERIES_HEAD, SeriesRow, usable_series};
 use crate::volume::path::split_selection;
+use prsmed_base::Error;
 
 /// Lists the series of all folders of DICOM files in the report, by the headers of their files. A folder in which not exactly
 /// one series fits is ambiguous. The images of folders with several series get the rule that chooses one.
@@ -22,7 +23,9 @@ pub(super) fn decide(tree: &Tree, rule: Option<&str>, report: &mut ScanReport) {
             Ok(series) => series,
             Err(error) => {
                 let reason = format!("cannot be read: {}", reason_of(error));
-                report.problems.push(Skipped { path: folder.clone(), reason });
+                // the file of the folder
+                let path = if let Error::Data { path, .. } | Error::Io { path, .. } = error { path } else { folder };
+                report.problems.push(Skipped { path: path.clone(), reason });
                 continue;
             }
         };
@@ -39,6 +42,11 @@ pub(super) fn decide(tree: &Tree, rule: Option<&str>, report: &mut ScanReport) {
     let mut clear = Vec::new();
     for pair in std::mem::take(&mut report.table.rows) {
         let (folder, selected) = split_selection(&pair.image);
+        if selected.as_ref().is_some_and(|number| !is_chosen(number, &folder, rule, report)) {
+            let reason = "its mask is of a series that the argument `series` does not choose".to_owned();
+            report.unmatched.push(Skipped { path: pair.image, reason });
+            continue;
+        }
         match ambiguous.get(folder.as_path()).filter(|_| selected.is_none()) {
             Some(reason) => {
                 let (name, files) = (pair.name.clone(), vec![folder]);
@@ -53,11 +61,23 @@ pub(super) fn decide(tree: &Tree, rule: Option<&str>, report: &mut ScanReport) {
     for pair in &clear {
         let (folder, Some(number)) = split_selection(&pair.image) else { continue };
         let Some(found) = report.series.iter_mut().find(|found| found.folder == folder) else { continue };
-        let is_it = |row: &SeriesRow| row.number.is_some_and(|own| own.to_string() == number);
-        found.used.extend(found.series.iter().position(is_it));
+        found.used.extend(of_number(&found.series, &number));
     }
     report.volumes = clear.iter().filter(|pair| !pair.is_image()).count();
     report.table.rows = clear;
+}
+
+/// The index of the series of a number.
+fn of_number(series: &[SeriesRow], number: &str) -> Option<usize> {
+    series.iter().position(|row| row.number.is_some_and(|own| own.to_string() == number))
+}
+
+/// Whether the rule, if there is one, fits the series of a folder that a layout has found by its number.
+fn is_chosen(number: &str, folder: &Path, rule: Option<&str>, report: &ScanReport) -> bool {
+    let (Some(rule), Some(found)) = (rule, report.series.iter().find(|found| found.folder == folder)) else {
+        return true;
+    };
+    of_number(&found.series, number).is_none_or(|index| usable_series(&found.series, Some(rule)).contains(&index))
 }
 
 /// The pair with a rule in the path of its image, which chooses the series wherever the table is read.

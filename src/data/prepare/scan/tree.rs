@@ -11,7 +11,7 @@ use super::super::item::{IS_A, NOT_AN_IMAGE, NOT_UTF8, Skipped, UNREADABLE, reas
 use crate::annotation::is_flat_image;
 use crate::annotation_file;
 use crate::progress::in_parallel;
-use crate::volume::dicom::{SeriesRow, drawn_on, list_series};
+use crate::volume::dicom::{MasksHeader, SeriesRow, list_series, masks_header};
 use crate::volume::format::{has_voxels_only, is_other_image, of_volume, stem_of};
 use prsmed_base::event::{Event, Observer};
 use prsmed_base::files::visible_entries;
@@ -39,9 +39,16 @@ pub(in crate::prepare) struct TreeFile {
     /// The path below the root, with `/`.
     pub(in crate::prepare) name: String,
     pub(in crate::prepare) kind: FileKind,
+    /// Of [`FileKind::SeriesMasks`].
+    pub(in crate::prepare) masks: Option<MasksHeader>,
 }
 
 impl TreeFile {
+    /// True for masks that say which series they were drawn on, so that no name may decide it.
+    pub(in crate::prepare) fn names_series(&self) -> bool {
+        self.masks.as_ref().is_some_and(|header| !header.series.is_empty())
+    }
+
     /// The folders of the name, and the file name without its ending.
     pub(in crate::prepare) fn parts(&self) -> (Vec<&str>, &str) {
         let (folders, name) = self.name.rsplit_once('/').unwrap_or(("", &self.name));
@@ -70,6 +77,13 @@ pub(in crate::prepare) struct ListedSeries {
     pub(in crate::prepare) file: usize,
     /// By the headers of its files.
     pub(in crate::prepare) listed: Result<Vec<SeriesRow>>,
+}
+
+impl ListedSeries {
+    /// The series; none if they cannot be read.
+    pub(in crate::prepare) fn rows(&self) -> &[SeriesRow] {
+        self.listed.as_deref().unwrap_or_default()
+    }
 }
 
 /// A file of outlines that was opened, without the outlines.
@@ -198,16 +212,22 @@ fn kinds(root: &Path, folder: &Folder) -> (Vec<TreeFile>, Vec<Skipped>) {
     let named = |path: &Path, kind| {
         let name: Option<Vec<&str>> =
             path.strip_prefix(root).ok()?.components().map(|part| part.as_os_str().to_str()).collect();
-        Some(TreeFile { path: path.to_owned(), name: name?.join("/"), kind })
+        Some(TreeFile { path: path.to_owned(), name: name?.join("/"), kind, masks: None })
     };
     for path in &folder.files {
         let kind = match kind_of(path) {
-            Ok(Some(Found::Dicom)) if drawn_on(path).is_some() => FileKind::SeriesMasks,
-            Ok(Some(Found::Dicom)) if is_of_masks(&folder.path) => FileKind::Volume,
-            Ok(Some(Found::Dicom)) => {
-                has_images = true;
-                continue;
-            }
+            Ok(Some(Found::Dicom)) => match (masks_header(path), is_of_masks(&folder.path)) {
+                (Some(header), _) => {
+                    let file = named(path, FileKind::SeriesMasks);
+                    files.extend(file.map(|file| TreeFile { masks: Some(header), ..file }));
+                    continue;
+                }
+                (None, true) => FileKind::Volume,
+                (None, false) => {
+                    has_images = true;
+                    continue;
+                }
+            },
             Ok(Some(Found::File(kind))) => kind,
             Ok(None) => continue,
             Err(reason) => {
@@ -244,6 +264,9 @@ enum Found {
 fn kind_of(path: &Path) -> Result<Option<Found>, String> {
     /// Endings of texts, which are not opened as volumes.
     const TEXTS: [&str; 12] = ["txt", "csv", "tsv", "json", "geojson", "xml", "md", "pdf", "html", "py", "xlsx", "log"];
+    if path.file_name().is_some_and(|name| name.eq_ignore_ascii_case("DICOMDIR")) {
+        return Err("a directory of DICOM files".into());
+    }
     if is_flat_image(path) || is_other_image(path) {
         return Ok(Some(Found::File(FileKind::Image)));
     }
