@@ -322,3 +322,27 @@ fn an_rtstruct_is_a_label_map_for_data_prepare() {
     let mask = image::open(at("out/ct/train_masks/p1_axial_0000.png")).expect("a mask").to_luma8();
     assert_eq!(mask.pixels().filter(|pixel| pixel.0[0] == 255).count(), 5);
 }
+
+#[test]
+fn contours_on_the_images_of_another_series_are_left_out() {
+    let square = || closed(&rectangle([0.0, 0.0], [2.0, 2.0], 1.0));
+    let mut elsewhere = square();
+    set_items(
+        &mut elsewhere,
+        tags::CONTOUR_IMAGE_SEQUENCE,
+        vec![item(&[(tags::REFERENCED_SOP_INSTANCE_UID, "1.2.99")])],
+    );
+    let mut object = structure_set(vec![("1", vec![square()]), ("2", vec![elsewhere])]);
+    let both = read(object.clone()).unwrap();
+    assert_eq!(drawn(&both, 1, 1), drawn(&both, 2, 1), "one series is named, and positions count");
+    // a file that was drawn on two series
+    let series = |uid: &str| item(&[(tags::SERIES_INSTANCE_UID, uid)]);
+    let mut study = InMemDicomObject::new_empty();
+    set_items(&mut study, tags::RT_REFERENCED_SERIES_SEQUENCE, vec![series("1.2.5"), series("1.2.55")]);
+    let mut frame = item(&[(tags::FRAME_OF_REFERENCE_UID, "1.2.6")]);
+    set_items(&mut frame, tags::RT_REFERENCED_STUDY_SEQUENCE, vec![study]);
+    set_items(&mut object, tags::REFERENCED_FRAME_OF_REFERENCE_SEQUENCE, vec![frame]);
+    let labels = read(object).unwrap();
+    assert!(labels.labels().contains_key(&1) && !labels.labels().contains_key(&2), "{labels:?}");
+    assert!(labels.notes.iter().any(|note| note.ends_with("drawn on another series were left out: 2")), "{labels:?}");
+}
