@@ -17,7 +17,6 @@ pub(super) const DICOM: Layout = Layout {
 };
 
 /// A series in a folder.
-#[derive(Clone, Copy)]
 struct Place<'a> {
     listed: &'a ListedSeries,
     index: usize,
@@ -65,8 +64,7 @@ fn places(tree: &Tree) -> BTreeMap<Uid, Vec<Place<'_>>> {
     for all in found.values_mut() {
         let paths: Vec<_> = all.iter().map(|place| &place.folder(tree).path).collect();
         let is_above = |own| paths.iter().any(|other| *other != own && other.starts_with(own));
-        let kept = all.iter().copied().filter(|place| !is_above(&place.folder(tree).path)).collect();
-        *all = kept;
+        all.retain(|place| !is_above(&place.folder(tree).path));
     }
     found
 }
@@ -76,10 +74,11 @@ fn find(tree: &Tree, free: &[bool]) -> Groups {
     let mut imaged: BTreeMap<String, Imaged> = BTreeMap::new();
     let masks = tree.files.iter().enumerate().filter(|(file, _)| free[*file]);
     for (file, header) in masks.filter_map(|(file, found)| Some((file, found.masks.as_ref()?))) {
-        let all = header.series.iter().filter_map(|uid| places.get(uid)).flatten();
+        let uids: BTreeSet<&Uid> = header.series.iter().collect();
+        let all = uids.into_iter().filter_map(|uid| places.get(uid)).flatten();
         let all: Vec<&Place> = all.filter(|place| free[place.listed.file]).collect();
         let Some(first) = all.first() else {
-            found.others.push((file, no_series(&tree.files[file]).to_owned()));
+            found.others.push((file, tree.files[file].no_series().to_owned()));
             continue;
         };
         let known = found.groups.entry(first.key()).or_insert_with(|| first.group(tree));
@@ -114,12 +113,4 @@ fn find(tree: &Tree, free: &[bool]) -> Groups {
         found.groups.insert(place.key(), Group { name, images, ..Group::default() });
     }
     found
-}
-
-/// Why masks belong to no series.
-pub(in crate::prepare) fn no_series(masks: &TreeFile) -> &'static str {
-    if masks.names_series() {
-        return "the series that it was drawn on is not in the folder";
-    }
-    "it does not say which series it was drawn on; a table can name both"
 }

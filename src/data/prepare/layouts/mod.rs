@@ -27,7 +27,6 @@ use super::options::PrepareOptions;
 use super::table::PairTable;
 use prsmed_base::Result;
 
-pub(super) use dicom::no_series;
 pub(super) use matching::{Known, Meant, parts};
 pub(super) use names::{is_mask_word, without_suffix};
 pub(super) use patterns::{Group, GroupImage, GroupMask, Groups, Layout};

@@ -4,6 +4,10 @@ use std::fs;
 use std::io::Read as _;
 use std::path::Path;
 
+use dicom_core::value::{DataSetSequence, PrimitiveValue};
+use dicom_core::{DataElement, VR};
+use dicom_dictionary_std::tags;
+
 use super::*;
 use crate::fixture::{Root, checkout};
 use crate::prepare::table::{Pair, PairTable};
@@ -38,11 +42,7 @@ fn series_of(root: &Root, folder: &str, uids: [u8; 2], patient: &str) {
     for entry in fs::read_dir(root.path().join(folder)).unwrap() {
         let path = entry.unwrap().path();
         let mut object = dicom_object::open_file(&path).unwrap();
-        object.put(dicom_core::DataElement::new(
-            dicom_dictionary_std::tags::PATIENT_ID,
-            dicom_core::VR::LO,
-            dicom_core::value::PrimitiveValue::from(patient),
-        ));
+        object.put(DataElement::new(tags::PATIENT_ID, VR::LO, PrimitiveValue::from(patient)));
         object.write_to_file(&path).unwrap();
     }
 }
@@ -236,7 +236,14 @@ fn two_files_of_one_structure_each_are_two_masks_and_a_damaged_one_is_named() {
     mask(&root, "P2", ".rtstruct.dcm", "P2/rs.dcm");
     let bytes = fs::read(root.path().join("P2/rs.dcm")).unwrap();
     fs::write(root.path().join("P2/rs.dcm"), &bytes[..bytes.len() / 3]).unwrap();
+    // a file that names its series twice
+    let mut object = dicom_object::open_file(root.path().join("P1/a.dcm")).unwrap();
+    let mut twice = object.element(tags::REFERENCED_SERIES_SEQUENCE).unwrap().items().unwrap().to_vec();
+    twice.extend(twice.clone());
+    object.put(DataElement::new(tags::REFERENCED_SERIES_SEQUENCE, VR::SQ, DataSetSequence::from(twice)));
+    object.write_to_file(root.path().join("P1/a.dcm")).unwrap();
     let report = scan(root.path(), &ScanOptions::default(), &Silent).unwrap();
+    assert!(report.ambiguous.is_empty(), "{report:?}");
     let [problem] = report.problems.as_slice() else { panic!("{report:?}") };
     assert!(problem.path.ends_with("P2/rs.dcm"), "{problem:?}");
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::super::annotations::is_names_of_classes;
 use super::super::item::{NO_IMAGE, NO_MASK, Skipped};
-use super::super::layouts::{Group, GroupImage, GroupMask, Groups, all_layouts, called, file_name, no_series};
+use super::super::layouts::{Group, GroupImage, GroupMask, Groups, all_layouts, called, file_name};
 use super::super::table::{Pair, PairTable};
 use super::report::{Ambiguous, ScanOptions, ScanReport, kind_of, num_patients};
 use super::tree::{FileKind, Tree, TreeFile};
@@ -106,7 +106,7 @@ impl Found {
         }
         let left = (0..tree.files.len()).filter(|file| free[*file]);
         let reason = |file: usize| match (reasons.get(&file), layout) {
-            _ if tree.files[file].masks.is_some() => no_series(&tree.files[file]).to_owned(),
+            _ if tree.files[file].masks.is_some() => tree.files[file].no_series().to_owned(),
             (Some(reason), _) => reason.clone(),
             (None, _) if tree.files[file].kind == FileKind::Outlines => tree.reason(file).unwrap_or_default(),
             (None, Some(layout)) => format!("its name is none of the layout `{}`", layout.name),

@@ -49,6 +49,14 @@ impl TreeFile {
         self.masks.as_ref().is_some_and(|header| !header.series.is_empty())
     }
 
+    /// Why masks of a series belong to none.
+    pub(in crate::prepare) fn no_series(&self) -> &'static str {
+        if self.names_series() {
+            return "the series that it was drawn on is not in the folder";
+        }
+        "it does not say which series it was drawn on; a table can name both"
+    }
+
     /// The folders of the name, and the file name without its ending.
     pub(in crate::prepare) fn parts(&self) -> (Vec<&str>, &str) {
         let (folders, name) = self.name.rsplit_once('/').unwrap_or(("", &self.name));
