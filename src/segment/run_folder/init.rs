@@ -19,7 +19,8 @@ use std::sync::Arc;
 /// sentence about what was taken and what is new. The class head keeps the classes that the run knows.
 ///
 /// # Errors
-/// [`Error::Weights`] if the folder is no run or incomplete; [`Error::Config`] for settings that contradict the run.
+/// [`crate::Error::Weights`] if the folder is no run or incomplete; [`crate::Error::Config`] for settings that contradict
+/// the run.
 pub fn create(
     run: &Path,
     config: &ModelConfig,
@@ -68,7 +69,7 @@ pub fn create(
 /// Settings that a training takes from the run in the checkpoint folder `folder`: `key=value` as `--set` takes them.
 ///
 /// # Errors
-/// [`Error::Weights`] if the folder is no run; [`Error::Hub`] for the base of a published run.
+/// [`crate::Error::Weights`] if the folder is no run; [`crate::Error::Hub`] for the base of a published run.
 pub fn settings(folder: &Path, build: Build) -> Result<Vec<String>> {
     let trained = setup::described(folder, &RunOverrides::default(), build)?;
     let table = toml::Table::try_from(&trained.model).expect("plain values serialise");
