@@ -16,22 +16,27 @@ pub(super) struct Imaged<'a> {
 
 /// Gives the groups of `imaged`, by their keys, patients.
 pub(super) fn patients(found: &mut Groups, imaged: &BTreeMap<String, Imaged>, tree: &Tree) {
-    let ids: BTreeSet<&Option<Uid>> = imaged.values().map(|of| &of.row.patient).collect();
-    if ids.len() > 1 && !ids.contains(&None) {
+    let ids: BTreeSet<&Uid> = imaged.values().filter_map(|of| of.row.patient.as_ref()).collect();
+    if ids.len() > 1 {
         by_id(found, imaged);
-        return;
+    } else {
+        folder_patients::patients(found, tree);
+        if !ids.is_empty() && imaged.len() > 1 {
+            found.notes.push("all series have one PatientID, which tells no patients apart and is not used".to_owned());
+        }
     }
-    folder_patients::patients(found, tree);
     let mut studies: BTreeMap<Uid, Vec<&String>> = BTreeMap::new();
     for (key, of) in imaged {
         studies.entry(of.row.study().unwrap_or_else(|| of.row.uid())).or_default().push(key);
     }
     // all series of a study are of one patient
     for keys in studies.into_values().filter(|keys| keys.len() > 1) {
-        let name = &imaged[keys[0]].folder.name;
+        let known = keys.iter().find_map(|key| found.groups.get(*key)?.patient.clone());
+        let name = known.unwrap_or_else(|| imaged[keys[0]].folder.name.clone());
         for key in keys {
-            let Some(group) = found.groups.get_mut(key) else { continue };
-            group.patient.get_or_insert_with(|| name.clone());
+            if let Some(group) = found.groups.get_mut(key) {
+                group.patient = Some(name.clone());
+            }
         }
     }
     let num_unknown = found.groups.values().filter(|group| group.patient.is_none()).count();

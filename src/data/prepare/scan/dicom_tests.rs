@@ -195,6 +195,11 @@ fn series_of_one_patient_id_are_one_patient() {
     for path in [table, json, page] {
         assert!(!fs::read_to_string(&path).unwrap().contains("id-7"), "{}", path.display());
     }
+    // one series without an id changes nothing for the others
+    series_of(&root, "x/Cleo/2", [6, 6], "");
+    let report = scan(root.path(), &ScanOptions::default(), &Silent).unwrap();
+    let patients: Vec<_> = report.table.rows.iter().map(|pair| pair.patient.as_deref().unwrap_or("-")).collect();
+    assert_eq!(patients, ["base/Anna", "base/Bert", "base/Anna", "x/Cleo/1", "-"]);
     // the same without ids
     for ((folder, _), number) in all.into_iter().zip(2..) {
         series_of(&root, folder, [number, number], "");
