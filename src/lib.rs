@@ -14,8 +14,10 @@
 //!
 //! # Levels
 //!
-//! A module may use modules of lower levels only (`tests/layering.rs` reads this table and checks it). `base`, `data`,
-//! `hub`, `metrics`, `replay` and `volume` are crates of their own without libtorch: their folders have a `Cargo.toml`.
+//! A module may use modules of lower levels only (`tests/layering.rs` reads this table and checks it). Folders with a
+//! `Cargo.toml` are crates of their own; all of them but `tensor` and `trainer` need no libtorch. `cli`, `serve`, `console`
+//! and `prelude` are in this crate, which the program is made of, and the other modules in `prsmed-engine`
+//! (`src/engine.rs`).
 //!
 //! | level | modules |
 //! |---|---|
@@ -33,34 +35,13 @@
 //! | 1 | `hub` `metrics` `replay` `volume` |
 //! | 0 | `base` |
 
-pub use prsmed_base::{error, event, files, location, panics, setting, shell, units};
-pub use {prsmed_data as data, prsmed_hub as hub, prsmed_metrics as metrics, prsmed_replay as replay};
-
-pub mod tensor;
-
-pub mod nn;
-
-pub mod models;
-pub mod runtime;
-
-pub mod trainer;
-
-pub mod segment;
-
-pub mod front;
+pub use prsmed_engine::{
+    Error, Result, augment, config, data, error, event, files, front, hub, job, location, metrics, models, nn, panics,
+    plan, replay, report, runtime, segment, setting, shell, tensor, trainer, units,
+};
 
 #[cfg(feature = "console")]
 pub mod console;
-
-pub mod augment;
-
-pub mod report;
-
-pub mod plan;
-
-pub mod config;
-
-pub mod job;
 
 #[cfg(feature = "cli")]
 pub mod serve;
@@ -69,10 +50,3 @@ pub mod serve;
 pub mod cli;
 
 pub mod prelude;
-
-pub use error::{Error, Result};
-
-#[cfg(test)]
-#[path = "data/fixture.rs"]
-#[expect(dead_code, reason = "shared with the tests of prsmed-data")]
-mod fixture;

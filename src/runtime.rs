@@ -184,12 +184,12 @@ impl Runtime {
     }
 
     /// Sends a note.
-    pub(crate) fn note(&self, text: impl Into<String>) {
+    pub fn note(&self, text: impl Into<String>) {
         self.observer.on(&Event::Note(text.into()));
     }
 
     /// Runs `work`, and sends a note if it takes more than two seconds.
-    pub(crate) fn with_patience<T>(&self, note: &str, work: impl FnOnce() -> T) -> T {
+    pub fn with_patience<T>(&self, note: &str, work: impl FnOnce() -> T) -> T {
         let observer = Arc::clone(&self.observer);
         let (working, ended) = mpsc::channel::<()>();
         std::thread::scope(|scope| {
@@ -205,7 +205,7 @@ impl Runtime {
     }
 
     /// Sends a warning.
-    pub(crate) fn warn(&self, text: impl Into<String>) {
+    pub fn warn(&self, text: impl Into<String>) {
         self.observer.on(&Event::Warning(text.into()));
     }
 

@@ -6,7 +6,7 @@ import re
 
 from .process import ROOT
 
-SOURCES = {"unit": ("src/**/*.rs",), "training": ("tests/training.rs", "tests/training/*.rs"), "plan": ("tests/plan/**/*.rs",)}
+SOURCES = {"unit": ("src/tensor/**/*.rs",), "training": ("tests/training.rs", "tests/training/*.rs"), "plan": ("tests/plan/**/*.rs",)}
 MARKED = re.compile(r'#\[ignore = "needs CUDA"\]\s*(?:#\[[^\]]*\]\s*)*fn (\w+)')
 
 

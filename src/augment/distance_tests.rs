@@ -22,7 +22,7 @@ fn waves(rows: i64, width: i64, step: f64, scale: f64, shift: f64) -> Tensor {
 
 #[test]
 fn values_of_scipy_and_numpy() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/distances.json");
+    let path = crate::fixture::checkout().join("tests/fixtures/distances.json");
     let fixture: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     let cases = fixture["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 4);

@@ -80,7 +80,7 @@ pub fn word(choice: impl serde::Serialize) -> String {
 
 /// Generation mode of a pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-#[cfg_attr(feature = "cli", derive(clap::ValueEnum), value(rename_all = "snake_case"))]
+#[cfg_attr(feature = "clap", derive(clap::ValueEnum), value(rename_all = "snake_case"))]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
     /// The lesion stays, pixel by pixel; the background is made new. The label is exact.

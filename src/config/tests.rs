@@ -148,7 +148,7 @@ fn files_with_old_names_are_read() {
     use crate::augment::export::Journal;
     use crate::data::classical::Augment;
     use crate::segment::resume;
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names");
+    let folder = crate::fixture::checkout().join("tests/fixtures/old_names");
     let resolve = |name: &str| {
         let sources = Sources { default_preset: "full".into(), file: Some(folder.join(name)), ..Sources::default() };
         sources.resolve().unwrap().config

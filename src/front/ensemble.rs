@@ -53,7 +53,7 @@ mod tests {
     use crate::segment::setup::describe;
 
     fn run() -> Description {
-        describe(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run")).unwrap()
+        describe(&crate::fixture::checkout().join("tests/fixtures/old_names/run")).unwrap()
     }
 
     fn with(class: &str, axis: &str, window: &str) -> Description {

@@ -29,7 +29,7 @@ fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
 
 /// The DICOM files of a zip of the fixtures.
 fn series(name: &str) -> Vec<Vec<u8>> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/volumes").join(name);
+    let path = crate::fixture::checkout().join("tests/fixtures/volumes").join(name);
     let mut archive = zip::ZipArchive::new(Cursor::new(std::fs::read(path).expect("a fixture"))).expect("a zip");
     (0..archive.len())
         .map(|index| {

@@ -153,12 +153,12 @@ impl Model {
     }
 
     /// The questions of the training; `None` for a run that does not know them.
-    pub(crate) fn known_questions(&self) -> Option<&Arc<KnownQuestions>> {
+    pub fn known_questions(&self) -> Option<&Arc<KnownQuestions>> {
         self.loaded.known_questions.as_ref()
     }
 
     /// All runs, the one that answers first.
-    pub(crate) fn runs(&self) -> impl Iterator<Item = &LoadedModel> {
+    pub fn runs(&self) -> impl Iterator<Item = &LoadedModel> {
         std::iter::once(&self.loaded).chain(&self.ensemble)
     }
 

@@ -81,7 +81,7 @@ pub struct Prediction {
 
 impl Prediction {
     /// Masks as they are painted, without an answer. Nothing is known of class and familiarity.
-    pub(crate) fn painted(
+    pub fn painted(
         (masks, classes): (Vec<Vec<f32>>, Vec<f32>),
         size: (u32, u32),
         zones: Zones,
@@ -101,7 +101,8 @@ impl Prediction {
     }
 
     /// With a mask of the same size in place of the first one; its foreground is above 0.
-    pub(crate) fn with_mask(mut self, mask: &GrayImage) -> Self {
+    #[must_use]
+    pub fn with_mask(mut self, mask: &GrayImage) -> Self {
         let probabilities: Vec<f32> = mask.iter().map(|value| if *value > 0 { 1.0 } else { 0.0 }).collect();
         let confidence = Confidence::of(&probabilities, None);
         let given = Painted { probabilities, confidence, is_painted: true, is_given: true, agreement: None };
@@ -111,7 +112,8 @@ impl Prediction {
     }
 
     /// With an answer, whose location is compared with that of the first mask.
-    pub(crate) fn with_answer(mut self, Written { answer, new_tokens }: Written) -> Self {
+    #[must_use]
+    pub fn with_answer(mut self, Written { answer, new_tokens }: Written) -> Self {
         (self.answer, self.new_tokens) = (answer, new_tokens);
         self.positions = self.positions_in(&self.answer);
         self

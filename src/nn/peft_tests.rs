@@ -127,7 +127,7 @@ fn settings_without_effect_may_have_any_value() {
     for value in ["true", "false", "null", r#""gaussian""#, r#""orthogonal""#] {
         valid(&format!(r#"{{"init_lora_weights": {value}}}"#));
     }
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parity");
+    let fixture = crate::fixture::checkout().join("tests/fixtures/parity");
     for name in ["lora", "lora_files/peft"] {
         PeftConfig::open(&fixture.join(name).join("adapter_config.json")).expect("settings that peft wrote");
     }

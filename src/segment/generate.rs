@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn an_answer_ends_at_the_limit_or_when_the_caller_says_so() {
         let _lock = rng::TEST_LOCK.lock();
-        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+        let fixture = crate::fixture::checkout().join("tests/fixtures/old_names/run");
         let sizes = setup::describe(&fixture).unwrap().sizes;
         let options = BuildOptions {
             device: Device::Cpu,
@@ -295,7 +295,7 @@ mod tests {
 
     /// A tiny model with random weights.
     fn tiny() -> LoadedModel {
-        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+        let fixture = crate::fixture::checkout().join("tests/fixtures/old_names/run");
         let description = setup::describe(&fixture).expect("a checkpoint's description");
         let locate = |spec: &str| -> Result<std::path::PathBuf> { Ok(spec.into()) };
         let build = Build { seed: 3, ..Build::new(Device::Cpu, Kind::Float, &locate) };

@@ -191,8 +191,8 @@ fn series(values: &[f64]) -> Tensor {
 
 /// Folder of the reference trace and the real data.
 fn shared() -> PathBuf {
-    let folder = std::env::var_os("PRSMED_SHARED")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
+    let folder =
+        std::env::var_os("PRSMED_SHARED").map_or_else(|| crate::fixture::checkout().join("../shared"), PathBuf::from);
     let trace = folder.join("reference/oracle/expected.safetensors");
     assert!(trace.exists(), "`{}` does not exist (set PRSMED_SHARED)", trace.display());
     folder

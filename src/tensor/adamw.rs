@@ -9,8 +9,8 @@
 
 use super::native::{self, RawAdamw, RawSlot, RawTensor};
 use super::{Device, Kind, META, Tensor, guard, ledger, meta};
-use crate::Result;
-use crate::units::Bytes;
+use prsmed_base::Result;
+use prsmed_base::units::Bytes;
 
 /// Elements that share a scale.
 pub const BLOCK: i64 = 256;
@@ -111,7 +111,7 @@ impl Coded {
     /// Encodes `values` (fp32, CPU) with `map` (CPU).
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] from libtorch.
+    /// [`prsmed_base::Error::Torch`] from libtorch.
     pub fn encode(values: &Tensor, map: &Tensor) -> Result<Self> {
         let codes = Tensor::zeros(values.size(), (Kind::Uint8, Device::Cpu));
         let coded = Self { codes, scales: Tensor::zeros([blocks(values.numel())], (Kind::Float, Device::Cpu)) };
@@ -124,7 +124,7 @@ impl Coded {
     /// Decodes to fp32. All tensors are on the CPU.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] from libtorch.
+    /// [`prsmed_base::Error::Torch`] from libtorch.
     pub fn decode(&self, map: &Tensor) -> Result<Tensor> {
         let values = Tensor::empty(self.codes.size(), (Kind::Float, Device::Cpu));
         let [codes, scales, map, x] = [&self.codes, &self.scales, map, &values].map(native::raw);
@@ -278,7 +278,7 @@ impl Step<'_> {
 /// Does one AdamW step on all `slots`.
 ///
 /// # Errors
-/// [`crate::Error::Torch`] if shapes or dtypes differ.
+/// [`prsmed_base::Error::Torch`] if shapes or dtypes differ.
 pub fn step(slots: &[Slot], step: Step) -> Result<()> {
     let raw: Vec<RawSlot> = slots.iter().map(Slot::raw).collect();
     let count = i64::try_from(slots.len()).expect("fewer parameters than 2^63");
@@ -291,7 +291,7 @@ pub fn step(slots: &[Slot], step: Step) -> Result<()> {
 /// device.
 ///
 /// # Errors
-/// [`crate::Error::Torch`] from libtorch.
+/// [`prsmed_base::Error::Torch`] from libtorch.
 pub fn norm(grads: &[Tensor], factor: f64) -> Result<Tensor> {
     let mut raw: Vec<RawTensor> = grads.iter().map(native::raw).collect();
     let count = i64::try_from(raw.len()).expect("fewer parameters than 2^63");
@@ -303,7 +303,7 @@ pub fn norm(grads: &[Tensor], factor: f64) -> Result<Tensor> {
 /// to `clip_norm` (0: no limit). `found_inf` is 1 if the norm is not finite.
 ///
 /// # Errors
-/// [`crate::Error::Torch`] from libtorch.
+/// [`prsmed_base::Error::Torch`] from libtorch.
 pub fn clip_scale(norm: &Tensor, clip_norm: f64) -> Result<Tensor> {
     // SAFETY: a live tensor.
     made(|out| unsafe { native::prsmed_clip_scale(native::raw(norm), clip_norm, out) })
@@ -312,7 +312,7 @@ pub fn clip_scale(norm: &Tensor, clip_norm: f64) -> Result<Tensor> {
 /// Clips `grads` in place by the result of [`clip_scale`].
 ///
 /// # Errors
-/// [`crate::Error::Torch`] from libtorch.
+/// [`prsmed_base::Error::Torch`] from libtorch.
 pub fn scale_gradients(grads: &[Tensor], scale: &Tensor) -> Result<()> {
     let mut raw: Vec<RawTensor> = grads.iter().map(native::raw).collect();
     let count = i64::try_from(raw.len()).expect("fewer parameters than 2^63");

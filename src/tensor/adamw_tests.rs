@@ -1,5 +1,5 @@
 use super::*;
-use crate::tensor::no_grad;
+use crate::no_grad;
 
 const CPU: Device = Device::Cpu;
 

@@ -4,13 +4,13 @@
 //! The CPU needs no copies. **Not yet run on a GPU.**
 
 use super::{Device, Kind, META, Result, Tensor, native};
-use crate::units::Bytes;
+use prsmed_base::units::Bytes;
 use std::ffi::c_void;
 
 /// A copy of a CPU tensor in pinned memory, from which a GPU reads at the full rate of the bus.
 ///
 /// # Errors
-/// [`crate::Error::Torch`] without a GPU, or if the system has no more memory to pin.
+/// [`prsmed_base::Error::Torch`] without a GPU, or if the system has no more memory to pin.
 pub fn pinned(host: &Tensor) -> Result<Tensor> {
     // SAFETY: a live tensor; an owned one is written when no message is returned.
     unsafe { native::made(|out| native::prsmed_pinned_copy(native::raw(host), out)) }
@@ -19,7 +19,7 @@ pub fn pinned(host: &Tensor) -> Result<Tensor> {
 /// Uninitialized pinned memory of `bytes` bytes.
 ///
 /// # Panics
-/// With [`crate::Error::Config`] without a GPU, or if the system has no more memory to pin.
+/// With [`prsmed_base::Error::Config`] without a GPU, or if the system has no more memory to pin.
 pub(super) fn pinned_empty(bytes: i64) -> Tensor {
     // SAFETY: an owned tensor is written when no message is returned.
     let made = unsafe { native::made(|out| native::prsmed_pinned_empty(bytes, out)) };
@@ -27,7 +27,7 @@ pub(super) fn pinned_empty(bytes: i64) -> Tensor {
         let size = Bytes(u64::try_from(bytes).unwrap_or_default());
         let hint = "lower `model.stream_layers`, or free host memory";
         let reason = format!("the system cannot pin {size} more of host memory: {error}");
-        native::raise(crate::Error::config("model.stream_layers", reason, hint))
+        native::raise(prsmed_base::Error::config("model.stream_layers", reason, hint))
     })
 }
 
@@ -300,7 +300,7 @@ impl ReadBack {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::default_device;
+    use crate::default_device;
 
     #[test]
     fn a_bundle_gives_back_its_tensors() {
@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn the_cpu_needs_no_copies() {
-        assert!(AsyncCopy::to(Device::Cpu).is_none() && AsyncCopy::to(crate::tensor::META).is_none());
+        assert!(AsyncCopy::to(Device::Cpu).is_none() && AsyncCopy::to(crate::META).is_none());
     }
 
     #[test]

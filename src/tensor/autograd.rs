@@ -8,7 +8,7 @@
 
 use super::native::{self, RawTensor, result};
 use super::{Tensor, guard};
-use crate::Result;
+use prsmed_base::Result;
 use std::ffi::{CString, c_char, c_void};
 
 /// On a GPU libtorch runs and drops it on a thread of its own, possibly after `backward` has returned.
@@ -119,7 +119,7 @@ struct Hooks<'a> {
     params: &'a [Tensor],
     work: Box<dyn FnMut(usize) -> Result<()> + 'a>,
     /// The first error of `work`. libtorch would keep only its text.
-    failure: Option<crate::Error>,
+    failure: Option<prsmed_base::Error>,
 }
 
 extern "C" fn run_hook(data: *mut c_void, index: i64) -> *mut c_char {
@@ -179,7 +179,7 @@ extern "C" fn drop_closure(data: *mut c_void) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::{Device, Kind, Shared, rng};
+    use crate::{Device, Kind, Shared, rng};
 
     fn gradients(checkpointed: bool) -> (Tensor, Tensor, Tensor) {
         let _lock = rng::TEST_LOCK.lock();
@@ -250,7 +250,7 @@ mod tests {
         let ours = run(&|| linear_cross_entropy(&rows, &weight, &labels, chunk));
         let theirs = run(&|| {
             let logits = rows.linear(&weight.to_kind(kind), None::<&Tensor>).to_kind(Kind::Float);
-            logits.cross_entropy_loss(&labels, None::<&Tensor>, crate::tensor::Reduction::Sum, -100, 0.0)
+            logits.cross_entropy_loss(&labels, None::<&Tensor>, crate::Reduction::Sum, -100, 0.0)
         });
         [ours, theirs]
     }
@@ -306,6 +306,6 @@ mod tests {
             Ok(checkpoint(&[&xs], |i| i[0].matmul(&i[0])))
         })
         .unwrap_err();
-        assert!(matches!(error, crate::Error::Shape { .. }), "{error:?}");
+        assert!(matches!(error, prsmed_base::Error::Shape { .. }), "{error:?}");
     }
 }

@@ -4,7 +4,7 @@
 //! Every rank of a group must call the same operations in the same order. **NCCL has not yet run on a GPU.**
 
 use super::{Device, Tensor, native, no_grad};
-use crate::{Error, Result};
+use prsmed_base::{Error, Result};
 use std::ffi::{CString, c_void};
 use std::net::TcpListener;
 use std::os::fd::IntoRawFd;
@@ -435,7 +435,7 @@ fn text(text: &str) -> Result<CString> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::Kind;
+    use crate::Kind;
     use std::process::{Command, Stdio};
 
     const SHORT: Duration = Duration::from_secs(20);
@@ -529,7 +529,7 @@ mod tests {
     #[test]
     #[ignore = "needs CUDA"]
     fn one_rank_of_nccl_keeps_its_values() {
-        let device = crate::tensor::default_device();
+        let device = crate::default_device();
         let address = StoreAddress { host: "127.0.0.1".into(), port: free_port(), prefix: "test".into() };
         let store = open(&address, true);
         let group = Group::open(&store, "gpu", &Backend::Nccl, (0, 1), SHORT).unwrap();

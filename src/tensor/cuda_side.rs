@@ -150,7 +150,7 @@ pub fn gpu_code() -> Vec<GpuCode> {
 }
 
 /// The GPUs of libtorch's description of its build (`...,code=sm_75;...`).
-pub(crate) fn gpu_code_of(text: &str) -> Vec<GpuCode> {
+pub fn gpu_code_of(text: &str) -> Vec<GpuCode> {
     let code = |target: &str| {
         let (kind, number) = match target.strip_prefix("sm_") {
             Some(number) => (CodeKind::Machine, number),

@@ -5,7 +5,7 @@ use super::Tensor;
 /// The sizes of `xs`, which must have exactly `N` dimensions.
 ///
 /// # Panics
-/// When the rank differs; [`super::guard`] turns that into [`crate::Error::Shape`].
+/// When the rank differs; [`super::guard`] turns that into [`prsmed_base::Error::Shape`].
 pub fn dims<const N: usize>(xs: &Tensor) -> [i64; N] {
     let size = xs.size();
     let dims = <[i64; N]>::try_from(size.as_slice());

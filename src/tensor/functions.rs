@@ -226,9 +226,9 @@ pub fn packed_bias(blocks: &Tensor, kind: Kind) -> Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::Shared;
-    use crate::tensor::autograd::checkpoint;
-    use crate::tensor::{Device, no_grad, rng};
+    use crate::Shared;
+    use crate::autograd::checkpoint;
+    use crate::{Device, no_grad, rng};
 
     const FP64: Kind = Kind::Double;
 
@@ -454,7 +454,7 @@ mod tests {
     fn grouped_attention_on_a_gpu_equals_its_definition() {
         let _lock = rng::TEST_LOCK.lock();
         rng::seed(6);
-        crate::tensor::use_flash_attention();
+        crate::use_flash_attention();
         let gpu = Device::Cuda(0);
         for (kind, tolerance) in [(Kind::Float, 1e-4), (Kind::BFloat16, 2e-2)] {
             let leaves = [8, 2, 2].map(|heads| leaf(&[2, 37, heads, 64], kind).to_device(gpu).detach());
@@ -559,7 +559,7 @@ mod tests {
     fn segments_on_a_gpu_equal_one_call_with_a_mask() {
         let _lock = rng::TEST_LOCK.lock();
         rng::seed(8);
-        crate::tensor::use_flash_attention();
+        crate::use_flash_attention();
         for (kind, d) in [(Kind::BFloat16, 16), (Kind::BFloat16, 128), (Kind::Half, 64)] {
             assert!(Segments::supported(&Tensor::zeros([2, 40, 6 * d], (kind, Device::Cuda(0))), 6, 2), "{kind:?}");
             segments_against_a_mask(kind, 2e-2, d, Device::Cuda(0));

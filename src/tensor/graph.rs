@@ -6,7 +6,7 @@
 
 use super::native::{self, RawTensor};
 use super::{Device, Kind, Tensor, guard, memory, rng};
-use crate::{Error, Result};
+use prsmed_base::{Error, Result};
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::rc::{Rc, Weak};
@@ -169,7 +169,7 @@ fn gpu(device: Device) -> Result<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::autograd::set_grad;
+    use crate::autograd::set_grad;
 
     #[test]
     fn a_machine_without_a_gpu_gives_an_error() {
@@ -248,8 +248,8 @@ mod tests {
         let input = Tensor::randn([32, 64], (Kind::Float, device));
         let grad = weight.zeros_like();
         let work = || {
-            let inner = crate::tensor::Shared::new(weight.shallow_clone());
-            let ys = crate::tensor::autograd::checkpoint(&[&input], move |xs| xs[0].matmul(&inner).dropout(0.5, true));
+            let inner = crate::Shared::new(weight.shallow_clone());
+            let ys = crate::autograd::checkpoint(&[&input], move |xs| xs[0].matmul(&inner).dropout(0.5, true));
             let loss = ys.square().mean(Kind::Float);
             loss.backward();
             Ok(loss.detach())
@@ -307,8 +307,8 @@ mod tests {
         let pool = GraphPool::new(device).unwrap();
         let xs = Tensor::ones([64 << 20], (Kind::Uint8, device));
         let reserved = || {
-            crate::tensor::memory::release_cache(device).unwrap();
-            crate::tensor::memory::read(device).unwrap().reserved.0
+            crate::memory::release_cache(device).unwrap();
+            crate::memory::read(device).unwrap().reserved.0
         };
         let before = reserved();
         for round in 0..3 {

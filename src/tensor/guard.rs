@@ -4,7 +4,7 @@
 //! has returned, so unwinding is sound. libtorch reports failures as text: this module recognises out-of-memory and
 //! shape errors by that text.
 
-use crate::{Error, Result};
+use prsmed_base::{Error, Result};
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -97,7 +97,7 @@ fn mute_guarded_panics() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::{Device, Kind, Tensor};
+    use crate::{Device, Kind, Tensor};
 
     #[test]
     fn a_shape_mismatch_gives_a_shape_error() {
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_failed_allocation_gives_an_out_of_memory_error() {
-        let _lock = crate::tensor::ledger::TEST_LOCK.lock();
+        let _lock = crate::ledger::TEST_LOCK.lock();
         let error = guard(|| Ok(Tensor::zeros([1 << 40, 1 << 10], (Kind::Float, Device::Cpu)))).unwrap_err();
         assert!(matches!(error, Error::OutOfMemory { .. }), "{error:?}");
         assert!(error.hint().contains("micro_batch"));

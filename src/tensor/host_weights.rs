@@ -17,8 +17,8 @@
 use super::async_copy::{AsyncCopy, BlockPart, pinned_empty};
 use super::collective::{Peers, Pending};
 use super::{Device, Kind, META, Tensor, ledger, meta, native, no_grad};
-use crate::Result;
-use crate::units::Bytes;
+use prsmed_base::Result;
+use prsmed_base::units::Bytes;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -124,7 +124,7 @@ impl HostWeights {
     /// The layers were made for as many ranks ([`HostWeights::of`]).
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] if another rank does not answer.
+    /// [`prsmed_base::Error::Torch`] if another rank does not answer.
     pub fn divided(&self, peers: &Peers, on_host: usize, keeps_whole: bool) -> Result<Self> {
         let keeps_whole = keeps_whole && peers.rank == 0;
         let divide = |(i, layer): (usize, &Layer)| layer.divided(peers, self.device, i < on_host, keeps_whole);
@@ -384,7 +384,7 @@ mod tests {
     #[test]
     #[ignore = "needs CUDA"]
     fn a_gpu_computes_with_the_values_of_the_host() {
-        let device = crate::tensor::default_device();
+        let device = crate::default_device();
         // copies of 64 MiB take longer than the kernels that read them
         let host = |layer: i64| vec![Tensor::full([1 << 24], layer, (Kind::Float, Device::Cpu))];
         let weights = HostWeights::new((0..8).map(host).collect(), device, true, 1);

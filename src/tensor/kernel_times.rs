@@ -1,7 +1,7 @@
 //! Time of each kernel of a GPU, or of each operator of the CPU, by libtorch's profiler.
 
 use super::{Device, native};
-use crate::Result;
+use prsmed_base::Result;
 
 /// Time of the calls of one kernel (on the CPU: of one operator, without those that it calls).
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
@@ -17,7 +17,7 @@ pub struct KernelTime {
 /// The kernels that `work` runs on `device`, the longest first.
 ///
 /// # Errors
-/// Those of `work`; [`crate::Error::Torch`] if the profiler does not start.
+/// Those of `work`; [`prsmed_base::Error::Torch`] if the profiler does not start.
 pub fn measure(device: Device, work: impl FnOnce() -> Result<()>) -> Result<Vec<KernelTime>> {
     let on_gpu = matches!(device, Device::Cuda(_));
     // SAFETY: starts libtorch's profiler on this thread.
@@ -41,8 +41,8 @@ fn line(line: &str) -> Option<KernelTime> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Error;
-    use crate::tensor::{Kind, Tensor};
+    use crate::{Kind, Tensor};
+    use prsmed_base::Error;
 
     #[test]
     fn operators_are_counted_with_their_own_time() {

@@ -10,8 +10,8 @@
 use super::adamw::Maps;
 use super::native::{self, RawTensor};
 use super::{Device, Kind, Tensor, guard, memory, rng};
-use crate::units::Bytes;
-use crate::{Error, Result};
+use prsmed_base::units::Bytes;
+use prsmed_base::{Error, Result};
 use std::ffi::CString;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};

@@ -1,7 +1,7 @@
 use super::*;
-use crate::tensor::adamw::{self, Coded, Moments, Rate, Slot, Step};
-use crate::tensor::functions::packed_bias;
-use crate::tensor::rng;
+use crate::adamw::{self, Coded, Moments, Rate, Slot, Step};
+use crate::functions::packed_bias;
+use crate::rng;
 use std::ffi::{CStr, CString, c_void};
 use std::fs::Permissions;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,7 +16,7 @@ struct Emulated;
 
 /// The launcher of `tests/native/kernels_emulated.cpp`. The library is compiled once for a version of its sources.
 static LAUNCHER: LazyLock<usize> = LazyLock::new(|| {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     let native = root.join("src/tensor/native");
     // those of the build: `scripts/sanitize` sets some
     let flags = std::env::var("CXXFLAGS").unwrap_or_default();
@@ -30,7 +30,7 @@ static LAUNCHER: LazyLock<usize> = LazyLock::new(|| {
     }
     let library = Path::new(env!("OUT_DIR")).join(format!("emulated-{:016x}.so", hash.finish()));
     if !library.exists() {
-        let torch = crate::tensor::libtorch_folder().join("../include");
+        let torch = crate::libtorch_folder().join("../include");
         let unfinished = library.with_extension(std::process::id().to_string());
         let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
         command.args(["-std=c++17", "-O2", "-w", "-shared", "-fPIC", "-DNDEBUG", "-D_GLIBCXX_USE_CXX11_ABI=1", "-I"]);
@@ -431,8 +431,8 @@ fn kernels_are_timed() {
 /// A gradient that nothing else can read is rotated in place; one that another tensor gets too stays as it is.
 #[test]
 fn gradients_are_rotated_without_a_copy_unless_others_read_them() {
-    use crate::tensor::functions::rotate;
-    use crate::tensor::{META, meta, trace};
+    use crate::functions::rotate;
+    use crate::{META, meta, trace};
     const SHAPE: [i64; 3] = [2, 5, 24];
     let _lock = rng::TEST_LOCK.lock();
     let pass = |device: Device, rotates: bool, shares: bool| {

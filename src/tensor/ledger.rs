@@ -6,7 +6,7 @@
 pub use prsmed_replay::trace::{CATEGORIES, Category};
 
 use super::{Tensor, native};
-use crate::units::Bytes;
+use prsmed_base::units::Bytes;
 use std::sync::Once;
 
 /// Bytes of tensors at one moment.
@@ -232,5 +232,5 @@ pub fn clear_failure() {
 }
 
 /// Tests that read windows, failures or large changes of the ledger hold this lock, because a process has one ledger.
-#[cfg(test)]
-pub(crate) static TEST_LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
+#[doc(hidden)]
+pub static TEST_LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());

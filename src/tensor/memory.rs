@@ -4,9 +4,9 @@
 
 use super::native::{self, RawDeviceMemory};
 use super::{Device, ledger};
-use crate::units::Bytes;
-use crate::{Error, Result};
 use ledger::{AllocationFailure, CategoryBytes};
+use prsmed_base::units::Bytes;
+use prsmed_base::{Error, Result};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -224,7 +224,7 @@ fn resident(status: &str) -> System {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::{Kind, Tensor};
+    use crate::{Kind, Tensor};
 
     const MIB: u64 = 1 << 20;
 
@@ -251,8 +251,8 @@ mod tests {
         ledger::install();
         clear_failure();
         let asked: i64 = 1 << 50;
-        let error = crate::tensor::guard::guard(|| {
-            let _scope = crate::tensor::module_path::enter("failing");
+        let error = crate::guard::guard(|| {
+            let _scope = crate::module_path::enter("failing");
             let _category = ledger::enter(ledger::Category::Ema);
             let _lives = block(150);
             let _also = block(160);
@@ -269,7 +269,7 @@ mod tests {
         assert!(noted.largest.windows(2).all(|pair| pair[0].bytes >= pair[1].bytes) && noted.largest.len() <= 10);
         let ema = noted.categories.iter().find(|(name, _)| *name == "ema").unwrap().1;
         assert!(ema.0 >= 310 * MIB && noted.allocated >= ema && noted.reserved >= noted.allocated, "{noted:?}");
-        let again = crate::tensor::guard::guard(|| Ok(Tensor::empty([asked + 1], (Kind::Uint8, Device::Cpu))));
+        let again = crate::guard::guard(|| Ok(Tensor::empty([asked + 1], (Kind::Uint8, Device::Cpu))));
         assert!(again.is_err());
         assert_eq!(failure().unwrap().requested, Some(Bytes(1 << 50)), "the first failure is kept");
         clear_failure();

@@ -12,7 +12,7 @@ pub const META: Device = Device::Mps;
 /// Enables [`META`] in this process. Call it and [`super::ledger::install`] before the first meta tensor.
 ///
 /// # Errors
-/// [`crate::Error::Torch`] from libtorch.
+/// [`prsmed_base::Error::Torch`] from libtorch.
 pub fn install() -> Result<()> {
     // SAFETY: registers kernels once; the callee guards against a second time.
     unsafe { native::check(native::prsmed_meta_install()) }

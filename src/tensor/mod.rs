@@ -33,15 +33,15 @@ pub mod threads;
 pub mod trace;
 pub mod weights;
 
-#[cfg(test)]
-pub(crate) use cuda_side::gpu_code_of;
-pub use cuda_side::{CudaSide, GpuCode, built_for_torch, cuda_version, gpu_code, libtorch_folder, libtorch_version};
+pub use cuda_side::{
+    CudaSide, GpuCode, built_for_torch, cuda_version, gpu_code, gpu_code_of, libtorch_folder, libtorch_version,
+};
 pub use dims::dims;
 pub use meta::META;
 pub use shared::Shared;
 pub use tch::{Device, Kind, Reduction, Tensor};
 
-use crate::Result;
+use prsmed_base::Result;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Runs `work` without autograd on this thread. The former setting returns when `work` returns or panics.
@@ -76,7 +76,7 @@ fn has_gpu() -> bool {
 /// Makes GPU number `index` the one of this process and of the current thread.
 ///
 /// # Errors
-/// [`crate::Error::Torch`] if there is no such GPU.
+/// [`prsmed_base::Error::Torch`] if there is no such GPU.
 pub fn set_default_gpu(index: usize) -> Result<()> {
     let number = i32::try_from(index).expect("a few GPUs");
     // SAFETY: a plain number.

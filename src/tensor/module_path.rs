@@ -143,8 +143,8 @@ pub struct FollowGuard {
 /// Follows the backward passes of this thread until the result is dropped. Calls may be nested, also with a trace.
 ///
 /// # Errors
-/// [`crate::Error::Torch`] from libtorch.
-pub fn follow_backward() -> crate::Result<FollowGuard> {
+/// [`prsmed_base::Error::Torch`] from libtorch.
+pub fn follow_backward() -> prsmed_base::Result<FollowGuard> {
     // SAFETY: starts thread-local bookkeeping.
     unsafe { native::check(native::prsmed_module_follow())? };
     Ok(FollowGuard { thread: PhantomData })
@@ -176,8 +176,7 @@ pub fn current() -> String {
 }
 
 /// The id of this thread's module path.
-#[cfg(test)]
-pub(crate) fn current_id() -> ModuleId {
+pub fn current_id() -> ModuleId {
     // SAFETY: reads a thread-local integer.
     ModuleId(unsafe { native::prsmed_module() })
 }
@@ -190,8 +189,8 @@ pub fn path(module: ModuleId) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::autograd::clear_grad;
-    use crate::tensor::{Device, Kind, Tensor, ledger};
+    use crate::autograd::clear_grad;
+    use crate::{Device, Kind, Tensor, ledger};
 
     #[test]
     fn module_paths_nest() {
@@ -241,7 +240,7 @@ mod tests {
             };
             clear_grad(&weight);
             loss.backward();
-            let bytes = crate::units::Bytes(512 * 1024 * 4);
+            let bytes = prsmed_base::units::Bytes(512 * 1024 * 4);
             let blocks = ledger::largest(1000).into_iter().filter(|block| block.bytes == bytes);
             blocks.map(|block| block.module).filter(|module| module == "followed").count()
         };

@@ -1,6 +1,6 @@
 //! Rust declarations of the native layer's C ABI (`native/*.cpp`).
 
-use crate::{Error, Result};
+use prsmed_base::{Error, Result};
 use std::ffi::{CStr, c_char, c_void};
 use tch::{Kind, Tensor};
 

@@ -153,11 +153,12 @@ impl Nf4 {
     }
 
     /// Offset of the scales, part of the matrix but of none of its tensors.
-    pub(crate) fn offset(&self) -> f64 {
+    pub fn offset(&self) -> f64 {
         f64::from_bits(self.offset.load(Ordering::Relaxed))
     }
 
-    pub(crate) fn set_offset(&self, offset: f64) {
+    /// Sets the offset of the scales; see [`Self::offset`].
+    pub fn set_offset(&self, offset: f64) {
         self.offset.store(offset.to_bits(), Ordering::Relaxed);
     }
 

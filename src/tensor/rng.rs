@@ -1,13 +1,15 @@
 //! Random numbers: the only place that seeds libtorch's generator and the crate's own random streams.
 
 use super::{Device, Tensor, native};
-use crate::Result;
+use prsmed_base::Result;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use prsmed_base::rng::stream;
 
 /// Seeds libtorch's generators (dropout, initialisation, sampling).
 pub fn seed(seed: u64) {
-    #[cfg(test)]
     TEST_LOCK.check();
     tch::manual_seed(i64::from_ne_bytes(seed.to_ne_bytes()));
 }
@@ -23,20 +25,20 @@ impl RngState {
     /// Reads the current states. `device` says which GPU's generator is included, if any.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] from libtorch.
+    /// [`prsmed_base::Error::Torch`] from libtorch.
     pub fn take(device: Device) -> Result<Self> {
         let gpu = match device {
             Device::Cuda(index) => Some(i32::try_from(index).expect("a few GPUs")),
             _ => None,
         };
-        let gpu = gpu.map(|index| Ok::<_, crate::Error>((index, generator(index)?))).transpose()?;
+        let gpu = gpu.map(|index| Ok::<_, prsmed_base::Error>((index, generator(index)?))).transpose()?;
         Ok(Self { cpu: generator(CPU)?, gpu })
     }
 
     /// Restores the saved states.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] from libtorch.
+    /// [`prsmed_base::Error::Torch`] from libtorch.
     pub fn restore(&self) -> Result<()> {
         let all = [Some((CPU, &self.cpu)), self.gpu.as_ref().map(|(index, state)| (*index, state))];
         for (index, state) in all.into_iter().flatten() {
@@ -57,39 +59,39 @@ fn generator(index: i32) -> Result<Tensor> {
 }
 
 /// Tests that use libtorch's global generator hold this lock: a test that seeds it or draws from it at the same time
-/// would change their random numbers.
-#[cfg(test)]
-pub(crate) static TEST_LOCK: TestLock = TestLock(std::sync::Mutex::new(()));
+/// would change their random numbers. From the first one on, the process panics where another thread does so.
+#[doc(hidden)]
+pub static TEST_LOCK: TestLock = TestLock { turn: Mutex::new(()), is_used: AtomicBool::new(false) };
 
-#[cfg(test)]
-pub(crate) struct TestLock(std::sync::Mutex<()>);
-
-#[cfg(test)]
-pub(crate) struct TestTurn(
-    #[expect(dead_code, reason = "held until it is dropped")] std::sync::MutexGuard<'static, ()>,
-);
-
-#[cfg(test)]
-thread_local! {
-    static HAS_TURN: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+#[doc(hidden)]
+pub struct TestLock {
+    turn: Mutex<()>,
+    is_used: AtomicBool,
 }
 
-#[cfg(test)]
+#[doc(hidden)]
+pub struct TestTurn(#[expect(dead_code, reason = "held until it is dropped")] MutexGuard<'static, ()>);
+
+thread_local! {
+    static HAS_TURN: Cell<bool> = const { Cell::new(false) };
+}
+
 impl TestLock {
-    pub(crate) fn lock(&'static self) -> TestTurn {
-        let guard = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    /// Waits for the turn of this thread.
+    pub fn lock(&'static self) -> TestTurn {
+        self.is_used.store(true, Ordering::Relaxed);
+        let guard = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         HAS_TURN.set(true);
         TestTurn(guard)
     }
 
-    /// Panics unless this thread holds the lock.
-    #[expect(clippy::unused_self, reason = "reads like `lock`")]
-    pub(crate) fn check(&self) {
-        assert!(HAS_TURN.get(), "a test that uses libtorch's global generator holds `rng::TEST_LOCK`");
+    /// In tests, panics unless this thread holds the lock.
+    pub fn check(&self) {
+        let may_draw = !(cfg!(test) || self.is_used.load(Ordering::Relaxed)) || HAS_TURN.get();
+        assert!(may_draw, "a test that uses libtorch's global generator holds `rng::TEST_LOCK`");
     }
 }
 
-#[cfg(test)]
 impl Drop for TestTurn {
     fn drop(&mut self) {
         HAS_TURN.set(false);
@@ -99,7 +101,7 @@ impl Drop for TestTurn {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::Kind;
+    use crate::Kind;
 
     #[test]
     fn a_restored_state_repeats_the_random_numbers() {

@@ -47,7 +47,7 @@ impl<T> Deref for Shared<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::{Device, Kind, Tensor};
+    use crate::{Device, Kind, Tensor};
 
     #[test]
     fn the_last_owner_may_be_another_thread() {

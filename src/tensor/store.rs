@@ -44,8 +44,7 @@ pub enum Init {
 
 impl Init {
     /// Overwrites `tensor` with these values.
-    pub(crate) fn fill(self, tensor: &mut Tensor) {
-        #[cfg(test)]
+    pub fn fill(self, tensor: &mut Tensor) {
         if !matches!(self, Self::Const(_)) && tensor.device() != super::META {
             super::rng::TEST_LOCK.check();
         }
@@ -176,8 +175,8 @@ impl Mastered {
     /// Gives the model the rounded values of the master.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] from the GPU.
-    pub fn round(&self) -> crate::Result<()> {
+    /// [`prsmed_base::Error::Torch`] from the GPU.
+    pub fn round(&self) -> prsmed_base::Result<()> {
         if is_stand_in(&self.master) {
             return Ok(());
         }
@@ -275,7 +274,6 @@ impl VarPath {
     }
 
     /// The same path, with another role for the tensors below it.
-    #[cfg(test)]
     #[must_use]
     pub fn with_role(&self, role: Role) -> Self {
         Self { role, ..self.clone() }
@@ -424,7 +422,7 @@ mod tests {
 
     #[test]
     fn parameters_have_names_roles_and_initial_values() {
-        let _lock = crate::tensor::rng::TEST_LOCK.lock();
+        let _lock = crate::rng::TEST_LOCK.lock();
         let store = Store::new(StoreOptions { frozen_kind: Kind::BFloat16, ..StoreOptions::cpu() });
         let trained = store.root(Role::Trainable).sub("layers").sub(3).param("weight", &[4, 5], Init::FanIn);
         let frozen = store.root(Role::Frozen).param("bias", &[2], Init::Const(1.0));

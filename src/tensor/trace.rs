@@ -23,8 +23,8 @@ pub struct TraceBuilder {
 /// costs of operators, which doubles the time.
 ///
 /// # Errors
-/// [`crate::Error::Torch`] from libtorch.
-pub fn begin(target: PlanTarget, costs: bool) -> crate::Result<TraceBuilder> {
+/// [`prsmed_base::Error::Torch`] from libtorch.
+pub fn begin(target: PlanTarget, costs: bool) -> prsmed_base::Result<TraceBuilder> {
     // SAFETY: starts thread-local bookkeeping.
     unsafe { native::check(native::prsmed_trace_begin(target == PlanTarget::Cpu, costs))? };
     Ok(TraceBuilder { marks: Vec::new(), thread: PhantomData })
@@ -113,7 +113,7 @@ impl RawCost {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::{Kind, META, Tensor, ledger, meta, module_path};
+    use crate::{Kind, META, Tensor, ledger, meta, module_path};
 
     #[test]
     fn a_small_step_is_traced_with_its_costs_and_modules() {

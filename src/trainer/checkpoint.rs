@@ -6,10 +6,10 @@
 use super::ema::Ema;
 use super::optimizer::AdamW;
 use super::precision::Scaler;
-use crate::tensor::weights::Archive;
-use crate::tensor::weights::Staged;
-use crate::tensor::{Tensor, no_grad};
-use crate::{Error, Result, files};
+use prsmed_base::{Error, Result, files};
+use prsmed_tensor::weights::Archive;
+use prsmed_tensor::weights::Staged;
+use prsmed_tensor::{Tensor, no_grad};
 use std::collections::BTreeMap;
 use std::path::Path;
 

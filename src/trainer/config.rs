@@ -1,10 +1,10 @@
 //! Settings of the training engine (`train.*`).
 
 use super::precision::Precision;
-use crate::setting::settings;
-pub use crate::tensor::kernels::Switch;
-use crate::tensor::{self, kernels};
-use crate::{Error, Result};
+use prsmed_base::setting::settings;
+use prsmed_base::{Error, Result};
+pub use prsmed_tensor::kernels::Switch;
+use prsmed_tensor::{self, kernels};
 use std::fmt;
 
 settings! {
@@ -129,11 +129,11 @@ impl TrainConfig {
     /// Sets what holds for a whole process: custom kernels, the rounding of fp32 and the order of sums on a GPU.
     ///
     /// # Panics
-    /// As [`tensor::allow_tf32`].
+    /// As [`prsmed_tensor::allow_tf32`].
     pub fn prepare_process(&self) {
         kernels::set_mode(self.untimed(self.fused_kernels));
-        tensor::allow_tf32(self.tf32);
-        tensor::set_deterministic(self.deterministic);
+        prsmed_tensor::allow_tf32(self.tf32);
+        prsmed_tensor::set_deterministic(self.deterministic);
     }
 
     /// `auto` takes what was faster in a few steps, and that can differ from run to run.

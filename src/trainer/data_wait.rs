@@ -1,6 +1,6 @@
 //! Measures how long steps wait for their data, and warns once when it is too long.
 
-use crate::event::StepReport;
+use prsmed_base::event::StepReport;
 use std::collections::VecDeque;
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Exponential moving average of the trained weights, used for validation and `best/`.
 
 use super::Parameter;
-use crate::tensor::{Tensor, ledger, module_path, no_grad};
+use prsmed_tensor::{Tensor, ledger, module_path, no_grad};
 
 /// The average, in the order of the parameters.
 #[derive(Debug)]

@@ -25,5 +25,5 @@ pub(super) fn plain() -> TrainConfig {
 
 thread_local! {
     /// Makes the engine launch steps before it reads those before, as on a GPU.
-    pub(crate) static RUN_AHEAD: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    pub static RUN_AHEAD: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }

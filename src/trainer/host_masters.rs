@@ -9,13 +9,13 @@
 //! a GPU.**
 
 use super::{OptimizerKind, TrainConfig};
-use crate::Result;
-use crate::tensor::async_copy::Fetch;
-use crate::tensor::autograd::{clear_grad, set_grad, with_gradient_hooks};
-use crate::tensor::host_weights::is_stand_in;
-use crate::tensor::store::Mastered;
-use crate::tensor::{Device, Kind, Tensor, adamw, ledger, module_path, no_grad};
-use crate::units::Bytes;
+use prsmed_base::Result;
+use prsmed_base::units::Bytes;
+use prsmed_tensor::async_copy::Fetch;
+use prsmed_tensor::autograd::{clear_grad, set_grad, with_gradient_hooks};
+use prsmed_tensor::host_weights::is_stand_in;
+use prsmed_tensor::store::Mastered;
+use prsmed_tensor::{Device, Kind, Tensor, adamw, ledger, module_path, no_grad};
 use std::collections::VecDeque;
 
 /// Gradients that may be on their way to the host at the same time.
@@ -85,7 +85,7 @@ impl HostMasters {
     /// Gives the device the rounded values of the masters.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] from the GPU.
+    /// [`prsmed_base::Error::Torch`] from the GPU.
     pub fn round(&self) -> Result<()> {
         let _module = module_path::enter("masters");
         self.0.iter().try_for_each(Mastered::round)

@@ -1,6 +1,6 @@
 //! Trained tensors, batch sizes and losses.
 
-use crate::tensor::Tensor;
+use prsmed_tensor::Tensor;
 
 /// A trained tensor: fp32, requires a gradient.
 #[derive(Debug)]

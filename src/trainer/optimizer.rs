@@ -10,11 +10,11 @@
 
 use super::graph::backend::Numbers;
 use super::{OptimizerKind, Parameter, TrainConfig};
-use crate::tensor::adamw::{self, Coded, Maps, Moments, Rate, Slot, Step};
-use crate::tensor::autograd::{clear_grad, with_gradient_hooks};
-use crate::tensor::{Device, Kind, META, Tensor, kind_bytes, ledger, meta, module_path};
-use crate::units::Bytes;
-use crate::{Error, Result};
+use prsmed_base::units::Bytes;
+use prsmed_base::{Error, Result};
+use prsmed_tensor::adamw::{self, Coded, Maps, Moments, Rate, Slot, Step};
+use prsmed_tensor::autograd::{clear_grad, with_gradient_hooks};
+use prsmed_tensor::{Device, Kind, META, Tensor, kind_bytes, ledger, meta, module_path};
 
 #[derive(Debug)]
 struct State {
@@ -232,7 +232,7 @@ impl AdamW {
         let on_device = if norms.is_empty() {
             scalar(Kind::Float, self.device())
         } else {
-            crate::tensor::no_grad(|| Tensor::stack(&norms, 0).norm())
+            prsmed_tensor::no_grad(|| Tensor::stack(&norms, 0).norm())
         };
         let clip = adamw::clip_scale(&on_device, 0.0)?;
         Ok((outcome, Gradients { on_device, clip }))
@@ -244,7 +244,7 @@ impl AdamW {
         let grad = self.params[index].tensor.grad();
         ledger::recategorize(&grad, ledger::Category::Gradients);
         self.prepare(index);
-        let norm = crate::tensor::no_grad(|| grad.norm());
+        let norm = prsmed_tensor::no_grad(|| grad.norm());
         let clip = adamw::clip_scale(&norm, 0.0)?;
         self.partially_updated = true;
         self.apply(&[(index, grad)], Rate::Number(learning_rate), &clip.select(0, 1))?;
@@ -431,7 +431,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trainer::fixture::plain;
+    use crate::fixture::plain;
 
     #[test]
     fn weights_are_partially_updated_after_a_step_that_fails() {

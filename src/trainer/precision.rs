@@ -2,7 +2,7 @@
 //!
 //! Trained weights are stored in fp32 in every mode; frozen weights and the arithmetic are in the chosen dtype.
 
-use crate::tensor::{Kind, Tensor};
+use prsmed_tensor::{Kind, Tensor};
 
 /// Dtype of frozen weights and arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

@@ -1,7 +1,7 @@
 //! Memory profile of a run: peaks of phases.
 //!
 //! Peaks have the phases and categories of the planner, so that they can be compared with a plan. Numbers are those of
-//! [`crate::tensor::memory`]. A profiler affects neither results nor the overall peak of the ledger.
+//! [`prsmed_tensor::memory`]. A profiler affects neither results nor the overall peak of the ledger.
 
 mod components;
 mod hooks;
@@ -11,11 +11,11 @@ pub use components::ModelPart;
 pub(super) use hooks::Hooks;
 
 use super::records::log_file::LogFile;
-use crate::tensor::ledger::CategoryBytes;
-use crate::tensor::memory::{self, MemoryReading, System};
-use crate::tensor::{Device, ledger};
-use crate::units::Bytes;
-use crate::{Error, Result, files};
+use prsmed_base::units::Bytes;
+use prsmed_base::{Error, Result, files};
+use prsmed_tensor::ledger::CategoryBytes;
+use prsmed_tensor::memory::{self, MemoryReading, System};
+use prsmed_tensor::{Device, ledger};
 use std::path::{Path, PathBuf};
 
 /// Name of the profile in a run folder.

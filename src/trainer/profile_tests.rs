@@ -1,10 +1,10 @@
 use super::*;
-use crate::event::{Event, Observer};
-use crate::tensor::weights::Staged;
-use crate::tensor::{Kind, Tensor, module_path, rng};
-use crate::trainer::fixture::plain;
-use crate::trainer::run::Session;
-use crate::trainer::{BatchSize, Batches, Loss, Parameter, Ranks, Shard, Task, TrainConfig, Validation, run};
+use crate::fixture::plain;
+use crate::run::Session;
+use crate::{BatchSize, Batches, Loss, Parameter, Ranks, Shard, Task, TrainConfig, Validation, run};
+use prsmed_base::event::{Event, Observer};
+use prsmed_tensor::weights::Staged;
+use prsmed_tensor::{Kind, Tensor, module_path, rng};
 use serde_json::Value;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -193,7 +193,7 @@ fn an_out_of_memory_error_lists_live_memory() {
     let _lock = ledger::TEST_LOCK.lock();
     memory::clear_failure();
     let (outcome, _, _) = trained(&Toy::new(1 << 30), 1, Some(1));
-    assert!(matches!(outcome, Err(crate::Error::OutOfMemory { .. })), "{outcome:?}");
+    assert!(matches!(outcome, Err(prsmed_base::Error::OutOfMemory { .. })), "{outcome:?}");
     let failure = memory::failure().unwrap();
     assert_eq!((failure.requested, failure.module.as_str()), (Some(Bytes(1 << 50)), "toy"));
     assert!(failure.largest.iter().any(|block| block.bytes.0 == 60 * MIB && block.module == "toy"), "{failure:?}");

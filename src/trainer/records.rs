@@ -10,12 +10,12 @@ use serde_json::{Map, Value, json};
 
 pub use event_file::EventFile;
 
-use crate::error::{Error, Result};
-use crate::event::StepReport;
-use crate::files;
-use crate::trainer::ValidationPicture;
+use crate::ValidationPicture;
 use image::ImageFormat;
 use log_file::LogFile;
+use prsmed_base::error::{Error, Result};
+use prsmed_base::event::StepReport;
+use prsmed_base::files;
 
 /// Name of the JSON lines file in a run folder.
 pub const METRICS_FILE: &str = "metrics.jsonl";

@@ -5,8 +5,8 @@
 //! (`model.batch_norm=batch`) keep what the failed attempt added; their results depend on the micro-batch anyway.
 
 use super::TrainConfig;
-use crate::tensor::{Device, memory};
-use crate::{Error, Result};
+use prsmed_base::{Error, Result};
+use prsmed_tensor::{Device, memory};
 use std::cell::Cell;
 
 /// Number of samples per micro-batch: the configured number until memory runs out.
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn the_number_of_samples_is_halved_down_to_one() {
-        let _lock = crate::tensor::ledger::TEST_LOCK.lock();
+        let _lock = prsmed_tensor::ledger::TEST_LOCK.lock();
         memory::clear_failure();
         let fitting = Fitting::new(5);
         assert_eq!((fitting.most(), fitting.reduced()), (5, None));
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn the_module_and_the_request_of_a_failure_are_named() {
-        use crate::tensor::{Kind, Tensor, guard, ledger, module_path};
+        use prsmed_tensor::{Kind, Tensor, guard, ledger, module_path};
         let _lock = ledger::TEST_LOCK.lock();
         ledger::install();
         for (module, named) in [(Some("llm.layers"), " in `llm.layers`"), (None, "")] {

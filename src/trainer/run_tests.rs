@@ -1,9 +1,9 @@
 use super::*;
-use crate::tensor::ledger;
-use crate::tensor::weights::Staged;
-use crate::tensor::{Device, Kind, Tensor, rng};
-use crate::trainer::fixture::{RUN_AHEAD, plain};
-use crate::trainer::{BatchSize, Batches, Loss, Parameter, Shard};
+use crate::fixture::{RUN_AHEAD, plain};
+use crate::{BatchSize, Batches, Loss, Parameter, Shard};
+use prsmed_tensor::ledger;
+use prsmed_tensor::weights::Staged;
+use prsmed_tensor::{Device, Kind, Tensor, rng};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -285,7 +285,7 @@ fn memory_that_runs_out_halves_the_micro_batch_for_good() {
             settings: "",
             resume: false,
             profile: None,
-            observer: &crate::event::Silent,
+            observer: &prsmed_base::event::Silent,
             interrupt: &AtomicBool::new(false),
             has_room_for_graphs: false,
             ranks: Ranks::default(),

@@ -2,8 +2,8 @@
 
 use super::Task;
 use super::step::StepResult;
-use crate::tensor::guard;
-use crate::tensor::store::Role;
+use prsmed_tensor::guard;
+use prsmed_tensor::store::Role;
 
 /// Names of samples in a message, at most.
 const MAX_NAMES: usize = 8;

@@ -14,9 +14,9 @@ use super::optimizer::AdamW;
 use super::optimizer::Gradients;
 use super::precision::Scaler;
 use super::{BatchSize, Parameter, Ranks, Task, TrainConfig};
-use crate::Result;
-use crate::tensor::async_copy::ReadBack;
-use crate::tensor::{Device, Kind, Tensor, guard, rng};
+use prsmed_base::Result;
+use prsmed_tensor::async_copy::ReadBack;
+use prsmed_tensor::{Device, Kind, Tensor, guard, rng};
 use rand::RngCore;
 
 /// The part of a step that just ended.
@@ -86,12 +86,15 @@ pub struct Launched {
 pub struct Stepper<'a, T: Task> {
     task: &'a T,
     /// Masters in host memory, which the optimizer then updates.
-    pub(crate) masters: Option<HostMasters>,
+    pub masters: Option<HostMasters>,
     /// The optimizer and its state.
     pub optimizer: AdamW,
-    pub(crate) ema: Option<Ema>,
-    pub(crate) scaler: Scaler,
-    pub(crate) graphs: Graphs<'a>,
+    /// The moving average of the weights, if one is kept.
+    pub(super) ema: Option<Ema>,
+    /// The factor of the losses in fp16.
+    pub scaler: Scaler,
+    /// The captured passes.
+    pub graphs: Graphs<'a>,
     step_in_backward: bool,
     seed: u64,
     pub(super) ranks: Ranks<'a>,
@@ -141,7 +144,7 @@ impl<'a, T: Task> Stepper<'a, T> {
     /// them must call it, and the main one gets everything.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] if another process does not answer.
+    /// [`prsmed_base::Error::Torch`] if another process does not answer.
     pub fn state(&self) -> Result<Vec<(String, Tensor)>> {
         let mut state = self.optimizer.state();
         if let Some(reducer) = self.reducer.as_ref().filter(|reducer| reducer.is_sharded()) {

@@ -1,11 +1,11 @@
 use super::*;
-use crate::event::{Event, Observer};
-use crate::tensor::weights::{Archive, Staged};
-use crate::tensor::{Device, Tensor, no_grad, rng};
-use crate::trainer::fixture::plain;
-use crate::trainer::precision::Precision;
-use crate::trainer::{Batches, Loss, Session, Shard, run};
-use crate::{Error, Result};
+use crate::fixture::plain;
+use crate::precision::Precision;
+use crate::{Batches, Loss, Session, Shard, run};
+use prsmed_base::event::{Event, Observer};
+use prsmed_base::{Error, Result};
+use prsmed_tensor::weights::{Archive, Staged};
+use prsmed_tensor::{Device, Tensor, no_grad, rng};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 

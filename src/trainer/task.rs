@@ -3,12 +3,12 @@
 use super::graph::Capturable;
 use super::profile::ModelPart;
 use super::{BatchSize, Loss, Parameter, Ranks, Shard};
-use crate::Result;
-use crate::event::Event;
-use crate::tensor::store::{Mastered, Role, StoreEntry};
-use crate::tensor::weights::Staged;
-use crate::units::Bytes;
 use image::RgbImage;
+use prsmed_base::Result;
+use prsmed_base::event::Event;
+use prsmed_base::units::Bytes;
+use prsmed_tensor::store::{Mastered, Role, StoreEntry};
+use prsmed_tensor::weights::Staged;
 
 /// A validation result.
 #[derive(Debug, Clone, PartialEq)]
@@ -146,20 +146,20 @@ pub trait Task {
     ///
     /// # Errors
     /// As [`Task::loss`].
-    fn validate(&self, _observer: &dyn crate::event::Observer, _ranks: Ranks) -> Result<Option<Validation>> {
+    fn validate(&self, _observer: &dyn prsmed_base::event::Observer, _ranks: Ranks) -> Result<Option<Validation>> {
         Ok(None)
     }
 
     /// Writes weights and everything needed to use them into a checkpoint folder.
     ///
     /// # Errors
-    /// [`crate::Error::Io`].
+    /// [`prsmed_base::Error::Io`].
     fn save(&self, folder: &mut Staged) -> Result<()>;
 
     /// Reads weights back from a checkpoint folder.
     ///
     /// # Errors
-    /// [`crate::Error::Weights`].
+    /// [`prsmed_base::Error::Weights`].
     fn load(&self, folder: &std::path::Path) -> Result<()>;
 }
 

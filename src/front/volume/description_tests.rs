@@ -1,7 +1,6 @@
 use super::*;
 use crate::data::volume::nifti::geometry::Forms;
 use crate::data::volume::{Geometry, Voxels, open_chosen};
-use std::path::Path;
 
 /// Voxels from left to right, posterior to anterior, and inferior to superior.
 const SIZE: [usize; 3] = [12, 9, 6];
@@ -134,7 +133,7 @@ fn without_a_known_orientation_sides_are_those_of_the_image() {
 
 #[test]
 fn files_say_whether_their_orientation_is_known() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/volumes");
+    let folder = crate::fixture::checkout().join("tests/fixtures/volumes");
     for (name, geometry, is_known) in [
         ("ras_i16.nii.gz", None, true),
         ("permuted_f32.nii.gz", None, true),

@@ -154,7 +154,7 @@ mod tests {
 
     /// The error for a description in which the value at `pointer` is replaced.
     fn refused(pointer: &str, value: Value) -> String {
-        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run/model.json");
+        let fixture = crate::fixture::checkout().join("tests/fixtures/old_names/run/model.json");
         let mut description: Value = serde_json::from_slice(&std::fs::read(fixture).unwrap()).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let write = |description: &Value| std::fs::write(folder.path().join(DESCRIPTION), description.to_string());
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn adapters_need_a_rank_and_only_a_random_dense_base_can_be_trained() {
-        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+        let fixture = crate::fixture::checkout().join("tests/fixtures/old_names/run");
         let Description { model, sizes, .. } = describe(&fixture).unwrap();
         assert!(model.train_base && model.base == RANDOM);
         check_adapters(&model, &sizes).unwrap();

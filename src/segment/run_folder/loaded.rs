@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn weights_without_hashes_are_compared_by_their_commits() {
-        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+        let fixture = crate::fixture::checkout().join("tests/fixtures/old_names/run");
         let mut description = describe(&fixture).unwrap();
         let trained = Pinned { repo: "owner/name".into(), commit: "a1".into(), files: BTreeMap::new() };
         description.sources.insert("base".into(), trained);

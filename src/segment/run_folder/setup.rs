@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn another_base_of_a_run_is_followed_or_refused() {
-        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+        let fixture = crate::fixture::checkout().join("tests/fixtures/old_names/run");
         let locate = |spec: &str| -> Result<PathBuf> { Ok(PathBuf::from(spec)) };
         let build = Build::new(Device::Cpu, Kind::Float, &locate);
         let of = |folder: &Path, overrides: &RunOverrides| {
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn another_semantics_of_a_run_changes_its_pixels() {
-        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+        let fixture = crate::fixture::checkout().join("tests/fixtures/old_names/run");
         let locate = |spec: &str| -> Result<PathBuf> { Ok(PathBuf::from(spec)) };
         let pixels = |semantics| {
             let overrides = RunOverrides { semantics: Some(semantics), ..RunOverrides::default() };
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn another_base_or_tower_of_a_run_with_its_own_is_refused() {
-        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+        let fixture = crate::fixture::checkout().join("tests/fixtures/old_names/run");
         let folder = tempfile::tempdir().unwrap();
         std::fs::copy(fixture.join("model.json"), folder.path().join("model.json")).unwrap();
         std::fs::create_dir(folder.path().join("base")).unwrap();

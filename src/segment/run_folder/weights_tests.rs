@@ -94,7 +94,7 @@ fn a_published_run_is_described_by_its_adapter_its_decoder_and_its_base() {
 
 #[test]
 fn a_base_is_written_as_a_mistral_with_its_own_head() {
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+    let fixture = crate::fixture::checkout().join("tests/fixtures/old_names/run");
     let mut description = crate::segment::setup::describe(&fixture).unwrap();
     let config = base_config(&description);
     assert_eq!(config["model_type"], "mistral");
@@ -134,7 +134,7 @@ fn a_class_head_with_another_number_of_classes_than_names_is_an_error() {
 
 #[test]
 fn a_tied_base_has_its_embedding_as_head_with_and_without_a_head_in_its_file() {
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+    let fixture = crate::fixture::checkout().join("tests/fixtures/old_names/run");
     let description = crate::segment::setup::describe(&fixture).unwrap();
     let locate = |spec: &str| -> Result<PathBuf> { Ok(PathBuf::from(spec)) };
     let build = Build::new(Device::Cpu, Kind::Float, &locate);

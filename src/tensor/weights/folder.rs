@@ -1,6 +1,6 @@
 //! Checkpoint folders with SHA-256 sums of their files in `checksums.json`, and single weight files.
 //!
-//! [`crate::files`] writes them, so that a folder or file is complete or the old one is there. [`readable_folder`] finds
+//! [`prsmed_base::files`] writes them, so that a folder or file is complete or the old one is there. [`readable_folder`] finds
 //! the complete one. Only one process at a time may replace a folder. Others may read it meanwhile with
 //! [`read_unchanged`].
 
@@ -15,10 +15,10 @@ use sha2::{Digest, Sha256};
 use tch::Tensor;
 
 use super::stream::{CHUNK, TensorSpec, all as stream, one_by_one};
-use crate::error::{Error, Result};
-use crate::files::{self, NewFile, NewFolder};
+use prsmed_base::error::{Error, Result};
+use prsmed_base::files::{self, NewFile, NewFolder};
 
-pub use crate::files::{CHECKSUMS, sha256, write_bytes};
+pub use prsmed_base::files::{CHECKSUMS, sha256, write_bytes};
 
 /// Most damaged files that a message names.
 const MAX_SHOWN: usize = 20;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::tensor::{Device, Kind};
+use crate::{Device, Kind};
 
 fn names(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> =

@@ -30,10 +30,10 @@ pub use folder::{
 pub use report::{LoadReport, MisShaped};
 pub use stream::TensorSpec;
 
-use crate::error::{Error, Result};
-use crate::files;
-use crate::tensor::nf4::Nf4;
-use crate::tensor::{META, Shared};
+use crate::nf4::Nf4;
+use crate::{META, Shared};
+use prsmed_base::error::{Error, Result};
+use prsmed_base::files;
 
 /// Bytes that are copied before their mapped pages are released.
 const CHUNK: usize = 32 << 20;

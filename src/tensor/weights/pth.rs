@@ -4,7 +4,7 @@
 use super::pickle::{ParseBudget, Pickle, PickleError, TensorRef, Value};
 use super::stored_zip::{self, ZipEntry};
 use super::{StoredTensor, StoredTensors, TensorInfo};
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::Path;

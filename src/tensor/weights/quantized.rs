@@ -2,9 +2,9 @@
 //! in NF4, by this crate or by `transformers` with `bitsandbytes`, are read unchanged.
 
 use super::{Archive, LoadReport, MisShaped, TensorInfo, torch};
-use crate::error::{Error, Result};
-use crate::tensor::nf4::{Nf4, Nf4State, STATE};
-use crate::tensor::{Device, Kind, Shared, Tensor, ledger, no_grad};
+use crate::nf4::{Nf4, Nf4State, STATE};
+use crate::{Device, Kind, Shared, Tensor, ledger, no_grad};
+use prsmed_base::error::{Error, Result};
 
 const HINT: &str = "use weights in bf16, or in bitsandbytes' nf4 with blocks of 64 and u8 storage";
 /// Key of the state of `bitsandbytes`' other 4-bit format.
@@ -48,7 +48,7 @@ impl Archive {
     /// Dequantizes the NF4 matrix `name` to fp32 on the CPU.
     fn read_dequantized(&self, name: &str, state: &Nf4State) -> Result<Tensor> {
         let shape = [state.shape[0], state.shape[1]];
-        let matrix = Nf4::empty(shape, state.scheme() == crate::tensor::nf4::Quantization::Nf4Double, Device::Cpu);
+        let matrix = Nf4::empty(shape, state.scheme() == crate::nf4::Quantization::Nf4Double, Device::Cpu);
         self.read_quantized(name, state, &matrix)?;
         Ok(matrix.dequantize(Kind::Float))
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// Most keys of each kind in a message.
 const MAX_LINES: usize = 100;

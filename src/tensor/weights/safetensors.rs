@@ -8,9 +8,9 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use tch::Kind;
 
 use super::{Archive, StoredTensor, StoredTensors, TensorInfo};
-use crate::error::{Error, Result, quoted};
-use crate::files;
-use crate::units::Bytes;
+use prsmed_base::error::{Error, Result, quoted};
+use prsmed_base::files;
+use prsmed_base::units::Bytes;
 
 const AGAIN: &str = "the file is incomplete: delete it and download or copy it again";
 

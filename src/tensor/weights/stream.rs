@@ -8,8 +8,8 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use super::safetensors::dtype_of;
 use super::torch;
-use crate::error::{Error, Result};
-use crate::tensor::META;
+use crate::META;
+use prsmed_base::error::{Error, Result};
 
 /// Bytes per write to the file and to the checksum.
 pub(super) const CHUNK: usize = 4 << 20;
@@ -28,8 +28,7 @@ pub struct TensorSpec {
 impl TensorSpec {
     /// Size of the tensor in bytes.
     pub fn bytes(&self) -> u64 {
-        self.shape.iter().map(|&d| u64::try_from(d).unwrap_or(0)).product::<u64>()
-            * crate::tensor::kind_bytes(self.kind)
+        self.shape.iter().map(|&d| u64::try_from(d).unwrap_or(0)).product::<u64>() * crate::kind_bytes(self.kind)
     }
 }
 

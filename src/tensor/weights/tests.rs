@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use super::*;
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pth").join(name)
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/fixtures/pth").join(name)
 }
 
 fn shared(name: &str) -> PathBuf {
     let root = std::env::var_os("PRSMED_SHARED")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
+        .map_or_else(|| Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("../shared"), PathBuf::from);
     let path = root.join(name);
     assert!(path.exists(), "`{}` does not exist (set PRSMED_SHARED)", path.display());
     path
@@ -393,7 +393,7 @@ fn shared_data_the_reference_shards_are_read() {
 #[test]
 #[ignore = "needs scripts/setup --checks"]
 fn python_reads_the_written_files() {
-    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
+    let python = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join(".venv/bin/python");
     let temp = tempfile::tempdir().unwrap();
     let file = temp.path().join("x.safetensors");
     let wide = Tensor::from_slice(&[1.5_f32, -2.0, 3.0, 4.0]).view([2, 2]);

@@ -1,7 +1,7 @@
 //! Starts the processes of a job on this machine, as `torchrun` does, and waits for them.
 
 use super::variables::{JOB_KEY, STORE_FD};
-use crate::{Error, Result};
+use prsmed_base::{Error, Result};
 use std::ffi::OsString;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};

@@ -1,7 +1,7 @@
 //! How the processes of a job find each other: the server of the store, and who has not come.
 
-use crate::tensor::collective::{JobStore, StoreAddress};
-use crate::{Error, Result};
+use prsmed_base::{Error, Result};
+use prsmed_tensor::collective::{JobStore, StoreAddress};
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{FromRawFd, RawFd};
@@ -193,7 +193,7 @@ fn addresses_of(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::collective::StoreAddress;
+    use prsmed_tensor::collective::StoreAddress;
     use std::os::fd::IntoRawFd;
 
     fn rendezvous(rank: usize, size: usize, port: u16) -> Rendezvous {

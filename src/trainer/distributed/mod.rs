@@ -24,9 +24,9 @@ pub use world::{Ranks, Shard, World};
 pub(super) use optimizer_state::complete_state;
 
 use super::{Parameter, Switch, TrainConfig};
-use crate::tensor::collective::Pending;
-use crate::tensor::{Kind, no_grad};
-use crate::{Error, Result};
+use prsmed_base::{Error, Result};
+use prsmed_tensor::collective::Pending;
+use prsmed_tensor::{Kind, no_grad};
 
 /// Refuses settings that several processes cannot use.
 ///

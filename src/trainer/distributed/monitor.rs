@@ -5,8 +5,8 @@
 
 use super::Rendezvous;
 use super::meeting::named;
-use crate::Result;
-use crate::tensor::collective::JobStore;
+use prsmed_base::Result;
+use prsmed_tensor::collective::JobStore;
 use std::fmt::{Display, Formatter};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -38,7 +38,7 @@ impl Monitor {
     /// operations with the other ranks may wait for a long time.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] without a connection to the store.
+    /// [`prsmed_base::Error::Torch`] without a connection to the store.
     pub fn start(rendezvous: &Rendezvous, on_failure: impl FnOnce(String) + Send + 'static) -> Result<Self> {
         let open = || JobStore::open(&rendezvous.address, None, rendezvous.timeout, rendezvous.timeout).map(Arc::new);
         let (store, watched) = (open()?, open()?);
@@ -216,7 +216,7 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::collective::StoreAddress;
+    use prsmed_tensor::collective::StoreAddress;
     use std::sync::mpsc::Receiver;
 
     fn job(size: usize) -> (JobStore, Vec<Rendezvous>) {

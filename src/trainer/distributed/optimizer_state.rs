@@ -2,8 +2,8 @@
 //! number of ranks.
 
 use super::Ranks;
-use crate::tensor::{Device, Kind, Tensor};
-use crate::{Error, Result};
+use prsmed_base::{Error, Result};
+use prsmed_tensor::{Device, Kind, Tensor};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ impl Entry {
 ///
 /// # Errors
 /// [`Error::Torch`] if another rank does not answer, or for another dtype than fp32 and u8.
-pub(in crate::trainer) fn complete_state(own: Vec<(String, Tensor)>, ranks: Ranks) -> Result<Vec<(String, Tensor)>> {
+pub(crate) fn complete_state(own: Vec<(String, Tensor)>, ranks: Ranks) -> Result<Vec<(String, Tensor)>> {
     let Some(world) = ranks.world() else { return Ok(own) };
     let describe = |(name, tensor): &(String, Tensor)| Entry {
         name: name.clone(),

@@ -17,11 +17,11 @@
 //! too. The reducer learns the number of parts: if one arrives after its bucket was sent, the step is repeated.
 
 use super::{Ranks, World};
-use crate::tensor::autograd::{clear_grad, set_grad, with_gradient_hooks};
-use crate::tensor::collective::Pending;
-use crate::tensor::{Kind, Tensor, ledger, module_path, no_grad};
-use crate::trainer::Parameter;
-use crate::{Error, Result};
+use crate::Parameter;
+use prsmed_base::{Error, Result};
+use prsmed_tensor::autograd::{clear_grad, set_grad, with_gradient_hooks};
+use prsmed_tensor::collective::Pending;
+use prsmed_tensor::{Kind, Tensor, ledger, module_path, no_grad};
 use std::collections::VecDeque;
 
 /// Number of elements to which the start of a parameter in its bucket is rounded up: 64 bytes.
@@ -45,7 +45,7 @@ struct Bucket {
 
 /// Sums the gradients of a [`World`].
 #[derive(Debug)]
-pub(in crate::trainer) struct Reducer<'a> {
+pub(crate) struct Reducer<'a> {
     world: &'a World,
     stage: u64,
     /// Waits for earlier sums during a pass, so that few buckets are in memory.
@@ -59,7 +59,7 @@ pub(in crate::trainer) struct Reducer<'a> {
     /// Parts of this pass.
     arrived: Vec<u32>,
     /// Whether this rank has computed a gradient of each parameter in the last step.
-    pub(in crate::trainer) used: Vec<bool>,
+    pub(crate) used: Vec<bool>,
     /// First bucket that was not sent in this pass.
     next: usize,
     /// A gradient arrived after its bucket was sent.
@@ -72,7 +72,7 @@ impl<'a> Reducer<'a> {
     /// Buckets of about `bucket_bytes` for `params`. `stage`: see the module. `is_divided`: passes collect weights from other
     /// ranks. Such a pass never waits for a sum: the other rank may start it only after weights that this rank sends
     /// after the wait, for example because it has fewer passes, or other gradients.
-    pub(in crate::trainer) fn new(
+    pub(crate) fn new(
         world: &'a World,
         params: &[Parameter],
         (stage, bucket_bytes): (u64, u64),
@@ -105,12 +105,12 @@ impl<'a> Reducer<'a> {
     }
 
     /// Whether this rank updates each parameter.
-    pub(in crate::trainer) fn owned(&self) -> Vec<bool> {
+    pub(crate) fn owned(&self) -> Vec<bool> {
         self.places.iter().map(|(bucket, _)| self.owns(*bucket)).collect()
     }
 
     /// True if each rank updates only a part of the parameters.
-    pub(in crate::trainer) fn is_sharded(&self) -> bool {
+    pub(crate) fn is_sharded(&self) -> bool {
         self.stage > 0
     }
 
@@ -119,7 +119,7 @@ impl<'a> Reducer<'a> {
     }
 
     /// Begins a step: up to stage 1 gradients are views of the buckets from now on.
-    pub(in crate::trainer) fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         self.drop_buffers();
         (self.passes, self.next, self.is_late) = (0, 0, false);
         self.used.fill(false);
@@ -156,7 +156,7 @@ impl<'a> Reducer<'a> {
     ///
     /// # Errors
     /// Those of `pass`; [`Error::Torch`] if another rank does not answer.
-    pub(in crate::trainer) fn pass<T>(&mut self, is_last: bool, pass: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub(crate) fn pass<T>(&mut self, is_last: bool, pass: impl FnOnce() -> Result<T>) -> Result<T> {
         self.arrived.fill(0);
         self.next = 0;
         let sends = is_last || self.stage == 2;
@@ -177,7 +177,7 @@ impl<'a> Reducer<'a> {
     ///
     /// # Errors
     /// As [`Self::pass`].
-    pub(in crate::trainer) fn join(&mut self, pass: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub(crate) fn join(&mut self, pass: impl FnOnce() -> Result<()>) -> Result<()> {
         pass()?;
         // the others sum the gradients of this pass
         if self.stage == 2 { self.end_pass() } else { Ok(()) }
@@ -269,7 +269,7 @@ impl<'a> Reducer<'a> {
     /// # Errors
     /// The same kind on every rank: [`Error::OutOfMemory`] if a rank ran out of memory, else `failure` or
     /// [`Error::Peer`].
-    pub(in crate::trainer) fn finish(&mut self, failure: Option<Error>, passes: usize) -> Result<bool> {
+    pub(crate) fn finish(&mut self, failure: Option<Error>, passes: usize) -> Result<bool> {
         let passes = if self.stage == 2 { passes } else { 1 };
         // a failed pass has sent a part of its buckets
         while self.passes < passes {
@@ -317,7 +317,7 @@ impl<'a> Reducer<'a> {
     ///
     /// # Errors
     /// [`Error::Torch`] if another rank does not answer.
-    pub(in crate::trainer) fn norm(&self, own: &Tensor) -> Result<Tensor> {
+    pub(crate) fn norm(&self, own: &Tensor) -> Result<Tensor> {
         if !self.is_sharded() {
             return Ok(own.shallow_clone());
         }
@@ -331,7 +331,7 @@ impl<'a> Reducer<'a> {
     ///
     /// # Errors
     /// As [`Self::norm`]. Weights are then partially updated.
-    pub(in crate::trainer) fn share_weights(&mut self) -> Result<()> {
+    pub(crate) fn share_weights(&mut self) -> Result<()> {
         let _module = module_path::enter("reduce");
         for tensor in &self.tensors {
             clear_grad(tensor);

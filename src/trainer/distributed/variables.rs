@@ -1,8 +1,8 @@
 //! Environment variables by which the processes of a job find each other: those of `torchrun` and Slurm, and own ones.
 
 use super::Rendezvous;
-use crate::tensor::collective::StoreAddress;
-use crate::{Error, Result};
+use prsmed_base::{Error, Result};
+use prsmed_tensor::collective::StoreAddress;
 use std::time::Duration;
 
 /// Longest time of a collective operation, as in PyTorch. A failed process is noticed much earlier, see [`super::monitor`].

@@ -1,9 +1,9 @@
 //! The processes of a job, and what they tell each other on the host.
 
 use super::meeting::{self, Rendezvous};
-use crate::tensor::collective::{Backend, Group, JobStore, PeerLinks, Peers, Pending, ReduceOp};
-use crate::tensor::{Device, Kind, Tensor};
-use crate::{Error, Result};
+use prsmed_base::{Error, Result};
+use prsmed_tensor::collective::{Backend, Group, JobStore, PeerLinks, Peers, Pending, ReduceOp};
+use prsmed_tensor::{Device, Kind, Tensor};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::atomic::AtomicBool;
@@ -190,7 +190,7 @@ impl<'a> Ranks<'a> {
     }
 
     /// The world of several processes.
-    pub(crate) fn world(self) -> Option<&'a World> {
+    pub fn world(self) -> Option<&'a World> {
         self.0
     }
 
@@ -205,7 +205,7 @@ impl<'a> Ranks<'a> {
     }
 
     /// In a dry run of several processes, the largest number of micro-batches of a rank in a step.
-    pub(crate) fn planned_passes(self) -> Option<usize> {
+    pub fn planned_passes(self) -> Option<usize> {
         self.0.filter(|world| world.links.is_none()).map(|world| world.planned_passes)
     }
 
@@ -313,10 +313,7 @@ impl<'a> Ranks<'a> {
     ///
     /// # Errors
     /// As [`Self::sum`].
-    pub(in crate::trainer) fn sum_named(
-        self,
-        mut numbers: Vec<(&'static str, f64)>,
-    ) -> Result<Vec<(&'static str, f64)>> {
+    pub(crate) fn sum_named(self, mut numbers: Vec<(&'static str, f64)>) -> Result<Vec<(&'static str, f64)>> {
         if self.control().is_none() {
             return Ok(numbers);
         }

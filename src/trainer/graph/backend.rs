@@ -1,8 +1,8 @@
 //! Backends that capture graphs: a GPU captures kernels; the CPU runs the work again.
 
-use crate::Result;
-use crate::tensor::graph::{self, CudaGraph, GraphPool, SideStream};
-use crate::tensor::{Device, Tensor, guard, memory, no_grad};
+use prsmed_base::Result;
+use prsmed_tensor::graph::{self, CudaGraph, GraphPool, SideStream};
+use prsmed_tensor::{Device, Tensor, guard, memory, no_grad};
 
 /// Named numbers, on the task's device.
 pub type Numbers = Vec<(&'static str, Tensor)>;
@@ -39,7 +39,7 @@ pub trait CapturedGraph {
 /// The backend of `device`.
 ///
 /// # Errors
-/// [`crate::Error::Torch`] of the GPU.
+/// [`prsmed_base::Error::Torch`] of the GPU.
 pub fn of(device: Device) -> Result<Box<dyn GraphBackend>> {
     match device {
         Device::Cuda(_) => guard::guard(|| {

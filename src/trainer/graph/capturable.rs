@@ -1,9 +1,9 @@
 //! A micro-batch whose pass can be captured.
 
-use crate::tensor::{Tensor, kind_bytes, no_grad};
-use crate::trainer::Loss;
-use crate::units::Bytes;
-use crate::{Error, Result};
+use crate::Loss;
+use prsmed_base::units::Bytes;
+use prsmed_base::{Error, Result};
+use prsmed_tensor::{Tensor, kind_bytes, no_grad};
 
 /// Key of a graph: sizes that the kernels of a pass depend on, and everything else that is constant in a graph.
 pub type Bucket = Vec<i64>;

@@ -4,8 +4,8 @@
 //! is therefore replayed once before its results are used.
 
 use super::backend::{CapturedGraph, GraphWork, Numbers};
-use crate::Result;
-use crate::tensor::{Device, Kind, META, Tensor, graph, ledger, no_grad, rng};
+use prsmed_base::Result;
+use prsmed_tensor::{Device, Kind, META, Tensor, graph, ledger, no_grad, rng};
 
 /// Largest relative difference of losses, and of each gradient: only the order of additions may differ, in bf16 too.
 /// Other random numbers make far larger differences.

@@ -1,13 +1,13 @@
 //! Profiler hooks of the training engine. Without profile settings they do nothing.
 
 use super::{ProfileSettings, ProfiledPhase, Profiler};
-use crate::Result;
-use crate::event::{Event, MemoryReport, Observer};
-use crate::tensor::Device;
-use crate::tensor::module_path::{self, FollowGuard};
+use prsmed_base::Result;
+use prsmed_base::event::{Event, MemoryReport, Observer};
+use prsmed_tensor::Device;
+use prsmed_tensor::module_path::{self, FollowGuard};
 
 #[derive(Default)]
-pub(in crate::trainer) struct Hooks<'a>(Option<Running<'a>>);
+pub(crate) struct Hooks<'a>(Option<Running<'a>>);
 
 struct Running<'a> {
     profiler: Profiler,
@@ -19,7 +19,7 @@ struct Running<'a> {
 
 impl<'a> Hooks<'a> {
     /// Starts after the task was built or, if `step` is given, resumed after that many optimizer steps.
-    pub(in crate::trainer) fn start(
+    pub(crate) fn start(
         settings: Option<&ProfileSettings>,
         observer: &'a dyn Observer,
         device: Device,
@@ -38,7 +38,7 @@ impl<'a> Hooks<'a> {
     }
 
     /// Begins a step, after `done` steps.
-    pub(in crate::trainer) fn begin_step(&mut self, done: u64) -> Result<()> {
+    pub(crate) fn begin_step(&mut self, done: u64) -> Result<()> {
         let Some(running) = &mut self.0 else { return Ok(()) };
         running.followed.forget();
         running.profiler.open = None;
@@ -47,17 +47,17 @@ impl<'a> Hooks<'a> {
     }
 
     /// Begins another phase.
-    pub(in crate::trainer) fn begin(&mut self, name: &str) -> Result<()> {
+    pub(crate) fn begin(&mut self, name: &str) -> Result<()> {
         self.0.as_mut().map_or(Ok(()), |running| running.profiler.begin(name))
     }
 
     /// Ends the phase, after `step` steps.
-    pub(in crate::trainer) fn end(&mut self, step: u64) -> Result<Option<ProfiledPhase>> {
+    pub(crate) fn end(&mut self, step: u64) -> Result<Option<ProfiledPhase>> {
         self.0.as_mut().map_or(Ok(None), |running| running.profiler.end(step))
     }
 
     /// Ends the step.
-    pub(in crate::trainer) fn end_step(&mut self, step: u64) -> Result<()> {
+    pub(crate) fn end_step(&mut self, step: u64) -> Result<()> {
         if let (Some(phase), Some(running)) = (self.end(step)?, &self.0) {
             running.observer.on(&Event::Memory(report(&phase)));
         }

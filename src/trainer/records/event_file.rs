@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::log_file::LogFile;
-use crate::error::{Error, Result};
+use prsmed_base::error::{Error, Result};
 
 /// TensorBoard event file. Each call appends one complete record.
 #[derive(Debug)]

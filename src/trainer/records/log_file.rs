@@ -1,7 +1,7 @@
 //! A file to which records are appended. While the disk is full, records wait in memory.
 
-use crate::error::{Error, Result};
-use crate::files;
+use prsmed_base::error::{Error, Result};
+use prsmed_base::files;
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 const MAX_WAITING: usize = 64 << 20;
 
 #[derive(Debug)]
-pub(in crate::trainer) struct LogFile {
+pub(crate) struct LogFile {
     file: File,
     path: PathBuf,
     /// Bytes of complete records in the file.
@@ -23,7 +23,7 @@ impl LogFile {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub(in crate::trainer) fn new(file: File, path: PathBuf) -> Result<Self> {
+    pub(crate) fn new(file: File, path: PathBuf) -> Result<Self> {
         let length = file.metadata().map_err(Error::io(&path, "read"))?.len();
         Ok(Self { file, path, length, waiting: Vec::new() })
     }
@@ -32,7 +32,7 @@ impl LogFile {
     ///
     /// # Errors
     /// [`Error::Io`]; also for a full disk when too many records wait.
-    pub(in crate::trainer) fn append(&mut self, record: &[u8]) -> Result<bool> {
+    pub(crate) fn append(&mut self, record: &[u8]) -> Result<bool> {
         self.waiting.extend_from_slice(record);
         match self.flush() {
             Err(error) if error.is_disk_full() && self.waiting.len() <= MAX_WAITING => Ok(false),
@@ -44,7 +44,7 @@ impl LogFile {
     ///
     /// # Errors
     /// [`Error::Io`]. The file then ends with a complete record.
-    pub(in crate::trainer) fn flush(&mut self) -> Result<()> {
+    pub(crate) fn flush(&mut self) -> Result<()> {
         if self.waiting.is_empty() {
             return Ok(());
         }
@@ -65,7 +65,7 @@ impl LogFile {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub(in crate::trainer) fn sync(&mut self) -> Result<()> {
+    pub(crate) fn sync(&mut self) -> Result<()> {
         self.flush()?;
         files::sync(&self.file).map_err(Error::io(&self.path, "write"))
     }

@@ -1,8 +1,8 @@
 //! The length of a run that is resumed: what fits its checkpoint, and what changes.
 
-use crate::trainer::checkpoint::TrainingProgress;
-use crate::trainer::{TrainConfig, schedule};
-use crate::{Error, Result};
+use crate::checkpoint::TrainingProgress;
+use crate::{TrainConfig, schedule};
+use prsmed_base::{Error, Result};
 use std::path::Path;
 
 /// Refuses to resume a run with another number of steps per epoch.

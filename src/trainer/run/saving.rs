@@ -1,13 +1,13 @@
 //! Checkpoints of a run: when they are due, on a full disk, and after a step that failed.
 
 use super::Engine;
-use crate::event::Event;
-use crate::tensor::weights::Staged;
-use crate::tensor::{Tensor, guard, ledger};
-use crate::trainer::Task;
-use crate::trainer::checkpoint::{self, TrainingProgress};
-use crate::trainer::records::Records;
-use crate::{Error, Result};
+use crate::Task;
+use crate::checkpoint::{self, TrainingProgress};
+use crate::records::Records;
+use prsmed_base::event::Event;
+use prsmed_base::{Error, Result};
+use prsmed_tensor::weights::Staged;
+use prsmed_tensor::{Tensor, guard, ledger};
 use std::path::Path;
 
 impl<T: Task> Engine<'_, T> {
