@@ -163,8 +163,15 @@ pub fn prepare_classes(
     classes.into_iter().map(prepared).collect()
 }
 
-/// Says which of the wanted targets no item shows.
-fn nowhere(wanted: &BTreeSet<String>, items: &[MaskItem]) -> Option<String> {
+/// Says which of the wanted targets no item shows. Of the `known` images that the data root has already, some may show
+/// them.
+fn nowhere(wanted: &BTreeSet<String>, items: &[MaskItem], known: usize) -> Option<String> {
+    if items.iter().all(|item| item.location.is_none()) {
+        return Some("no image shows its target: a model cannot learn its masks from these images".to_owned());
+    }
+    if known > 0 {
+        return None;
+    }
     let shown: BTreeSet<&str> =
         items.iter().filter(|item| item.location.is_some()).map(|item| item.target.as_str()).collect();
     let absent: Vec<String> =
@@ -237,12 +244,7 @@ impl Preparation<'_> {
         report.own_patients = self.find_patients(&mut found)?;
         report.depth = images::depths(&found);
         let items: Vec<MaskItem> = found.items.iter().map(|usable| usable.item.clone()).collect();
-        if items.iter().all(|item| item.location.is_none()) {
-            let note = "no image shows its target: a model cannot learn its masks from these images";
-            report.notes.push(note.to_owned());
-        } else if found.known == 0 {
-            report.notes.extend(nowhere(&wanted, &items));
-        }
+        report.notes.extend(nowhere(&wanted, &items, found.known));
         self.write(items, report, |splits| {
             if found.sources.iter().any(|source| source.volume.is_none()) {
                 images::write(&found, splits, &self)?;
