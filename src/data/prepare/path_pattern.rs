@@ -46,6 +46,14 @@ pub(super) fn filled(pattern: &str, texts: &[String]) -> String {
     texts.iter().fold(pattern.to_owned(), |pattern, text| pattern.replacen('*', text, 1))
 }
 
+/// Why a table cannot hold a path.
+pub(super) const UNNAMEABLE: &str = "a table cannot name it: its name has `|` or `*`, or begins or ends with a blank";
+
+/// True for a path that a table can hold.
+pub(super) fn is_nameable(text: &str) -> bool {
+    !text.contains([BETWEEN, '*']) && text.trim() == text
+}
+
 /// A path as it is written in a table of this folder, with `/` and, where needed, `..`. A path that has no folder in common
 /// with it is absolute. What chooses a part of the file, behind `#`, stays as it is.
 ///
@@ -71,8 +79,8 @@ pub(super) fn relative(path: &Path, folder: &Path) -> Result<String> {
     let refuse = |reason: &str| Error::data(&path, reason, "rename the file");
     let text = written.to_str().ok_or_else(|| refuse("its name is not UTF-8"))?;
     let text = format!("{text}{selected}");
-    if text.contains([BETWEEN, '*']) || text.trim() != text {
-        return Err(refuse("a table cannot name it: its name has `|` or `*`, or begins or ends with a blank"));
+    if !is_nameable(&text) {
+        return Err(refuse(UNNAMEABLE));
     }
     Ok(text)
 }

@@ -754,6 +754,25 @@ fn questions_and_names_of_labels_are_those_of_the_data_set() {
     assert_eq!(of("biomedparse")[1].class.as_deref(), Some("X-Ray"));
 }
 
+/// One name that a table cannot hold must not cost the whole scan.
+#[test]
+fn files_that_a_table_cannot_name_and_empty_files_are_listed_with_their_reasons() {
+    let root =
+        tree(&["images/a.png", "=masks/a.png", "images/b|c.png", "=masks/b|c.png", "images/d*.png", "images/e.dcm<"]);
+    let report = scanned(&root);
+    assert_eq!(pairs(&report).len(), 1, "{:?}", pairs(&report));
+    let reason = |name: &str| {
+        let found = report.unmatched.iter().find(|skip| skip.path.ends_with(name));
+        found.map_or("paired", |skip| skip.reason.as_str())
+    };
+    for name in ["images/b|c.png", "masks/b|c.png", "images/d*.png"] {
+        assert!(reason(name).starts_with("a table cannot name it"), "{name}: {}", reason(name));
+    }
+    assert_eq!(reason("images/e.dcm"), "the file is empty");
+    let out = root.path().join("scan");
+    write_scan(&report, &out).unwrap();
+}
+
 /// Thirty patients as a hospital names them.
 fn messy() -> Root {
     let mut names = Vec::new();

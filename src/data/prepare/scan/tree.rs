@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use super::super::annotations::{AnnotationFile, is_annotation};
 use super::super::item::{IS_A, NOT_AN_IMAGE, NOT_UTF8, Skipped, UNREADABLE, reason_of};
+use super::super::path_pattern::{UNNAMEABLE, is_nameable};
 use crate::annotation::is_flat_image;
 use crate::annotation_file;
 use crate::progress::in_parallel;
@@ -217,17 +218,26 @@ fn entries(folder: &Path, count: &AtomicU64, observer: &dyn Observer) -> Result<
 fn kinds(root: &Path, folder: &Folder) -> (Vec<TreeFile>, Vec<Skipped>) {
     let (mut files, mut others) = (Vec::new(), Vec::new());
     let mut has_images = false;
-    let named = |path: &Path, kind| {
-        let name: Option<Vec<&str>> =
-            path.strip_prefix(root).ok()?.components().map(|part| part.as_os_str().to_str()).collect();
-        Some(TreeFile { path: path.to_owned(), name: name?.join("/"), kind, masks: None })
+    let named = |path: &Path, kind, masks| {
+        let inside = path.strip_prefix(root).unwrap_or(path).components();
+        let parts: Option<Vec<&str>> = inside.map(|part| part.as_os_str().to_str()).collect();
+        let skipped = |reason: String| Skipped { path: path.to_owned(), reason };
+        let name = parts.ok_or_else(|| skipped(NOT_UTF8.into()))?.join("/");
+        // a table has a folder before it
+        if !is_nameable(&format!("/{name}")) {
+            return Err(skipped(format!("{UNNAMEABLE}; rename it")));
+        }
+        Ok(TreeFile { path: path.to_owned(), name, kind, masks })
+    };
+    let mut add = |found| match found {
+        Ok(file) => files.push(file),
+        Err(skipped) => others.push(skipped),
     };
     for path in &folder.files {
         let kind = match kind_of(path) {
             Ok(Some(Found::Dicom)) => match (masks_header(path), is_of_masks(&folder.path)) {
                 (Some(header), _) => {
-                    let file = named(path, FileKind::SeriesMasks);
-                    files.extend(file.map(|file| TreeFile { masks: Some(header), ..file }));
+                    add(named(path, FileKind::SeriesMasks, Some(header)));
                     continue;
                 }
                 (None, true) => FileKind::Volume,
@@ -239,18 +249,15 @@ fn kinds(root: &Path, folder: &Folder) -> (Vec<TreeFile>, Vec<Skipped>) {
             Ok(Some(Found::File(kind))) => kind,
             Ok(None) => continue,
             Err(reason) => {
-                others.push(Skipped { path: path.clone(), reason });
+                add(Err(Skipped { path: path.clone(), reason }));
                 continue;
             }
         };
-        match named(path, kind) {
-            Some(file) => files.push(file),
-            None => others.push(Skipped { path: path.clone(), reason: NOT_UTF8.into() }),
-        }
+        add(named(path, kind, None));
     }
     if has_images {
         let path = if folder.path == root { folder.path.join(".") } else { folder.path.clone() };
-        files.extend(named(&path, FileKind::Series));
+        add(named(&path, FileKind::Series, None));
     }
     (files, others)
 }
@@ -288,10 +295,13 @@ fn kind_of(path: &Path) -> Result<Option<Found>, String> {
             Err(error) => return Err(format!("cannot be read: {error}")),
         }
     }
+    let is_empty = || path.metadata().is_ok_and(|found| found.len() == 0);
     // a YOLO file of an image without objects is empty
-    let is_empty = || ending == "txt" && path.metadata().is_ok_and(|found| found.len() == 0);
-    if is_annotation(path) || is_empty() {
+    if is_annotation(path) || (ending == "txt" && is_empty()) {
         return Ok(Some(Found::File(FileKind::Outlines)));
+    }
+    if is_empty() {
+        return Err("the file is empty".into());
     }
     Err(annotation_file::kind_of(path).map_or(NOT_AN_IMAGE.into(), |kind| format!("{IS_A} {kind}")))
 }
